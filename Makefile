@@ -1,0 +1,46 @@
+# Two commands for a new user: `make demo` and `make test`. Both set themselves up.
+VENV := .venv
+BIN := $(VENV)/bin
+CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3 python
+PYTHON ?= $(shell for p in $(CANDIDATES); do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: demo test check unit bench format clean
+
+demo: $(VENV)/.run-ready
+	@rm -rf runs/demo
+	@$(BIN)/steelyard run examples/capitals.yaml -j 50 --out runs/demo
+
+test: check unit
+
+check: $(VENV)/.dev-ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev-ready
+	$(BIN)/pytest -n 2 --dist worksteal
+
+bench: $(VENV)/.dev-ready
+	$(BIN)/python -m benchmarks
+
+format: $(VENV)/.dev-ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "Steelyard needs Python 3.11 or newer; none of: $(CANDIDATES)"; exit 1; }
+	@echo "setting up $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run-ready: pyproject.toml | $(VENV)/bin/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[speed]'
+	@touch $@
+
+$(VENV)/.dev-ready: pyproject.toml | $(VENV)/bin/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[speed,dev]'
+	@touch $@ $(VENV)/.run-ready

@@ -1,0 +1,111 @@
+"""The seams between the steps: what a target, a scorer, an engine and a unit of work promise each other."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from steelyard.records import EvalCase, InvocationResponse, Job, Record, Score
+
+Identity = Mapping[str, Any]
+"""JSON-able facts that decide a target's or scorer's answers. Keys that start with `~` only warn when they change."""
+
+ScoreResult = Score | list[Score] | None
+Emit = Callable[[Record], None]
+
+
+class Cancellation(Protocol):
+    """What a target or engine may see of a CancellationToken."""
+
+    @property
+    def cancelled(self) -> bool: ...
+
+    @property
+    def reason(self) -> str | None: ...
+
+    async def wait(self) -> str: ...
+
+
+class InvocationContext(msgspec.Struct, kw_only=True):
+    """What a target may know beside the case: which try this is, and a source of randomness that is its own."""
+
+    case_id: str
+    trial: int = 0
+    attempt: int = 1
+    seed: int = 0
+    token: Cancellation | None = None
+
+    @property
+    def rng(self) -> random.Random:
+        """A fresh generator derived from (seed, case id, trial): the same whatever else runs or was skipped."""
+        return derived_rng(self.seed, self.case_id, self.trial)
+
+
+def derived_rng(seed: int, case_id: str, trial: int, *more: Any) -> random.Random:
+    """A generator that depends on these values alone."""
+    material = msgspec.json.encode([seed, case_id.encode("utf-8", "surrogatepass").hex(), trial, *more])
+    return random.Random(int.from_bytes(hashlib.blake2b(material, digest_size=8).digest()))
+
+
+@runtime_checkable
+class Target(Protocol):
+    """What answers a case."""
+
+    @property
+    def model_id(self) -> str | None: ...
+
+    @property
+    def default_parallelism(self) -> int: ...
+
+    def identity(self) -> Identity: ...
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse: ...
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """What weighs a response. None means: does not apply to this case."""
+
+    @property
+    def name(self) -> str: ...
+
+    def identity(self) -> Identity: ...
+
+    def score(self, case: EvalCase, response: InvocationResponse) -> ScoreResult | Awaitable[ScoreResult]: ...
+
+
+class Work(Protocol):
+    """One (case, trial), asked and scored; hands its record to `emit`. What it raises ends the run."""
+
+    async def __call__(self, job: Job, emit: Emit) -> None: ...
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """What an engine is waiting for: how many calls, and the one that has waited longest."""
+
+    count: int
+    oldest_id: str | None
+    oldest_seconds: float
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """What an engine did with the jobs that it took."""
+
+    started: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    peak_in_flight: int = 0
+
+
+class Engine(Protocol):
+    """Runs work over jobs, at most `parallelism` at once, in order of taking."""
+
+    async def run(
+        self, work: Work, jobs: Iterator[Job], emit: Emit, *, parallelism: int, token: Cancellation
+    ) -> Tally: ...
+
+    def in_flight(self) -> InFlight: ...

@@ -1,0 +1,95 @@
+"""What can go wrong, as a tree.
+
+SteelyardError
+├── ConfigurationError        bad option, bad suite; nothing was called            (exit 2)
+│   └── SuiteError            a suite or case file, with its path and line
+├── RunRefused                a run directory that must not be written as asked    (exit 2)
+│   ├── RunFinished           complete already: --force, or --retry-errors
+│   ├── RunLocked             another live process writes there
+│   ├── RunMismatch           another target or seed than the manifest's
+│   └── RunDamaged            an unreadable line in the middle: --salvage
+├── JournalError              the disk failed: what is on it is valid and resumable (exit 3)
+├── BooksError                planned ≠ ok + error + cancelled + not started        (exit 3)
+└── TargetError               a target could not answer; becomes that case's record
+    └── TransientError        ... and asking again may help
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class SteelyardError(Exception):
+    """The root of every error that Steelyard raises on purpose."""
+
+
+class ConfigurationError(SteelyardError, ValueError):
+    """What was asked for cannot be done; raised before anything is called."""
+
+
+class SuiteError(ConfigurationError):
+    """A suite or case file that cannot be used; says where."""
+
+    def __init__(self, message: str, *, path: str | Path | None = None, line: int | None = None) -> None:
+        self.path = None if path is None else str(path)
+        self.line = line
+        where = ":".join(str(part) for part in (self.path, line) if part is not None)
+        super().__init__(f"{where}: {message}" if where else message)
+
+
+class RunRefused(SteelyardError):
+    """A run directory that must not be written in the way that was asked."""
+
+    def __init__(self, message: str, *, path: str | Path) -> None:
+        self.path = Path(path)
+        super().__init__(message)
+
+
+class RunFinished(RunRefused):
+    """The run there is complete; starting over or retrying its errors must be asked for."""
+
+    def __init__(self, message: str, *, path: str | Path, errors: int) -> None:
+        self.errors = errors
+        super().__init__(message, path=path)
+
+
+class RunLocked(RunRefused):
+    """Another live process writes to the run directory."""
+
+    def __init__(self, message: str, *, path: str | Path, pid: int | None, host: str | None) -> None:
+        self.pid = pid
+        self.host = host
+        super().__init__(message, path=path)
+
+
+class RunMismatch(RunRefused):
+    """The run directory belongs to another target or seed."""
+
+    def __init__(self, message: str, *, path: str | Path, differences: list[str]) -> None:
+        self.differences = differences
+        super().__init__(message, path=path)
+
+
+class RunDamaged(RunRefused):
+    """A line in the middle of a journal cannot be read."""
+
+    def __init__(self, message: str, *, path: str | Path, line: int, byte: int) -> None:
+        self.line = line
+        self.byte = byte
+        super().__init__(message, path=path)
+
+
+class JournalError(SteelyardError, OSError):
+    """The disk refused a write; everything before it is intact."""
+
+
+class BooksError(SteelyardError):
+    """The counts of a run do not add up: a bug, never written to disk as a result."""
+
+
+class TargetError(SteelyardError):
+    """A target could not answer a case; its message becomes the case's error record."""
+
+
+class TransientError(TargetError):
+    """A fault that may pass: the call is tried again within its limits."""

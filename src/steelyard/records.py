@@ -1,0 +1,112 @@
+"""The vocabulary that crosses steps: what is asked, what came back, what it scored, what is kept."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+RECORD_VERSION = 1
+
+Status = Literal["ok", "error"]
+
+
+class EvalCase(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One thing to ask, and what a good answer looks like."""
+
+    id: str = ""
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    system_prompt: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    expected: Any = None
+    expected_trajectory: Any = None
+    metadata: dict[str, Any] = {}
+
+
+class Score(msgspec.Struct, omit_defaults=True):
+    """What one scorer said of one response. `value` is None when it could not be scored (`errors` says why)."""
+
+    name: str
+    value: float | None = None
+    passed: bool | None = None
+    reason: str | None = None
+    samples: list[float | None] | None = None
+    mean: float | None = None
+    std_dev: float | None = None
+    errors: list[str] = []
+
+
+class InvocationResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What came back for one case. Times are seconds from the moment the request was sent."""
+
+    id: str = ""
+    response_text: str | None = None
+    input_prompt: str | None = None
+    input_payload: Any = None
+    messages: list[dict[str, Any]] | None = None
+    time_to_first_token: float | None = None
+    time_to_last_token: float | None = None
+    time_per_output_token: float | None = None
+    num_tokens_input: int | None = None
+    num_tokens_output: int | None = None
+    num_tokens_input_cached: int | None = None
+    num_tokens_output_reasoning: int | None = None
+    request_time: datetime | None = None
+    retries: int = 0
+    stop_reason: str | None = None
+    error: str | None = None
+    error_type: str | None = None
+
+
+class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One line of `outputs.jsonl`: which case, how it went, the response's fields flat, its scores.
+
+    Fields without a default are always written, so that a table read from the file has these columns.
+    """
+
+    v: int
+    id: str
+    trial: int
+    index: int
+    status: Status
+    attempts: int
+    elapsed: float
+    case_fp: str
+    scored_by: str
+    run_time: float
+    response_text: str | None
+    time_to_first_token: float | None
+    time_to_last_token: float | None
+    time_per_output_token: float | None
+    num_tokens_input: int | None
+    num_tokens_output: int | None
+    request_time: datetime | None
+    stop_reason: str | None
+    error: str | None
+    input_prompt: str | None = None
+    input_payload: Any = None
+    messages: list[dict[str, Any]] | None = None
+    num_tokens_input_cached: int | None = None
+    num_tokens_output_reasoning: int | None = None
+    retries: int = 0
+    error_type: str | None = None
+    notes: list[str] = []
+    scores: list[Score]
+
+    @property
+    def response(self) -> InvocationResponse:
+        """The response alone, as the target gave it."""
+        return InvocationResponse(**{name: getattr(self, name) for name in InvocationResponse.__struct_fields__})
+
+
+class Job(msgspec.Struct, kw_only=True, gc=False):
+    """One (case, trial) for the engine: to be asked, or, with a stored response, only to be scored."""
+
+    index: int
+    trial: int
+    case: EvalCase
+    case_fp: str
+    scored_by: str
+    stored: Record | None = None
