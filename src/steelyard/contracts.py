@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
 from steelyard.records import EvalCase, InvocationResponse, Job, Record, Score
 
-Identity = Mapping[str, Any]
+Identity: TypeAlias = Mapping[str, Any]
 """JSON-able facts that decide a target's or scorer's answers. Keys that start with `~` only warn when they change."""
 
-ScoreResult = Score | list[Score] | None
-Emit = Callable[[Record], None]
+ScoreResult: TypeAlias = Score | list[Score] | None
+Emit: TypeAlias = Callable[[Record], None]
 
 
 class Cancellation(Protocol):

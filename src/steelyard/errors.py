@@ -8,6 +8,7 @@ SteelyardError
 │   ├── RunLocked             another live process writes there
 │   ├── RunMismatch           another target or seed than the manifest's
 │   └── RunDamaged            an unreadable line in the middle: --salvage
+├── RunCancelled              cancelled before its first call; nothing was asked    (exit 130)
 ├── JournalError              the disk failed: what is on it is valid and resumable (exit 3)
 ├── BooksError                planned ≠ ok + error + cancelled + not started        (exit 3)
 └── TargetError               a target could not answer; becomes that case's record
@@ -16,7 +17,17 @@ SteelyardError
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from pathlib import Path
+
+_LONGEST_MESSAGE = 10_000
+
+
+def suggestion(name: object, known: Collection[str]) -> str:
+    """How an error about an unknown name ends: the nearest known one, else all of them."""
+    near = difflib.get_close_matches(str(name).lower(), list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
 
 
 class SteelyardError(Exception):
@@ -79,6 +90,10 @@ class RunDamaged(RunRefused):
         super().__init__(message, path=path)
 
 
+class RunCancelled(SteelyardError):
+    """The run was cancelled before its first call; nothing was asked and nothing written."""
+
+
 class JournalError(SteelyardError, OSError):
     """The disk refused a write; everything before it is intact."""
 
@@ -93,3 +108,12 @@ class TargetError(SteelyardError):
 
 class TransientError(TargetError):
     """A fault that may pass: the call is tried again within its limits."""
+
+
+def describe(error: BaseException) -> str:
+    """`Type: message`, whatever the exception does when it is turned into text."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not lose the error it belongs to
+        message = "(its message could not be read)"
+    return f"{type(error).__name__}: {message}"[:_LONGEST_MESSAGE] if message else type(error).__name__

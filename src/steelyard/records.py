@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 from typing import Any, Literal
 
@@ -23,6 +24,11 @@ class EvalCase(msgspec.Struct, kw_only=True, omit_defaults=True):
     expected: Any = None
     expected_trajectory: Any = None
     metadata: dict[str, Any] = {}
+
+
+def id_digest(case_id: str) -> int:
+    """A case id as 64 bits: what plans and indexes hold instead of a million strings."""
+    return int.from_bytes(hashlib.blake2b(case_id.encode(), digest_size=8).digest(), "little")
 
 
 class Score(msgspec.Struct, omit_defaults=True):

@@ -1,0 +1,102 @@
+"""Steelyard weighs models and agents: how good their answers are and how fast they came, from the same calls."""
+
+from __future__ import annotations
+
+from steelyard._version import __version__
+
+TYPE_CHECKING = False  # what type checkers take for true; importing `typing` would double the cost of this import
+if TYPE_CHECKING:
+    from steelyard.contracts import InvocationContext, Scorer, Target
+    from steelyard.engine.cancellation import CancellationToken
+    from steelyard.errors import (
+        ConfigurationError,
+        JournalError,
+        RunCancelled,
+        RunDamaged,
+        RunFinished,
+        RunLocked,
+        RunMismatch,
+        RunRefused,
+        SteelyardError,
+        SuiteError,
+        TargetError,
+        TransientError,
+    )
+    from steelyard.options import RunOptions
+    from steelyard.records import EvalCase, InvocationResponse, Record, Score
+    from steelyard.result import Result
+    from steelyard.runner import Runner
+    from steelyard.stats.running import RunningStats
+    from steelyard.suite.evalset import EvalSet
+
+_HOMES = {
+    "CancellationToken": "steelyard.engine.cancellation",
+    "ConfigurationError": "steelyard.errors",
+    "EvalCase": "steelyard.records",
+    "EvalSet": "steelyard.suite.evalset",
+    "InvocationContext": "steelyard.contracts",
+    "InvocationResponse": "steelyard.records",
+    "JournalError": "steelyard.errors",
+    "Record": "steelyard.records",
+    "Result": "steelyard.result",
+    "RunCancelled": "steelyard.errors",
+    "RunDamaged": "steelyard.errors",
+    "RunFinished": "steelyard.errors",
+    "RunLocked": "steelyard.errors",
+    "RunMismatch": "steelyard.errors",
+    "RunOptions": "steelyard.options",
+    "RunRefused": "steelyard.errors",
+    "Runner": "steelyard.runner",
+    "RunningStats": "steelyard.stats.running",
+    "Score": "steelyard.records",
+    "Scorer": "steelyard.contracts",
+    "SteelyardError": "steelyard.errors",
+    "SuiteError": "steelyard.errors",
+    "Target": "steelyard.contracts",
+    "TargetError": "steelyard.errors",
+    "TransientError": "steelyard.errors",
+}
+
+__all__ = [
+    "CancellationToken",
+    "ConfigurationError",
+    "EvalCase",
+    "EvalSet",
+    "InvocationContext",
+    "InvocationResponse",
+    "JournalError",
+    "Record",
+    "Result",
+    "RunCancelled",
+    "RunDamaged",
+    "RunFinished",
+    "RunLocked",
+    "RunMismatch",
+    "RunOptions",
+    "RunRefused",
+    "Runner",
+    "RunningStats",
+    "Score",
+    "Scorer",
+    "SteelyardError",
+    "SuiteError",
+    "Target",
+    "TargetError",
+    "TransientError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name's home when it is first asked for, so that `import steelyard` costs next to nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,207 @@
+"""Names in a suite file become objects: its target, its scorers, its options, its gate."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from steelyard.contracts import Scorer, Target
+from steelyard.errors import ConfigurationError, SuiteError, suggestion
+from steelyard.scoring.base import as_scorers
+from steelyard.scoring.registry import SCORERS
+from steelyard.suite.evalset import EvalSet
+from steelyard.suite.keys import reject_unknown
+from steelyard.suite.yaml_file import SuiteFile, read_suite_file
+from steelyard.targets.function import CallableTarget
+
+_RUN_KEYS = ("parallelism", "timeout", "retries", "seed", "low_memory", "stop_error_rate", "progress_bar_stats")
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run must reach to be called good."""
+
+    min_pass_rate: float | None = None
+    max_error_rate: float = 0.0
+
+
+class BuiltSuite(msgspec.Struct, frozen=True, kw_only=True):
+    """A suite file, ready to be run."""
+
+    suite: EvalSet
+    target: Target
+    scorers: list[Scorer]
+    options: dict[str, Any]
+    gate: Gate
+
+
+def build_suite(path: str | Path) -> BuiltSuite:
+    """Everything that a suite file names, made; errors say which key is wrong."""
+    file = read_suite_file(path)
+    if file.target is None:
+        raise SuiteError(f"has no target: give one of {', '.join(TARGETS)}", path=path)
+    reject_unknown(file.run, _RUN_KEYS, "run", file=file.path)
+    return BuiltSuite(
+        suite=file.cases,
+        target=_build_target(file, file.target),
+        scorers=_build_scorers(file),
+        options=dict(file.run),
+        gate=build_gate(file.gate, file.path),
+    )
+
+
+def build_gate(raw: Mapping[str, Any], path: Path | None = None) -> Gate:
+    """The thresholds of a suite file or of flags, checked."""
+    reject_unknown(raw, Gate.__struct_fields__, "gate", file=path)
+    for name, value in raw.items():
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1
+        ):
+            raise SuiteError(f"gate.{name} must be within 0..1, got {value!r}", path=path)
+    return Gate(**{name: value for name, value in raw.items() if value is not None})
+
+
+def _build_target(file: SuiteFile, raw: str | dict[str, Any]) -> Target:
+    name, arguments = _name_and_arguments(raw, "target", file.path)
+    if name not in TARGETS:
+        raise SuiteError(f"target: no target is named {name!r}; {suggestion(name, TARGETS)}", path=file.path)
+    return TARGETS[name](file.path, arguments)
+
+
+def _build_scorers(file: SuiteFile) -> list[Scorer]:
+    scorers: list[object] = []
+    for number, raw in enumerate(file.scorers):
+        where = f"scorers[{number}]"
+        name, arguments = _name_and_arguments(raw, where, file.path)
+        if name == "python":
+            scorers.append(_load_argument(file.path, arguments, where))
+        elif name in SCORERS:
+            scorers.append(_make(SCORERS[name], arguments, f"{where}.{name}", file.path))
+        else:
+            known = (*SCORERS, "python")
+            raise SuiteError(f"{where}: no scorer is named {name!r}; {suggestion(name, known)}", path=file.path)
+    try:
+        return as_scorers(scorers)
+    except ConfigurationError as error:
+        raise SuiteError(f"scorers: {error}", path=file.path) from error
+
+
+def _simulated(path: Path, arguments: Any) -> Target:
+    from steelyard.targets.simulated import Simulated
+
+    made: Target = _make(Simulated, arguments, "target.simulated", path)
+    return made
+
+
+def _command(path: Path, arguments: Any) -> Target:
+    """A program; `cwd` and a program named by a relative path are seen from the suite file's folder."""
+    from steelyard.targets.command import Command
+
+    if isinstance(arguments, (str, list)):
+        arguments = {"argv": arguments}
+    if isinstance(arguments, dict):
+        arguments = {**arguments, "cwd": path.parent / arguments.get("cwd", ".")}
+    made: Target = _make(Command, arguments, "target.command", path)
+    return made
+
+
+def _python(path: Path, arguments: Any) -> Target:
+    """Your own function or Target: `python: agent.py:answer`, or a mapping with `function` and its options."""
+    options: dict[str, Any] = {}
+    if isinstance(arguments, dict) and "function" in arguments:
+        options = {key: value for key, value in arguments.items() if key != "function"}
+        arguments = arguments["function"]
+    loaded = _load_argument(path, arguments, "target.python")
+    if isinstance(loaded, Target):
+        reject_unknown(options, (), "target.python", file=path)
+        return loaded
+    made: Target = _make(CallableTarget, options, "target.python", path, loaded)
+    return made
+
+
+TARGETS: Mapping[str, Callable[[Path, Any], Target]] = {
+    "simulated": _simulated,
+    "command": _command,
+    "python": _python,
+}
+
+
+def _name_and_arguments(raw: Any, where: str, path: Path) -> tuple[str, Any]:
+    """A name, or a mapping from one name to its arguments."""
+    if isinstance(raw, str):
+        return raw, None
+    if isinstance(raw, dict) and len(raw) == 1:
+        name, arguments = next(iter(raw.items()))
+        return str(name), arguments
+    raise SuiteError(f"{where} must be a name, or a mapping from one name to its arguments", path=path)
+
+
+def _make(kind: Callable[..., Any], arguments: Any, where: str, path: Path, *first: Any) -> Any:
+    """Call `kind` with the arguments of a suite file, after checking their names."""
+    arguments = {} if arguments is None else arguments
+    if not isinstance(arguments, dict):
+        raise SuiteError(f"{where} takes a mapping of arguments, got {arguments!r}", path=path)
+    parameters = list(inspect.signature(kind).parameters)[len(first) :]
+    reject_unknown(arguments, parameters, where, file=path)
+    try:
+        return kind(*first, **arguments)
+    except (ConfigurationError, TypeError, ValueError) as error:
+        raise SuiteError(f"{where}: {error}", path=path) from error
+
+
+def _load_argument(path: Path, reference: Any, where: str) -> Any:
+    if not isinstance(reference, str) or ":" not in reference:
+        raise SuiteError(f"{where} must be file.py:name or package.module:name, got {reference!r}", path=path)
+    try:
+        return load_object(reference, path.parent)
+    except ConfigurationError as error:
+        raise SuiteError(f"{where}: {error}", path=path) from error
+
+
+def load_object(reference: str, folder: Path) -> Any:
+    """What `file.py:name` (seen from `folder`) or `package.module:name` refers to."""
+    place, _, name = reference.rpartition(":")
+    module = _load_file(folder / place) if place.endswith(".py") else _load_module(place, folder)
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            public = [known for known in vars(module) if not known.startswith("_")]
+            raise ConfigurationError(f"{place} has no {name!r}; {suggestion(name, public)}")
+        value = getattr(value, part)
+    return value
+
+
+def _load_file(path: Path) -> ModuleType:
+    """The module in a file, its folder importable, under its own name so that its objects can be pickled."""
+    if not path.is_file():
+        raise ConfigurationError(f"there is no file {path}")
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[path.stem]
+        raise ConfigurationError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _load_module(name: str, folder: Path) -> ModuleType:
+    if str(folder.resolve()) not in sys.path:
+        sys.path.insert(0, str(folder.resolve()))
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise ConfigurationError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error

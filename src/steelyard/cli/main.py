@@ -1,0 +1,110 @@
+"""The `steelyard` command: finds the command that was asked for, and turns every ending into an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from steelyard._version import __version__
+
+FAILED_GATE, REFUSED, BROKEN, TOO_MANY_ERRORS = 1, 2, 3, 4
+INTERRUPTED = 130
+
+_COMMANDS = {
+    "run": "Evaluate a suite; resumes by itself.",
+    "report": "Show the result of a run.",
+    "ls": "List the runs in a folder.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands by name and one line of help, and imports one when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(f"steelyard.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+            from steelyard.errors import suggestion
+
+            ctx.fail(f"no command is named {args[0]!r}; {suggestion(args[0], _COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="steelyard")
+def group() -> None:
+    """Steelyard weighs models and agents: how good their answers are, and how fast they came.
+
+    \b
+    Exit codes:
+      0        complete, errors within --max-error-rate, gates met
+      1        complete, below a gate
+      2        usage, configuration or a refusal; nothing was called
+      3        internal error, or the disk failed
+      4        more errors than allowed, or stopped early; resumable
+      130/143  interrupted; resumable
+    """
+
+
+def main(args: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit."""
+    code = _run(args)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`). Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _run(args: list[str] | None) -> int:
+    try:
+        code = group.main(args=args, prog_name="steelyard", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return REFUSED
+    except click.Abort:
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return 0
+    except Exception as error:  # noqa: BLE001 - the last stop: each kind of failure has its own exit code
+        return _exit_code(error)
+
+
+def _exit_code(error: Exception) -> int:
+    from steelyard.errors import ConfigurationError, JournalError, RunCancelled, RunRefused
+
+    if isinstance(error, (ConfigurationError, RunRefused)):
+        click.echo(f"steelyard: {error}", err=True)
+        return REFUSED
+    if isinstance(error, RunCancelled):
+        click.echo(f"steelyard: {error}", err=True)
+        return INTERRUPTED
+    if isinstance(error, JournalError):
+        click.echo(f"steelyard: {error.strerror}; everything before it is intact and can be resumed", err=True)
+        return BROKEN
+    import traceback
+
+    traceback.print_exception(error)
+    click.echo("steelyard: internal error; what was recorded is intact and can be resumed", err=True)
+    return BROKEN

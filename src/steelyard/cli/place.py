@@ -1,0 +1,94 @@
+"""Where a run goes when the command line does not say: a run that can be resumed, or a new folder."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from steelyard.errors import RunFinished, RunRefused
+from steelyard.journal.manifest import Manifest, read_manifest, same_run
+from steelyard.journal.states import read_metrics
+from steelyard.runner import Runner
+
+RUNS = Path("runs")
+
+log = logging.getLogger("steelyard")
+
+
+class PlaceFlags(Protocol):
+    """The flags that decide where a run goes."""
+
+    @property
+    def out(self) -> Path | None: ...
+    @property
+    def new(self) -> bool: ...
+    @property
+    def force(self) -> bool: ...
+    @property
+    def retry_errors(self) -> bool: ...
+
+
+def choose_place(runner: Runner, flags: PlaceFlags) -> Path:
+    """The run directory: as given, or the newest run of the same suite and target where it can go on, or a new one."""
+    if flags.out is not None:
+        return flags.out
+    newest = None if flags.new else newest_run(runner)
+    if newest is None:
+        return _new_place(runner.suite.id)
+    place, metrics = newest
+    if metrics is None:
+        if not flags.force:
+            log.info("found the unfinished run %s; --new starts another", place)
+        return place
+    if flags.force or flags.retry_errors:
+        return place
+    errors = metrics["counts"]["error"] + metrics["scoring_errors"]
+    if errors:
+        raise RunFinished(
+            f"{place} is complete with {errors} error(s). Ask them again with: --out {place} --retry-errors; "
+            f"or start another run with --new",
+            path=place,
+            errors=errors,
+        )
+    return _new_place(runner.suite.id)
+
+
+def newest_run(runner: Runner, runs: Path = RUNS) -> tuple[Path, dict[str, Any] | None] | None:
+    """The newest run of the same suite, target and seed, unfinished ones first, with its metrics if complete."""
+    found = [(manifest, place) for place in _folders(runs) if (manifest := _manifest(place)) is not None]
+    identity, seed = runner.target.identity(), runner.options.seed
+    ours = [
+        (manifest.created, place) for manifest, place in found if same_run(manifest, runner.suite.id, identity, seed)
+    ]
+    newest: tuple[Path, dict[str, Any] | None] | None = None
+    for _, place in sorted(ours, reverse=True):
+        metrics = read_metrics(place)
+        if metrics is None:
+            return place, None
+        newest = newest or (place, metrics)
+    return newest
+
+
+def _folders(runs: Path) -> list[Path]:
+    return [place for place in runs.iterdir() if place.is_dir()] if runs.is_dir() else []
+
+
+def _manifest(place: Path) -> Manifest | None:
+    """A manifest that can be read; a folder with another one is not a run that could be ours."""
+    try:
+        return read_manifest(place)
+    except RunRefused:
+        return None
+
+
+def _new_place(suite_id: str) -> Path:
+    """runs/<suite>-<time>, a name that no run has yet."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", suite_id).strip(".-")[:80] or "suite"
+    name = f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    place, number = RUNS / name, 2
+    while place.exists():
+        place, number = RUNS / f"{name}-{number}", number + 1
+    return place

@@ -1,0 +1,180 @@
+"""`steelyard run SUITE`: evaluate, resuming by itself."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from steelyard.build import BuiltSuite, Gate, build_gate, build_suite, load_object
+from steelyard.cli.interrupts import run_interruptibly
+from steelyard.cli.logs import log_to_stderr
+from steelyard.cli.main import FAILED_GATE, TOO_MANY_ERRORS
+from steelyard.cli.place import choose_place
+from steelyard.errors import ConfigurationError
+from steelyard.options import RunOptions
+from steelyard.report.summary import summary
+from steelyard.result import Result
+from steelyard.runner import Runner
+from steelyard.suite.evalset import EvalSet
+
+
+class Flags(msgspec.Struct, frozen=True, kw_only=True):
+    """What was given on the command line."""
+
+    suite: str
+    out: Path | None
+    parallelism: int | None
+    limit: int | None
+    match: str | None
+    seed: int | None
+    timeout: float | None
+    retries: int | None
+    low_memory: bool
+    force: bool
+    new: bool
+    retry_errors: bool
+    salvage: bool
+    min_pass_rate: float | None
+    max_error_rate: float | None
+    stop_error_rate: float | None
+    dry_run: bool
+    as_json: bool
+    quiet: bool
+    verbose: bool
+    no_progress: bool
+
+
+@click.command("run")
+@click.argument("suite")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Run directory [default: runs/SUITE-TIME].")
+@click.option("-j", "--parallelism", type=int, help="Calls in flight [default: the target's own].")
+@click.option("-n", "--limit", type=int, help="Only the first N cases.")
+@click.option("-k", "match", metavar="PATTERN", help="Only cases whose id matches: a glob, or a part of the id.")
+@click.option("--seed", type=int, help="Where random choices derive from.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Time for one case, retries included [default: 600].")
+@click.option("--retries", type=int, help="Tries after the first, for transient faults [default: 4].")
+@click.option("--low-memory", is_flag=True, help="Keep no response in memory.")
+@click.option("--force", is_flag=True, help="Start over; old files are moved to RUN/previous.")
+@click.option("--new", is_flag=True, help="Start another run even where one could be resumed.")
+@click.option("--retry-errors", is_flag=True, help="Reopen a complete run and ask only its errors again.")
+@click.option("--salvage", is_flag=True, help="Go on with a damaged journal: keep what can be read.")
+@click.option("--min-pass-rate", type=float, metavar="RATE", help="Exit 1 below this pass rate.")
+@click.option("--max-error-rate", type=float, metavar="RATE", help="Exit 4 above this error rate [default: 0].")
+@click.option("--stop-error-rate", type=float, metavar="RATE", help="Stop early above this error rate, after 50 cases.")
+@click.option("--dry-run", is_flag=True, help="Say what would be asked; call nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
+@click.option("-v", "--verbose", is_flag=True, help="More of what happens.")
+@click.option("--no-progress", is_flag=True, help="No bar and no progress lines.")
+def command(**given: Any) -> int:
+    """Evaluate SUITE: a YAML file, or file.py:name for a Runner in Python.
+
+    Results are appended as they land. An unfinished run of the same suite and target is resumed; what
+    is already paid for is not asked again.
+    """
+    flags = Flags(**given)
+    log_to_stderr(quiet=flags.quiet, verbose=flags.verbose)
+    if flags.new and flags.out is not None:
+        raise click.UsageError("--new chooses a directory by itself: it does not go with --out")
+    runner, gate = _load(flags)
+    place = choose_place(runner, flags)
+    runner.options = runner.options.replace(output_path=place)
+    if flags.dry_run:
+        from steelyard.cli.dry_run import describe_plan
+
+        click.echo(describe_plan(runner))
+        return 0
+    return _run(runner, gate, flags, place)
+
+
+def _run(runner: Runner, gate: Gate, flags: Flags, place: Path) -> int:
+    again = _resume_command(place)
+    ending = run_interruptibly(runner, again, force=flags.force, retry_errors=flags.retry_errors, salvage=flags.salvage)
+    if ending.result is None:
+        return ending.signal_code
+    _show(ending.result, flags, place)
+    if not ending.result.complete:
+        click.echo(f"steelyard: resume with: {again}", err=True)
+        return ending.signal_code or TOO_MANY_ERRORS
+    return _verdict(ending.result, gate)
+
+
+def _show(result: Result, flags: Flags, place: Path) -> None:
+    if flags.as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(result.metrics), indent=2).decode())
+    else:
+        click.echo(summary(result.metrics, str(place)))
+
+
+def _verdict(result: Result, gate: Gate) -> int:
+    """The exit code of a complete run; too many errors outrank a missed gate."""
+    metrics = result.metrics
+    if metrics["error_rate"] > gate.max_error_rate:
+        click.echo(
+            f"steelyard: error rate {metrics['error_rate']:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); "
+            f"--retry-errors asks them again",
+            err=True,
+        )
+        return TOO_MANY_ERRORS
+    if gate.min_pass_rate is not None:
+        rate = metrics["pass_rate"]
+        if rate is None or rate < gate.min_pass_rate:
+            shown = "unknown: nothing was scored" if rate is None else f"{rate:.1%}"
+            click.echo(f"steelyard: pass rate {shown}, below {gate.min_pass_rate:.1%} (--min-pass-rate)", err=True)
+            return FAILED_GATE
+    return 0
+
+
+def _load(flags: Flags) -> tuple[Runner, Gate]:
+    """The runner that a suite names, with the flags on top of its own options."""
+    changes = {
+        name: value
+        for name in ("parallelism", "limit", "match", "seed", "timeout", "retries", "stop_error_rate")
+        if (value := getattr(flags, name)) is not None
+    }
+    if flags.quiet or flags.no_progress:
+        changes["progress"] = "off"
+    runner, gate = _from_python(flags.suite) if _names_python(flags.suite) else _from_yaml(flags.suite)
+    # Nothing here needs the responses in memory: the summary comes from the statistics.
+    placeholder = {"output_path": flags.out or "runs", "low_memory": True}
+    runner.options = runner.options.replace(**{**changes, **placeholder})
+    wanted = {"min_pass_rate": flags.min_pass_rate, "max_error_rate": flags.max_error_rate}
+    asked = {name: value for name, value in wanted.items() if value is not None}
+    return runner, build_gate({**msgspec.structs.asdict(gate), **asked})
+
+
+def _names_python(suite: str) -> bool:
+    place, colon, name = suite.rpartition(":")
+    return bool(colon) and (place.endswith(".py") or (not Path(suite).exists() and name.isidentifier()))
+
+
+def _from_yaml(path: str) -> tuple[Runner, Gate]:
+    built: BuiltSuite = build_suite(path)
+    try:
+        options = RunOptions().replace(**built.options)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: run: {error}") from error
+    return Runner(built.target, built.suite, built.scorers, options=options), built.gate
+
+
+def _from_python(reference: str) -> tuple[Runner, Gate]:
+    found = load_object(reference, Path())
+    if callable(found) and not isinstance(found, (Runner, EvalSet)):
+        found = found()
+    if isinstance(found, Runner):
+        return found, Gate()
+    if isinstance(found, EvalSet):
+        raise ConfigurationError(f"{reference} is an EvalSet, which has no target: name a Runner(target, suite, ...)")
+    raise ConfigurationError(f"{reference} is {type(found).__name__}, not a Runner or a function that returns one")
+
+
+def _resume_command(place: Path) -> str:
+    """The command that goes on with this run: the same one, without what starts over, in the same directory."""
+    words = [word for word in sys.argv[1:] if word not in ("--force", "--new", "--retry-errors", "--salvage")]
+    named = any(word in ("-o", "--out") or word.startswith(("--out=", "-o")) for word in words)
+    return shlex.join(["steelyard", *words, *([] if named else ["--out", str(place)])])

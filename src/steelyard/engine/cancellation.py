@@ -1,0 +1,74 @@
+"""A switch that stops a run: thrown from any thread or signal handler, seen at every wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+
+class CancellationToken:
+    """Cooperative cancellation: `cancel(reason)` once, then `cancelled` is true and every `wait()` returns.
+
+    Safe to use from other threads, other event loops and signal handlers.
+    """
+
+    def __init__(self) -> None:
+        # Reentrant: a signal handler may call cancel() while this very thread is inside on_cancel().
+        self._lock = threading.RLock()
+        self._reason: str | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def cancelled(self) -> bool:
+        return self._reason is not None
+
+    @property
+    def reason(self) -> str | None:
+        """Why, in the words of the first who cancelled."""
+        return self._reason
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        """Stop what observes this token. The first reason stays; later calls change nothing."""
+        with self._lock:
+            if self._reason is not None:
+                return
+            self._reason = reason
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` when cancelled (at once if it already is); returns a function that takes it back."""
+        with self._lock:
+            if self._reason is None:
+                self._callbacks.append(callback)
+                return lambda: self._forget(callback)
+        callback()
+        return lambda: None
+
+    def _forget(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+    async def wait(self) -> str:
+        """Return the reason as soon as there is one."""
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        def wake_from_anywhere() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(wake)
+
+        forget = self.on_cancel(wake_from_anywhere)
+        try:
+            await woken
+        finally:
+            forget()
+        assert self._reason is not None
+        return self._reason

@@ -1,0 +1,66 @@
+"""Running a coroutine to its end from code that is not async, inside a running event loop or not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+class LoopThread(Generic[T]):
+    """A coroutine running on an event loop in a daemon thread of its own.
+
+    The caller's thread stays free to take signals, even while a callback blocks the loop, and a task
+    that refuses to end cannot hold up the exit.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], loop_factory: LoopFactory | None = None) -> None:
+        self._loop = (loop_factory or asyncio.new_event_loop)()
+        self._task = self._loop.create_task(coroutine)
+        self._done = threading.Event()
+        self._value: T
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="steelyard-loop", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether it has ended, waiting for that at most so long."""
+        return self._done.wait(timeout)
+
+    def cancel(self) -> None:
+        """Cancel the coroutine, from any thread."""
+        if not self._done.is_set():
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def result(self) -> T:
+        """What the coroutine returned, or raise what it raised."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._value = self._loop.run_until_complete(self._task)
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+            self._error = error
+        finally:
+            self._done.set()
+        self._wind_up(self._loop)
+
+    def _wind_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel what the coroutine left behind; the caller already has its result and need not wait for this."""
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+        if all(task.done() for task in tasks):
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()

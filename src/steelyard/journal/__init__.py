@@ -1,0 +1,1 @@
+"""The run on disk: append and group commit, recovery, manifest, lock, states."""

@@ -1,0 +1,91 @@
+"""The names of a run's files, and writing a small one so that a crash leaves the old one or the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steelyard.errors import JournalError
+
+MANIFEST = "run.json"
+OUTPUTS = "outputs.jsonl"
+INDEX = "outputs.idx"
+METRICS = "metrics.json"
+PARTIAL = "partial.json"
+CASES = "cases.jsonl"
+DAMAGED = "damaged.jsonl"
+REPORT = "report.html"
+LOCK = ".lock"
+PREVIOUS = "previous"
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Replace a file's content so that readers and crashes see all of it or none; durable when this returns."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise JournalError(error.errno, f"cannot write {path}: {error.strerror or error}") from error
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a directory durable, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write an object as indented JSON, atomically."""
+    atomic_write(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def read_json_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None when there is no such file or it does not hold one."""
+    try:
+        value = msgspec.json.decode(path.read_bytes())
+    except (FileNotFoundError, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def move_aside(run: Path, names: tuple[str, ...]) -> Path | None:
+    """Move these files, in this order, into `previous/<time>/`; returns that folder, or None if none was there."""
+    found = [name for name in names if (run / name).exists()]
+    if not found:
+        return None
+    folder = _new_folder(run / PREVIOUS, time.strftime("%Y%m%d-%H%M%S"))
+    for name in found:
+        os.replace(run / name, folder / name)
+    sync_directory(folder)
+    sync_directory(run)
+    return folder
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """A folder of that name that was not there before."""
+    number = 1
+    while True:
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder

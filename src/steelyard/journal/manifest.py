@@ -1,0 +1,116 @@
+"""`run.json`: what a run is of, so that another one is not poured into the same directory."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steelyard._version import __version__
+from steelyard.errors import RunMismatch, RunRefused
+from steelyard.journal.files import MANIFEST, write_json
+
+SCHEMA_VERSION = 1
+_SHOWN = 200
+
+
+class Sitting(msgspec.Struct):
+    """One stretch of work on a run: when it began, and how much was done before."""
+
+    started: str
+    done_before: int
+    steelyard: str = __version__
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """The resolved facts of a run, without secrets."""
+
+    v: int = SCHEMA_VERSION
+    suite: str
+    target: dict[str, Any]
+    model_id: str | None = None
+    seed: int = 0
+    planned: int = 0
+    scorers: list[dict[str, Any]] = []
+    options: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    created: str = ""
+    sittings: list[Sitting] = []
+
+
+def now() -> str:
+    """The time of day, for people: never used in arithmetic."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def versions() -> dict[str, str]:
+    """What ran: recorded with every run."""
+    return {"steelyard": __version__, "python": platform.python_version(), "platform": platform.platform()}
+
+
+def read_manifest(run: Path) -> Manifest | None:
+    """The manifest in a run directory, None when there is none; refuses one that cannot be understood."""
+    path = run / MANIFEST
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RunRefused(f"{path} cannot be read ({error}); --force starts over", path=run) from error
+    if manifest.v > SCHEMA_VERSION:
+        raise RunRefused(f"{path} was written by a newer Steelyard (schema {manifest.v})", path=run)
+    return manifest
+
+
+def write_manifest(run: Path, manifest: Manifest) -> None:
+    """Write the manifest, atomically."""
+    write_json(run / MANIFEST, manifest)
+
+
+def compare(run: Path, old: Manifest, new: Manifest) -> list[str]:
+    """Warnings about what changed; raises RunMismatch naming each difference that would mix two runs in one."""
+    differences = [] if old.suite == new.suite else [f"suite: {_show(old.suite)} there, {_show(new.suite)} now"]
+    if old.seed != new.seed:
+        differences.append(f"seed: {old.seed} there, {new.seed} now")
+    hard, soft = _identity_differences(old.target, _as_json(new.target))
+    differences += hard
+    if differences:
+        listed = "\n  ".join(differences)
+        raise RunMismatch(
+            f"{run} holds a run of something else:\n  {listed}\nuse another --out, or --force to start over there",
+            path=run,
+            differences=differences,
+        )
+    return soft
+
+
+def same_run(old: Manifest, suite: str, target: Mapping[str, Any], seed: int) -> bool:
+    """Whether a manifest is of this suite, target and seed."""
+    return old.suite == suite and old.seed == seed and not _identity_differences(old.target, _as_json(target))[0]
+
+
+def _identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    hard: list[str] = []
+    soft: list[str] = []
+    for key in sorted({*old, *new}):
+        if old.get(key) != new.get(key):
+            text = f"target {key.lstrip('~')}: {_show(old.get(key))} there, {_show(new.get(key))} now"
+            (soft if key.startswith("~") else hard).append(text)
+    return hard, soft
+
+
+def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The value as it would be read back, so that a tuple equals the list it becomes."""
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    return decoded
+
+
+def _show(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

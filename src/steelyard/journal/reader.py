@@ -1,0 +1,68 @@
+"""Reading whole records back: by offset, and all of a run in case order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from steelyard.journal.files import OUTPUTS
+from steelyard.journal.index import ROWS, Rows, pack_row, read_index, winners
+from steelyard.journal.scan import damage, decode_entry, lines_forward
+from steelyard.records import Record, id_digest
+from steelyard.stats.scores import verdict
+
+_decode_record = msgspec.json.Decoder(Record).decode
+
+
+class RecordReader:
+    """Whole records of one run, read by where they begin."""
+
+    def __init__(self, run: Path) -> None:
+        self._file = open(run / OUTPUTS, "rb")  # noqa: SIM115 - closed by close()
+
+    def at(self, offset: int) -> Record:
+        """The record that begins at this byte."""
+        self._file.seek(offset)
+        return _decode_record(self._file.readline())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def iter_records(run: Path) -> Iterator[Record]:
+    """The record that counts for each (case, trial), in case order, one in memory at a time."""
+    if not (run / OUTPUTS).exists():
+        return
+    rows = winners(index_rows(run))
+    reader = RecordReader(run)
+    try:
+        for offset in rows["offset"].tolist():
+            yield reader.at(offset)
+    finally:
+        reader.close()
+
+
+def index_rows(run: Path) -> Rows:
+    """The rows of the index, completed from the journal where the index is absent or behind."""
+    rows, covered = read_index(run)
+    descriptor = os.open(run / OUTPUTS, os.O_RDONLY)
+    try:
+        end = os.fstat(descriptor).st_size
+        missing = b"".join(_rows_after(run, descriptor, covered, end)) if covered < end else b""
+    finally:
+        os.close(descriptor)
+    return np.concatenate([rows, np.frombuffer(missing, dtype=ROWS)]) if missing else rows
+
+
+def _rows_after(run: Path, descriptor: int, start: int, end: int) -> Iterable[bytes]:
+    for offset, line in lines_forward(descriptor, start, end):
+        entry = decode_entry(line)
+        if entry is None:
+            raise damage(run / OUTPUTS, descriptor, offset)
+        said = verdict(entry.scores)
+        digest = id_digest(entry.id)
+        yield pack_row(offset, digest, len(line) + 1, entry.index, entry.trial, entry.status == "ok", said)

@@ -1,0 +1,109 @@
+"""Appending records: in the kernel's hands when `append` returns, on the disk at most 100 ms later."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections import deque
+from pathlib import Path
+
+from steelyard.errors import JournalError
+from steelyard.journal.files import INDEX, OUTPUTS
+
+_PAUSE = 0.05
+"""Seconds between group commits: with the sync itself this keeps the disk within 100 ms of the kernel."""
+
+_sync = getattr(os, "fdatasync", os.fsync)
+
+
+class JournalWriter:
+    """Appends lines to `outputs.jsonl` and rows to `outputs.idx`; a thread of its own commits them in groups."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / OUTPUTS
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        self._descriptor = os.open(self._path, flags, 0o644)
+        try:
+            self._index = os.open(run / INDEX, flags, 0o644)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        self.size = os.fstat(self._descriptor).st_size
+        self._rows: deque[bytes] = deque()
+        self._indexing = True
+        self._failure: OSError | None = None
+        self._dirty = threading.Event()
+        self._closing = threading.Event()
+        self._committer = threading.Thread(target=self._commit_in_groups, name="steelyard-commit", daemon=True)
+        self._committer.start()
+
+    def append(self, line: bytes) -> int:
+        """Hand one whole line to the kernel; returns where it begins. On failure the file ends where it did before."""
+        if self._failure is not None:
+            raise self._error(self._failure)
+        offset = self.size
+        try:
+            written = os.write(self._descriptor, line)
+            while written < len(line):
+                more = os.write(self._descriptor, memoryview(line)[written:])
+                if more == 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                written += more
+        except OSError as error:
+            self._failure = error
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, offset)
+            raise self._error(error) from error
+        self.size = offset + len(line)
+        if not self._dirty.is_set():
+            self._dirty.set()
+        return offset
+
+    def append_row(self, row: bytes) -> None:
+        """Queue one row of the index; it is written with the next group commit."""
+        self._rows.append(row)
+
+    def close(self) -> None:
+        """Commit what is left; raises JournalError if any commit failed."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._dirty.set()
+        self._committer.join()
+        self._commit()
+        for descriptor in (self._descriptor, self._index):
+            os.close(descriptor)
+        if self._failure is not None:
+            raise self._error(self._failure)
+
+    def _commit_in_groups(self) -> None:
+        while not self._closing.is_set():
+            self._dirty.wait()
+            self._dirty.clear()
+            self._commit()
+            self._closing.wait(_PAUSE)
+
+    def _commit(self) -> None:
+        try:
+            _sync(self._descriptor)
+        except OSError as error:
+            self._failure = self._failure or error
+        self._write_rows()
+
+    def _write_rows(self) -> None:
+        rows = []
+        while self._rows:
+            rows.append(self._rows.popleft())
+        if not rows or not self._indexing:
+            return
+        data = b"".join(rows)
+        try:
+            self._indexing = os.write(self._index, data) == len(data)
+        except OSError:
+            # Rows after a gap would claim to cover it. Without them a reader looks at the journal's end itself.
+            self._indexing = False
+
+    def _error(self, error: OSError) -> JournalError:
+        return JournalError(error.errno, f"cannot write {self._path}: {error.strerror or error}")

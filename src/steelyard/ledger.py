@@ -1,0 +1,122 @@
+"""The books of one sitting: each record is journalled first and counted after."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from steelyard.contracts import Tally
+from steelyard.errors import BooksError
+from steelyard.journal.encode import encode_record
+from steelyard.journal.index import pack_row
+from steelyard.journal.reader import RecordReader
+from steelyard.journal.replay import DONE, ERRORED, PENDING, UNSCORED, Replay
+from steelyard.journal.writer import JournalWriter
+from steelyard.metrics import Books
+from steelyard.records import Job, Record
+from steelyard.stats.running import RunningStats
+from steelyard.stats.scores import ScoreStats, verdict
+from steelyard.suite.plan import Plan
+
+_FAILED = 4
+"""The state of a slot that ended as an error in this sitting; the others are the replay's."""
+
+_STARTED = 0x80
+"""Set in a slot's state from when its job is handed out until its record lands."""
+
+
+class Ledger:
+    """What is done, what is counted and, unless memory is to stay low, the records themselves."""
+
+    def __init__(self, plan: Plan, *, replay: Replay | None, writer: JournalWriter | None, keep: bool) -> None:
+        self._plan = plan
+        self._writer = writer
+        self._replay = replay
+        self._states = replay.states if replay is not None else bytearray(plan.slots)
+        self._earlier = replay.run_time if replay is not None else 0.0
+        self._began = time.monotonic()
+        self._emitted = 0
+        self._closed = False
+        self.stats = replay.stats if replay is not None else RunningStats()
+        self.scores = replay.scores if replay is not None else ScoreStats()
+        self.errors: Counter[str] = Counter()
+        self.kept: list[Record] | None = [] if keep else None
+        self.done_before = self._count(DONE)
+        self.resumed = any(self._states)
+        self.on_record: Callable[[], None] | None = None
+
+    @property
+    def active_seconds(self) -> float:
+        """How long the run has been active, this sitting and those before it."""
+        return self._earlier + time.monotonic() - self._began
+
+    @property
+    def done(self) -> int:
+        """How many slots have a record that needs no more work in this sitting."""
+        return self.done_before + self._emitted
+
+    def jobs(self, reader: RecordReader | None) -> Iterator[Job]:
+        """The jobs that are left, in suite order, read as workers ask for them."""
+        states, replay = self._states, self._replay
+        done = bytearray((np.frombuffer(states, dtype=np.uint8) == DONE).tobytes())
+        for job in self._plan.jobs(done):
+            slot = self._plan.slot_at(job.index, job.trial)
+            stored_at = replay.stored_at(slot) if replay is not None else None
+            if stored_at is not None and reader is not None:
+                job.stored = reader.at(stored_at)
+            states[slot] |= _STARTED
+            yield job
+
+    def emit(self, record: Record) -> None:
+        """Take in one record: to the kernel, then into the counts."""
+        record.run_time = self._earlier + time.monotonic() - self._began
+        ok = record.status == "ok"
+        slot = self._plan.slot_at(record.index, record.trial)
+        if self._writer is not None:
+            line = encode_record(record)
+            offset = self._writer.append(line)
+            said = verdict(record.scores) if ok and record.scores else None
+            digest = self._plan.id_digest(slot)
+            self._writer.append_row(pack_row(offset, digest, len(line), record.index, record.trial, ok, said))
+        if self._states[slot] != UNSCORED | _STARTED:  # a stored response was counted when it was replayed
+            self.stats.update(record)
+        self.scores.update(record.scores, failed=not ok)
+        self._states[slot] = DONE if ok else _FAILED
+        self._emitted += 1
+        if not ok:
+            self.errors[record.error_type or "error"] += 1
+        if self.kept is not None:
+            self.kept.append(record)
+        if self.on_record is not None:
+            self.on_record()
+
+    def close(self, tally: Tally) -> Books:
+        """Settle every slot, counting what earlier sittings left behind; the books as they stand."""
+        if self._closed:
+            raise BooksError("the books were closed twice")
+        self._closed = True
+        if self._emitted != tally.finished or tally.started != tally.finished + tally.cancelled:
+            raise BooksError(f"{self._emitted} records for {tally}")
+        earlier_errors = self._count(ERRORED) + self._count(ERRORED | _STARTED)
+        earlier_responses = self._count(UNSCORED) + self._count(UNSCORED | _STARTED)
+        self.stats.update_failed(earlier_errors)
+        if earlier_errors:
+            self.errors["(earlier)"] += earlier_errors
+        for _ in range(earlier_errors):
+            self.scores.update([], failed=True)
+        for _ in range(earlier_responses):
+            self.scores.update([], failed=False)
+        self.stats.active_seconds = self.active_seconds
+        return Books(
+            planned=self._plan.slots,
+            ok=self._count(DONE) + earlier_responses,
+            error=self._count(_FAILED) + earlier_errors,
+            cancelled=self._count(PENDING | _STARTED),
+            not_started=self._count(PENDING),
+        )
+
+    def _count(self, state: int) -> int:
+        return self._states.count(state)

@@ -1,0 +1,74 @@
+"""The figures of a run, composed in one place: for `metrics.json`, `partial.json` and a run that is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from steelyard.errors import BooksError
+from steelyard.stats.running import RunningStats
+from steelyard.stats.scores import ScoreStats
+
+METRICS_VERSION = 1
+
+
+class Books(msgspec.Struct, frozen=True, kw_only=True):
+    """Where each planned (case, trial) stands, each counted once."""
+
+    planned: int
+    ok: int
+    error: int
+    cancelled: int
+    not_started: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every planned (case, trial) has a record."""
+        return self.planned == self.ok + self.error
+
+    def check(self, stats: RunningStats, scores: ScoreStats) -> None:
+        """Raise BooksError unless the counts add up, among themselves and with the statistics."""
+        if self.planned != self.ok + self.error + self.cancelled + self.not_started:
+            raise BooksError(f"the books do not balance: {self}")
+        counted = (stats.total_requests - stats.failed_requests, stats.failed_requests)
+        if counted != (self.ok, self.error) or scores.n != self.ok + self.error:
+            raise BooksError(f"the statistics count {counted} ok and error, the scores {scores.n}; the books: {self}")
+
+
+def compose(
+    *,
+    about: Mapping[str, Any],
+    books: Books,
+    stats: RunningStats,
+    scores: ScoreStats,
+    errors: Mapping[str, int],
+    left_out: int,
+    stopped: str | None,
+) -> dict[str, Any]:
+    """The metrics of a run as they stand on disk. The books are checked first."""
+    books.check(stats, scores)
+    flat = stats.to_stats()
+    return {
+        "v": METRICS_VERSION,
+        "complete": books.complete,
+        "stopped": stopped,
+        **about,
+        "n": books.ok + books.error,
+        "counts": msgspec.structs.asdict(books),
+        "pass_rate": scores.pass_rate,
+        "pass_rate_ci95": scores.pass_rate_ci95,
+        "pass_rate_all": scores.pass_rate_all,
+        "error_rate": scores.error_rate,
+        "p50_latency_s": flat["time_to_last_token-p50"],
+        "scored": scores.scored,
+        "passed": scores.passed,
+        "unscored": scores.unscored,
+        "scoring_errors": scores.scoring_errors,
+        "left_out": left_out,
+        "active_seconds": stats.active_seconds,
+        "errors": dict(sorted(errors.items(), key=lambda item: (-item[1], item[0]))),
+        "scores": scores.to_metrics()["scores"],
+        "stats": flat,
+    }

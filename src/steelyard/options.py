@@ -1,0 +1,104 @@
+"""How a run is to go: one frozen struct, checked when it is made, passed whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypedDict, get_args
+
+import msgspec
+
+from steelyard.errors import ConfigurationError, suggestion
+
+Progress = Literal["auto", "bar", "lines", "off"]
+
+_CHANGES_NO_ANSWER = frozenset({"output_path", "progress", "progress_bar_stats", "low_memory"})
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a run may be told, with its defaults."""
+
+    parallelism: int | None = None
+    """Calls in flight; the target's own `default_parallelism` when None."""
+    output_path: str | Path | None = None
+    """The run directory; without it nothing is written."""
+    low_memory: bool = False
+    """Keep no response in memory; needs an output_path."""
+    timeout: float | None = 600.0
+    """Seconds for one case, its retries included; None waits forever."""
+    retries: int = 4
+    """How often a call is tried again after a transient fault."""
+    retry_on: tuple[type[BaseException], ...] = ()
+    """More exceptions of your own callable that are worth another try."""
+    seed: int = 0
+    """Where random choices derive from, together with the case's id and the trial."""
+    limit: int | None = None
+    """Only the first n of the selected cases."""
+    match: str | None = None
+    """Only cases whose id matches: a glob, or a part of the id."""
+    stop_error_rate: float | None = None
+    """Stop early, resumable, when after 50 cases a larger share than this has failed."""
+    progress: Progress = "auto"
+    """The live display: a bar on terminals and in notebooks, plain lines elsewhere."""
+    progress_bar_stats: Mapping[str, Any] | None = None
+    """What the display shows: label to spec; {} shows none, None the default."""
+
+    def __post_init__(self) -> None:
+        _whole("parallelism", self.parallelism, least=1)
+        _whole("retries", self.retries, least=0)
+        _whole("limit", self.limit, least=1)
+        _whole("seed", self.seed, least=None)
+        if self.timeout is not None and not (_is_number(self.timeout) and self.timeout > 0):
+            raise ConfigurationError(f"timeout must be a number of seconds above 0, got {self.timeout!r}")
+        rate = self.stop_error_rate
+        if rate is not None and not (_is_number(rate) and 0.0 <= rate <= 1.0):
+            raise ConfigurationError(f"stop_error_rate must be within 0..1, got {rate!r}")
+        if self.progress not in get_args(Progress):
+            raise ConfigurationError(f"progress must be one of {', '.join(get_args(Progress))}, got {self.progress!r}")
+        if self.low_memory and self.output_path is None:
+            raise ConfigurationError("low_memory=True needs an output_path: responses are kept there, not in memory")
+
+    def replace(self, **changes: Any) -> RunOptions:
+        """The same options with some of them changed; an unknown name is an error that names the nearest."""
+        known = self.__struct_fields__
+        for name in changes:
+            if name not in known:
+                raise ConfigurationError(f"no option is named {name!r}; {suggestion(name, known)}")
+        return msgspec.structs.replace(self, **changes)
+
+    def for_manifest(self) -> dict[str, Any]:
+        """The options that belong in run.json, as JSON."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in _CHANGES_NO_ANSWER}
+        values["retry_on"] = [kind.__qualname__ for kind in self.retry_on]
+        return values
+
+
+class RunChanges(TypedDict, total=False):
+    """The same names as keywords of `Runner(...)` and `run(...)`."""
+
+    parallelism: int | None
+    output_path: str | Path | None
+    low_memory: bool
+    timeout: float | None
+    retries: int
+    retry_on: tuple[type[BaseException], ...]
+    seed: int
+    limit: int | None
+    match: str | None
+    stop_error_rate: float | None
+    progress: Progress
+    progress_bar_stats: Mapping[str, Any] | None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(name: str, value: object, *, least: int | None) -> None:
+    if value is None and name != "seed":
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be a whole number, got {value!r}")
+    if least is not None and value < least:
+        raise ConfigurationError(f"{name} must be >= {least}, got {value}")

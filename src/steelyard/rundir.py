@@ -1,0 +1,158 @@
+"""A run directory held by this process: locked, recovered, written to, and closed with its metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from steelyard.contracts import Tally
+from steelyard.errors import JournalError
+from steelyard.journal.files import CASES, DAMAGED, METRICS, OUTPUTS, PARTIAL, write_json
+from steelyard.journal.index import IndexBuilder
+from steelyard.journal.lock import RunLock
+from steelyard.journal.manifest import Manifest, Sitting, compare, now, read_manifest, write_manifest
+from steelyard.journal.reader import RecordReader
+from steelyard.journal.replay import Replay
+from steelyard.journal.scan import mend_tail, salvage
+from steelyard.journal.states import RunState, create, enter, refuse_finished
+from steelyard.journal.writer import JournalWriter
+from steelyard.ledger import Ledger
+from steelyard.metrics import compose
+from steelyard.records import Job
+from steelyard.result import about_run
+from steelyard.suite.evalset import EvalSet
+from steelyard.suite.plan import Plan
+
+log = logging.getLogger("steelyard")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be done with what is found in the directory."""
+
+    force: bool = False
+    retry_errors: bool = False
+    salvage: bool = False
+
+
+class RunDirectory:
+    """A run directory that this process may write to, until it is closed."""
+
+    def __init__(self, path: Path, entry: Entry) -> None:
+        create(path)
+        self.path = path
+        self._entry = entry
+        self._lock = RunLock(path)
+        self._lock.acquire()
+        self._writer: JournalWriter | None = None
+        self._reader: RecordReader | None = None
+        self._left_out = 0
+
+    def open(self, plan: Plan, manifest: Manifest, *, keep: bool, check: Callable[[], None]) -> Ledger:
+        """Recover what is there and get ready to append; the ledger knows what is left to do."""
+        state = self._enter(manifest)
+        path = self.path / OUTPUTS
+        index = IndexBuilder(self.path)
+        try:
+            replay = Replay(self.path, PlanSlots(plan), bytearray(plan.slots), index.add)
+            size = 0
+            if state is RunState.INCOMPLETE and path.exists():
+                self._mend(path)
+                replay.read(check)
+                size = path.stat().st_size
+            index.finish(size)
+        except BaseException:
+            index.abandon()
+            raise
+        self._writer = JournalWriter(self.path)
+        self._reader = RecordReader(self.path)
+        ledger = Ledger(plan, replay=replay, writer=self._writer, keep=keep)
+        self._left_out = replay.left_out
+        manifest.sittings.append(Sitting(started=now(), done_before=ledger.done_before))
+        write_manifest(self.path, manifest)
+        return ledger
+
+    def _enter(self, manifest: Manifest) -> RunState:
+        """Check that this run belongs here before anything is moved or cut."""
+        old = None if self._entry.force else read_manifest(self.path)
+        if old is not None:
+            if not self._entry.retry_errors:
+                refuse_finished(self.path)
+            for difference in compare(self.path, old, manifest):
+                log.warning("%s: changed since the run began: %s", self.path, difference)
+            manifest.created, manifest.sittings = old.created, old.sittings
+        return enter(self.path, force=self._entry.force, retry_errors=self._entry.retry_errors)
+
+    def _mend(self, path: Path) -> None:
+        if cut := mend_tail(path):
+            log.warning("%s: cut off a torn last line of %d bytes; its case is asked again", path, cut)
+        if self._entry.salvage and (bad := salvage(self.path)):
+            log.warning("%s: moved %d unreadable line(s) to %s; their cases are asked again", path, bad, DAMAGED)
+
+    def jobs(self, ledger: Ledger) -> Iterator[Job]:
+        """The jobs that are left, stored responses attached where only the scores are missing."""
+        return ledger.jobs(self._reader)
+
+    def finish(self, manifest: Manifest, ledger: Ledger, tally: Tally, stopped: str | None) -> dict[str, Any]:
+        """Commit every record, then write metrics.json, or partial.json if anything is left to do."""
+        self._close_journal()
+        books = ledger.close(tally)
+        metrics = compose(
+            about=about_run(manifest, self.path),
+            books=books,
+            stats=ledger.stats,
+            scores=ledger.scores,
+            errors=ledger.errors,
+            left_out=self._left_out,
+            stopped=stopped,
+        )
+        if books.complete:
+            write_json(self.path / METRICS, metrics)
+            (self.path / PARTIAL).unlink(missing_ok=True)
+        else:
+            write_json(self.path / PARTIAL, metrics)
+        return metrics
+
+    def spool(self, suite: EvalSet) -> EvalSet:
+        """A one-shot suite's cases, written down first so that they can be read again."""
+        return suite.spool(self.path / CASES)
+
+    def close(self) -> None:
+        """Commit what landed and let go of the directory; for every way out."""
+        try:
+            with contextlib.suppress(JournalError):  # a failing disk has already been reported by what met it first
+                self._close_journal()
+            if self._reader is not None:
+                self._reader.close()
+        finally:
+            self._lock.release()
+
+    def _close_journal(self) -> None:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close()
+
+
+class PlanSlots:
+    """A plan, as the journal's replay needs to see it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def slot_of(self, id_digests: npt.NDArray[np.uint64], trials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return self._plan.slot_of(id_digests, trials)
+
+    def index(self, slot: int, recorded: int) -> int:  # noqa: ARG002 - the suite may have changed since
+        return self._plan.index(slot)
+
+    def same_case(self, slot: int, case_fp: str) -> bool:
+        return self._plan.case_fp(slot) == case_fp
+
+    def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool:
+        return has_errors or self._plan.scored_by(slot) != scored_by

@@ -1,0 +1,233 @@
+"""One call of `Runner.run`, step by step: plan, recover, work under the live display, close the books."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from steelyard.contracts import Engine, Scorer, Tally, Target
+from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.errors import RunCancelled
+from steelyard.journal.manifest import Manifest, now, versions
+from steelyard.journal.reader import iter_records
+from steelyard.ledger import Ledger
+from steelyard.metrics import compose
+from steelyard.options import RunOptions
+from steelyard.records import Record
+from steelyard.result import Result, about_run
+from steelyard.rundir import Entry, RunDirectory
+from steelyard.stats.live import LiveDisplay
+from steelyard.stats.spec import parse_progress_bar_stats
+from steelyard.suite.evalset import EvalSet
+from steelyard.suite.identity import canonical
+from steelyard.suite.plan import Plan, make_plan
+from steelyard.targets.threads import DaemonThreads
+from steelyard.work import CaseWork
+
+log = logging.getLogger("steelyard")
+
+_REFRESH_SECONDS = 0.2
+_ENOUGH_TO_STOP = 50
+
+
+class Sitting:
+    """Everything that one run holds while it runs; made anew for each call."""
+
+    def __init__(
+        self, target: Target, suite: EvalSet, scorers: Sequence[Scorer], options: RunOptions, engine: Engine
+    ) -> None:
+        self.suite = suite
+        self.token = CancellationToken()
+        self._target = target
+        self._scorers = scorers
+        self._options = options
+        self._engine = engine
+        self._spec = parse_progress_bar_stats(options.progress_bar_stats)
+        self._directory: RunDirectory | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def follow(self, token: CancellationToken) -> Callable[[], None]:
+        """Stop when the caller's token is cancelled; what stops this run leaves that token alone."""
+        return token.on_cancel(lambda: self.token.cancel(token.reason or "cancelled"))
+
+    async def run(self, entry: Entry) -> Result:
+        """Prepare off the event loop, then work; a cancelled task still leaves its books closed."""
+        preparing = asyncio.create_task(DaemonThreads().run(self._prepare, entry))
+        try:
+            await asyncio.shield(preparing)
+            return await self._work()
+        except asyncio.CancelledError:
+            self.token.cancel("the task was cancelled")
+            await asyncio.wait([preparing])
+            raise
+        finally:
+            self._close()
+
+    def _prepare(self, entry: Entry) -> None:
+        """Everything before the first call: the plan, the lock, the recovery."""
+        path = self._options.output_path
+        # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
+        plan = None if self.suite.one_shot else self._make_plan()
+        if path is not None:
+            self._directory = RunDirectory(Path(path), entry)
+        if plan is None:
+            self._spool()
+            plan = self._make_plan()
+        self._plan = plan
+        self._manifest = manifest_of(self._target, plan.suite, self._scorers, self._options, planned=plan.slots)
+        keep = not self._options.low_memory
+        if self._directory is None:
+            self._ledger = Ledger(plan, replay=None, writer=None, keep=keep)
+        else:
+            self._ledger = self._directory.open(plan, self._manifest, keep=keep, check=self._check)
+        if self._ledger.done_before:
+            log.info("resuming %s: %s of %s done", path, f"{self._ledger.done_before:,}", f"{plan.slots:,}")
+
+    def _make_plan(self) -> Plan:
+        return plan_of(self.suite, self._scorers, self._options, self._check)
+
+    def _spool(self) -> None:
+        if self._directory is not None:
+            self.suite = self._directory.spool(self.suite)
+        else:
+            self._scratch = tempfile.TemporaryDirectory(prefix="steelyard-")
+            self.suite = self.suite.spool(Path(self._scratch.name) / "cases.jsonl")
+
+    def _check(self) -> None:
+        if self.token.cancelled:
+            raise RunCancelled(f"cancelled before the first call: {self.token.reason}")
+
+    async def _work(self) -> Result:
+        """Run the jobs under the live display, then close the books."""
+        display = LiveDisplay(
+            description=self._plan.suite.id,
+            total=self._plan.slots,
+            initial=self._ledger.done_before,
+            spec=self._spec,
+            mode=self._options.progress,
+        )
+        ticker = asyncio.create_task(self._show(display), name="steelyard-display")
+        try:
+            tally = await self._run_engine()
+        finally:
+            ticker.cancel()
+            display.close(self._ledger.done, self._ledger.stats)
+        return self._finish(tally)
+
+    async def _run_engine(self) -> Tally:
+        jobs = self._directory.jobs(self._ledger) if self._directory is not None else self._ledger.jobs(None)
+        if self._options.stop_error_rate is not None:
+            self._ledger.on_record = self._stop_on_errors
+        running = asyncio.create_task(
+            self._engine.run(
+                self._case_work(), jobs, self._ledger.emit, parallelism=self._parallelism, token=self.token
+            )
+        )
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # Let the engine wind up first, so that the partial result says what really became of each case.
+            self.token.cancel("the task was cancelled")
+            self._finish(await running)
+            raise
+
+    @property
+    def _parallelism(self) -> int:
+        return self._options.parallelism or self._target.default_parallelism
+
+    def _case_work(self) -> CaseWork:
+        options = self._options
+        policy = RetryPolicy(attempts=options.retries + 1, retry_on=options.retry_on)
+        return CaseWork(
+            Retrying(self._target, policy),
+            self._scorers,
+            timeout=options.timeout,
+            seed=options.seed,
+            token=self.token,
+        )
+
+    def _stop_on_errors(self) -> None:
+        limit, stats = self._options.stop_error_rate, self._ledger.stats
+        if limit is not None and stats.total_requests >= _ENOUGH_TO_STOP:
+            rate = stats.failed_requests / stats.total_requests
+            if rate > limit:
+                self.token.cancel(f"error rate {rate:.1%} is above stop_error_rate {limit:.1%}")
+
+    async def _show(self, display: LiveDisplay) -> None:
+        while True:
+            self._ledger.stats.active_seconds = self._ledger.active_seconds
+            display.refresh(self._ledger.done, self._ledger.stats, self._engine.in_flight(), self._parallelism)
+            await asyncio.sleep(_REFRESH_SECONDS)
+
+    def _finish(self, tally: Tally) -> Result:
+        stopped = self.token.reason
+        metrics = self._metrics(tally, stopped)
+        path = self._directory.path if self._directory is not None else None
+        if excess := int(getattr(self._target, "excess", 0)):
+            log.warning("%d call(s) outlived their time and still run in threads that cannot be stopped", excess)
+        return Result(
+            metrics=metrics,
+            path=path,
+            responses=self._responses(),
+            cancelled=stopped is not None and not metrics["complete"],
+        )
+
+    def _metrics(self, tally: Tally, stopped: str | None) -> dict[str, Any]:
+        if self._directory is not None:
+            return self._directory.finish(self._manifest, self._ledger, tally, stopped)
+        return compose(
+            about=about_run(self._manifest, None),
+            books=self._ledger.close(tally),
+            stats=self._ledger.stats,
+            scores=self._ledger.scores,
+            errors=self._ledger.errors,
+            left_out=0,
+            stopped=stopped,
+        )
+
+    def _responses(self) -> list[Record]:
+        """All records in case order: those of this sitting, or read back where earlier ones belong to them."""
+        if self._ledger.kept is None:
+            return []
+        if self._directory is not None and self._ledger.resumed:
+            return list(iter_records(self._directory.path))
+        return sorted(self._ledger.kept, key=lambda record: (record.index, record.trial))
+
+    def _close(self) -> None:
+        if self._directory is not None:
+            self._directory.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+
+def plan_of(
+    suite: EvalSet, scorers: Sequence[Scorer], options: RunOptions, check: Callable[[], None] | None = None
+) -> Plan:
+    """Which cases a run is of; reads the suite once, so that a bad one is refused before anything is called."""
+    digest = b""
+    if scorers:
+        digest = hashlib.sha256(canonical([scorer.identity() for scorer in scorers])).digest()
+    return make_plan(suite, limit=options.limit, match=options.match, scorers_digest=digest, check=check)
+
+
+def manifest_of(
+    target: Target, suite: EvalSet, scorers: Sequence[Scorer], options: RunOptions, *, planned: int
+) -> Manifest:
+    """What run.json says of a run that is about to begin."""
+    return Manifest(
+        suite=suite.id,
+        target=dict(target.identity()),
+        model_id=target.model_id,
+        seed=options.seed,
+        planned=planned,
+        scorers=[dict(scorer.identity()) for scorer in scorers],
+        options=options.for_manifest(),
+        versions=versions(),
+        created=now(),
+    )

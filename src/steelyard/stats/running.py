@@ -1,0 +1,187 @@
+"""The figures of a run as its responses arrive: cheap to update, exact at the end, the same in any order."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from steelyard.stats.sketch import PercentileSketch
+from steelyard.stats.spec import METRICS, ProgressSpec, ProgressStat, parse_progress_bar_stats
+
+# Past this a value is as good as infinite: a hundred million of them still add up to a float.
+_LIMIT = 1e300
+_FOLD_EVERY = 1024
+_PERCENTILES = (50, 90, 99)
+
+_read_metrics = attrgetter(*METRICS)
+
+
+class Measured(Protocol):
+    """What RunningStats reads of a response or a record."""
+
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def time_to_first_token(self) -> float | None: ...
+    @property
+    def time_to_last_token(self) -> float | None: ...
+    @property
+    def time_per_output_token(self) -> float | None: ...
+    @property
+    def num_tokens_input(self) -> int | None: ...
+    @property
+    def num_tokens_output(self) -> int | None: ...
+
+
+class RunningStats:
+    """Counts, totals, averages and percentiles of the responses seen so far.
+
+    Every value is kept, 8 bytes each, so that the final figures are exact and do not depend on the order of
+    arrival. Live figures come from a sketch of fixed size: their cost does not grow with the responses.
+    `active_seconds` is how long the run was at work; whoever runs it keeps it current.
+    """
+
+    def __init__(self) -> None:
+        self.total_requests = 0
+        self.failed_requests = 0
+        self.active_seconds = 0.0
+        self._values = {metric: array("d") for metric in METRICS}
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set up what follows from the values: it is rebuilt on the other side, not pickled."""
+        self._appends = tuple(values.append for values in self._values.values())
+        self._sketches = {metric: PercentileSketch() for metric in METRICS}
+
+    def update(self, response: Measured) -> None:
+        """Count a response in: its figures when it succeeded, only its failure when it did not."""
+        self.total_requests += 1
+        if not self.total_requests % _FOLD_EVERY:
+            self._fold()
+        if response.error is not None:
+            self.failed_requests += 1
+            return
+        for value, append in zip(_read_metrics(response), self._appends, strict=True):
+            # NaN and infinity fail the comparison too.
+            if value is not None and -_LIMIT < value < _LIMIT:
+                append(value)
+
+    def update_failed(self, count: int = 1) -> None:
+        """Count requests that failed and left nothing to measure."""
+        self.total_requests += count
+        self.failed_requests += count
+
+    def merge(self, other: RunningStats) -> None:
+        """Take in another's responses, as if each had been seen here. Both were at work at the same time."""
+        self.total_requests += other.total_requests
+        self.failed_requests += other.failed_requests
+        self.active_seconds = max(self.active_seconds, other.active_seconds)
+        for metric, values in self._values.items():
+            values.extend(other._values[metric])
+        self._fold()
+
+    def snapshot(self, spec: Mapping[str, Any] | ProgressSpec | None = None) -> dict[str, float | int | None]:
+        """The live value for each label of a progress spec; percentiles are within 0.5 %."""
+        self._fold()
+        return {stat.label: self._live_value(stat) for stat in parse_progress_bar_stats(spec)}
+
+    def to_stats(self) -> dict[str, Any]:
+        """The final figures, flat and exact; None where there is nothing to say."""
+        total_input = _whole_total(self._values["num_tokens_input"])
+        total_output = _whole_total(self._values["num_tokens_output"])
+        stats: dict[str, Any] = {
+            "total_requests": self.total_requests,
+            "failed_requests": self.failed_requests,
+            "failed_requests_rate": _ratio(self.failed_requests, self.total_requests),
+            "total_input_tokens": total_input,
+            "total_output_tokens": total_output,
+            "requests_per_minute": self._requests_per_minute(),
+            "output_tps": _ratio(total_output, self.active_seconds),
+        }
+        for metric, values in self._values.items():
+            stats.update({f"{metric}-{name}": value for name, value in _describe(values).items()})
+        return stats
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_appends", "_sketches")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare()
+
+    def _fold(self) -> None:
+        """Bring the sketches up to date with the values."""
+        for metric, values in self._values.items():
+            sketch = self._sketches[metric]
+            # A copied slice: an array cannot grow while numpy looks at its own memory.
+            sketch.add(np.frombuffer(values[sketch.count :], dtype=np.float64))
+
+    def _requests_per_minute(self) -> float | None:
+        return _ratio((self.total_requests - self.failed_requests) * 60, self.active_seconds)
+
+    def _live_value(self, stat: ProgressStat) -> float | int | None:
+        if stat.aggregate is None:
+            return self._counter(stat.source)
+        value = self._aggregate(self._sketches[stat.source], stat)
+        if stat.inverse:
+            return _ratio(1, value) if value is not None else None
+        return value
+
+    def _counter(self, name: str) -> float | int | None:
+        match name:
+            case "total":
+                return self.total_requests
+            case "failed":
+                return self.failed_requests
+            case "input_tokens":
+                return round(self._sketches["num_tokens_input"].total)
+            case "output_tokens":
+                return round(self._sketches["num_tokens_output"].total)
+            case "requests_per_minute":
+                return self._requests_per_minute()
+            case _:
+                return _ratio(self._sketches["num_tokens_output"].total, self.active_seconds)
+
+    @staticmethod
+    def _aggregate(sketch: PercentileSketch, stat: ProgressStat) -> float | None:
+        if stat.percentile is not None:
+            return sketch.percentile(stat.percentile)
+        if not sketch.count:
+            return None
+        match stat.aggregate:
+            case "average":
+                return sketch.total / sketch.count
+            case "min":
+                return sketch.minimum
+            case "max":
+                return sketch.maximum
+            case _:
+                return sketch.total
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+def _whole_total(values: array[float]) -> int:
+    return round(math.fsum(values))
+
+
+def _describe(values: array[float]) -> dict[str, float | None]:
+    """Average, percentiles, min and max of all values, whatever their order; each None when there are none."""
+    names = ("average", *(f"p{percent}" for percent in _PERCENTILES), "min", "max")
+    if not values:
+        return dict.fromkeys(names)
+    # Adding zero turns -0.0 into 0.0: which of the two came first must not show.
+    numbers: npt.NDArray[np.float64] = np.array(values, dtype=np.float64) + 0.0
+    low, high = float(numbers.min()), float(numbers.max())
+    # Rounding may carry the mean of equal values past them.
+    average = min(max(math.fsum(values) / len(values), low), high)
+    percentiles = np.percentile(numbers, _PERCENTILES).tolist()
+    return dict(zip(names, (average, *percentiles, low, high), strict=True))

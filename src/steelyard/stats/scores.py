@@ -1,0 +1,170 @@
+"""The scores of a run as they arrive: how many cases passed, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from steelyard.records import Score
+from steelyard.stats.intervals import Interval, bootstrap_mean, wilson
+
+
+def is_scoring_error(score: Score) -> bool:
+    """Whether the scorer broke down instead of scoring: that says nothing about the answer."""
+    return score.value is None and bool(score.errors)
+
+
+def verdict(scores: Iterable[Score]) -> bool | None:
+    """Whether a case passed: every score that decides must have passed.
+
+    None, for "unscored", when no score decides or when one could not be made. A score without `passed` is only
+    a measurement and decides nothing.
+    """
+    scores = list(scores)
+    if any(is_scoring_error(score) for score in scores):
+        return None
+    decisions = [score.passed for score in scores if score.passed is not None]
+    return all(decisions) if decisions else None
+
+
+class _NamedScores:
+    """What one scorer said over all records."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.decided = 0
+        self.passed = 0
+        self.errors = 0
+        self.values = array("d")
+
+    def update(self, score: Score) -> None:
+        if is_scoring_error(score):
+            self.errors += 1
+            return
+        self.n += 1
+        if score.passed is not None:
+            self.decided += 1
+            self.passed += score.passed
+        if score.value is not None and math.isfinite(score.value):
+            self.values.append(score.value)
+
+    def merge(self, other: _NamedScores) -> None:
+        self.n += other.n
+        self.decided += other.decided
+        self.passed += other.passed
+        self.errors += other.errors
+        self.values.extend(other.values)
+
+    def to_metrics(self) -> dict[str, Any]:
+        return {
+            "n": self.n,
+            "mean": _mean(self.values),
+            "mean_ci95": _as_list(bootstrap_mean(self.values)),
+            "passed": self.passed,
+            "pass_rate": _rate(self.passed, self.decided),
+            "pass_rate_ci95": _as_list(wilson(self.passed, self.decided)),
+            "errors": self.errors,
+        }
+
+
+class ScoreStats:
+    """Verdicts and scores of the records seen so far; the same in any order.
+
+    `n` counts every record and equals `errors + scored + unscored`. A record whose scorer broke down is
+    unscored and counts in `scoring_errors`: it is never a wrong answer in silence.
+    """
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.errors = 0
+        self.scored = 0
+        self.passed = 0
+        self.unscored = 0
+        self.scoring_errors = 0
+        self._by_name: dict[str, _NamedScores] = {}
+
+    def update(self, record_scores: list[Score], failed: bool) -> None:
+        """Count a record in; one that failed (no answer came) has no scores to look at."""
+        self.n += 1
+        if failed:
+            self.errors += 1
+            return
+        passed = verdict(record_scores)
+        if passed is None:
+            self.unscored += 1
+            self.scoring_errors += any(is_scoring_error(score) for score in record_scores)
+        else:
+            self.scored += 1
+            self.passed += passed
+        for score in record_scores:
+            self._named(score.name).update(score)
+
+    def merge(self, other: ScoreStats) -> None:
+        """Take in another's records, as if each had been seen here."""
+        self.n += other.n
+        self.errors += other.errors
+        self.scored += other.scored
+        self.passed += other.passed
+        self.unscored += other.unscored
+        self.scoring_errors += other.scoring_errors
+        for name, scores in other._by_name.items():
+            self._named(name).merge(scores)
+
+    @property
+    def pass_rate(self) -> float | None:
+        """Passed of those that have a verdict."""
+        return _rate(self.passed, self.scored)
+
+    @property
+    def pass_rate_all(self) -> float | None:
+        """Passed of all records, answered or not."""
+        return _rate(self.passed, self.n)
+
+    @property
+    def error_rate(self) -> float | None:
+        """The share of records that brought no answer."""
+        return _rate(self.errors, self.n)
+
+    @property
+    def pass_rate_ci95(self) -> Interval | None:
+        """Where the pass rate lies with 95 % confidence (Wilson)."""
+        return wilson(self.passed, self.scored)
+
+    def to_metrics(self) -> dict[str, Any]:
+        """The figures of all cases, and under `scores` those of each score name; None where nothing divides."""
+        return {
+            "n": self.n,
+            "errors": self.errors,
+            "scored": self.scored,
+            "passed": self.passed,
+            "unscored": self.unscored,
+            "scoring_errors": self.scoring_errors,
+            "pass_rate": self.pass_rate,
+            "pass_rate_ci95": _as_list(self.pass_rate_ci95),
+            "pass_rate_all": self.pass_rate_all,
+            "error_rate": self.error_rate,
+            "scores": {name: self._by_name[name].to_metrics() for name in sorted(self._by_name)},
+        }
+
+    def _named(self, name: str) -> _NamedScores:
+        scores = self._by_name.get(name)
+        if scores is None:
+            scores = self._by_name[name] = _NamedScores()
+        return scores
+
+
+def _rate(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _mean(values: array[float]) -> float | None:
+    if not values:
+        return None
+    # Rounding may carry the mean of equal values past them.
+    return min(max(math.fsum(values) / len(values), min(values)), max(values))
+
+
+def _as_list(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else list(interval)

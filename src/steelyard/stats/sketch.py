@@ -1,0 +1,80 @@
+"""Percentiles of a stream in fixed memory: how the live display asks a million values what their median is."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+# A positive double's bits, read as an integer, grow with its value: exponent first, then mantissa. Keeping the
+# exponent and the top seven bits of the mantissa sorts values into buckets at most 1/128 wide relative to their
+# lower edge, so that the middle of a bucket is within 1/256 (0.39 %) of anything in it. No logarithm is taken.
+_DROPPED_BITS = 52 - 7
+_SMALLEST_EXPONENT = -30  # 2**-30 s is 0.9 ns, finer than any clock here; what is below counts as zero
+_LARGEST_EXPONENT = 34  # 2**34 is 17 thousand million: seconds or tokens
+_FIRST = (1023 + _SMALLEST_EXPONENT) << 7
+_LAST_BUCKET = ((_LARGEST_EXPONENT - _SMALLEST_EXPONENT) << 7) + 1
+
+
+class PercentileSketch:
+    """Counts of values by size: percentiles within 0.5 % of numpy's linear ones, for values from 1e-9 to 1.7e10.
+
+    Zero is exact, a negative value counts as zero, and no estimate leaves [minimum, maximum].
+    """
+
+    __slots__ = ("_buckets", "_cumulative", "count", "maximum", "minimum", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self.minimum = math.inf
+        self.maximum = -math.inf
+        self._buckets: npt.NDArray[np.int64] = np.zeros(_LAST_BUCKET + 1, dtype=np.int64)
+        self._cumulative: npt.NDArray[np.int64] | None = None
+
+    def add(self, values: npt.NDArray[np.float64]) -> None:
+        """Count these finite values in."""
+        if not len(values):
+            return
+        # A negative number's sign bit makes its integer negative, so that clipping sends it to the zero bucket.
+        bucket = np.clip((values.view(np.int64) >> _DROPPED_BITS) - (_FIRST - 1), 0, _LAST_BUCKET)
+        np.add.at(self._buckets, bucket, 1)
+        self._cumulative = None
+        self.count += len(values)
+        self.total += float(values.sum())
+        self.minimum = min(self.minimum, float(values.min()))
+        self.maximum = max(self.maximum, float(values.max()))
+
+    def percentile(self, percent: float) -> float | None:
+        """The value that `percent` of the values lie below, linear between neighbours; None when empty."""
+        if not self.count:
+            return None
+        position = (self.count - 1) * percent / 100
+        lower = math.floor(position)
+        below = self._order_statistic(lower)
+        above = self._order_statistic(min(lower + 1, self.count - 1))
+        return below + (above - below) * (position - lower)
+
+    def _order_statistic(self, rank: int) -> float:
+        """The value of this rank, counted from 0: the middle of its bucket, exact at both ends."""
+        if rank <= 0:
+            return self.minimum
+        if rank >= self.count - 1:
+            return self.maximum
+        if self._cumulative is None:
+            self._cumulative = np.cumsum(self._buckets)
+        bucket = int(np.searchsorted(self._cumulative, rank, side="right"))
+        return min(max(_middle(bucket), self.minimum), self.maximum)
+
+
+def _middle(bucket: int) -> float:
+    """The middle of a bucket; 0 for the one below them all, infinity for the one above."""
+    if bucket == 0:
+        return 0.0
+    if bucket == _LAST_BUCKET:
+        return math.inf
+    bits = ((_FIRST + bucket - 1) << _DROPPED_BITS) | (1 << (_DROPPED_BITS - 1))
+    middle: float = struct.unpack("<d", struct.pack("<q", bits))[0]
+    return middle

@@ -1,0 +1,113 @@
+"""What the progress display shows: a label and a spec for each figure, checked before the run."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from steelyard.errors import ConfigurationError
+
+METRICS = (
+    "time_to_first_token",
+    "time_to_last_token",
+    "time_per_output_token",
+    "num_tokens_input",
+    "num_tokens_output",
+)
+COUNTERS = ("total", "failed", "input_tokens", "output_tokens", "requests_per_minute", "output_tps")
+AGGREGATES = ("average", "min", "max", "sum")
+
+# Failures come first: a narrow terminal cuts the line at its end, and they must not be what is lost.
+DEFAULT_PROGRESS_BAR_STATS: Mapping[str, str | tuple[str, ...]] = {
+    "failed": "failed",
+    "first token p50": ("time_to_first_token", "p50"),
+    "first token p90": ("time_to_first_token", "p90"),
+    "last token p50": ("time_to_last_token", "p50"),
+    "last token p90": ("time_to_last_token", "p90"),
+    "tok/s": ("time_per_output_token", "p50", "inv"),
+    "tokens in": "input_tokens",
+    "tokens out": "output_tokens",
+}
+
+_FORMS = "a counter's name, (metric, aggregate) or (metric, aggregate, 'inv')"
+_PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
+
+
+class ProgressStat(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of the display: a counter, or an aggregate of a metric, perhaps as its reciprocal."""
+
+    label: str
+    source: str
+    aggregate: str | None = None
+    percentile: float | None = None
+    inverse: bool = False
+
+    @property
+    def unit(self) -> Literal["seconds", "count", "number"]:
+        """How people read the figure: as a duration, a whole number, or a plain number."""
+        if self.aggregate is None:
+            return "number" if self.source in ("requests_per_minute", "output_tps") else "count"
+        return "seconds" if self.source.startswith("time_") and not self.inverse else "number"
+
+
+ProgressSpec: TypeAlias = tuple[ProgressStat, ...]
+
+
+def parse_progress_bar_stats(given: Mapping[str, Any] | ProgressSpec | None) -> ProgressSpec:
+    """The figures asked for, in order: the default for None, nothing for `{}`; a bad spec is refused."""
+    if isinstance(given, tuple) and all(isinstance(stat, ProgressStat) for stat in given):
+        return given
+    if given is None:
+        given = DEFAULT_PROGRESS_BAR_STATS
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"progress_bar_stats must map a label to {_FORMS}, got {given!r}")
+    return tuple(_parse_one(label, spec) for label, spec in given.items())
+
+
+def _parse_one(label: Any, spec: Any) -> ProgressStat:
+    if not isinstance(label, str) or not label.strip():
+        raise ConfigurationError(f"progress_bar_stats: a label must be text, got {label!r}")
+    if isinstance(spec, str):
+        if spec in METRICS:
+            raise _bad(label, spec, f"a metric needs an aggregate, such as ({spec!r}, 'p50')")
+        if spec not in COUNTERS:
+            raise _bad(label, spec, _not_known("counter", spec, COUNTERS, also=METRICS))
+        return ProgressStat(label=label, source=spec)
+    if not isinstance(spec, (tuple, list)) or len(spec) not in (2, 3):
+        raise _bad(label, spec, f"a spec is {_FORMS}")
+    return _parse_aggregate(label, spec)
+
+
+def _parse_aggregate(label: str, spec: tuple[Any, ...] | list[Any]) -> ProgressStat:
+    metric, aggregate = spec[0], spec[1]
+    if metric not in METRICS:
+        raise _bad(label, spec, _not_known("metric", metric, METRICS))
+    percentile = _parse_percentile(aggregate)
+    if percentile is None and aggregate not in AGGREGATES:
+        choices = (*AGGREGATES, "p50", "p90", "p99")
+        raise _bad(label, spec, _not_known("aggregate", aggregate, choices, suffix=" or any other p0 to p100"))
+    if len(spec) == 3 and spec[2] != "inv":
+        raise _bad(label, spec, f"the third part can only be 'inv', got {spec[2]!r}")
+    return ProgressStat(label=label, source=metric, aggregate=aggregate, percentile=percentile, inverse=len(spec) == 3)
+
+
+def _parse_percentile(aggregate: Any) -> float | None:
+    """50.0 for "p50", 99.9 for "p99.9"; None for what is not a percentile from 0 to 100."""
+    match = _PERCENTILE.fullmatch(aggregate) if isinstance(aggregate, str) else None
+    if match is None or float(match[1]) > 100:
+        return None
+    return float(match[1])
+
+
+def _bad(label: str, spec: Any, what: str) -> ConfigurationError:
+    return ConfigurationError(f"progress_bar_stats[{label!r}]: cannot use {spec!r}: {what}")
+
+
+def _not_known(kind: str, given: Any, allowed: Iterable[str], *, also: Iterable[str] = (), suffix: str = "") -> str:
+    near = difflib.get_close_matches(str(given), [*allowed, *also], n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"{given!r} is not a known {kind}{hint}; allowed: {', '.join(allowed)}{suffix}"

@@ -1,0 +1,233 @@
+"""Where progress is drawn: a bar on a terminal, a widget in a notebook, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Literal, Protocol, TextIO
+
+import msgspec
+from tqdm import tqdm
+
+from steelyard.stats.wording import format_rate, join, safe_text, trim
+
+Mode = Literal["auto", "bar", "lines", "off"]
+MODES: tuple[Mode, ...] = ("auto", "bar", "lines", "off")
+
+_LINE_EVERY = 5.0
+_SILENCE_EVERY = 60.0
+_DEFAULT_COLUMNS = 80
+_CLEAR_LINE = "\x1b[K"
+# Delete every line from here down. "Erase below" (J) would do the same, but at the top of the screen tmux keeps
+# what J erases in its history.
+_CLEAR_BELOW = "\r\x1b[999M"
+_UP = "\x1b[A"
+_PLAIN = str.maketrans({"·": "|", "\N{EN DASH}": "-", "…": "~", "µ": "u", "�": "?"})
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be seen at one moment."""
+
+    description: str
+    done: int
+    total: int
+    initial: int
+    elapsed: float
+    segments: list[str]
+    in_flight: str = ""
+    silence: str | None = None
+
+    @property
+    def rate(self) -> str:
+        """How fast this sitting goes: what an earlier one did is not its merit."""
+        return format_rate(self.done - self.initial, self.elapsed)
+
+
+class Surface(Protocol):
+    """Something to draw frames on."""
+
+    def draw(self, frame: Frame) -> None: ...
+    def message(self, text: str) -> None: ...
+    def close(self, frame: Frame) -> None: ...
+
+
+def choose_surface(mode: Mode, stream: TextIO) -> Surface | None:
+    """The surface for a mode; `auto` takes the best that can be seen where the stream leads."""
+    if mode == "off":
+        return None
+    if mode in ("auto", "bar") and in_notebook():
+        return NotebookBar(stream)
+    if mode == "bar" or (mode == "auto" and stream.isatty() and os.environ.get("TERM") != "dumb"):
+        return TerminalBar(stream)
+    return PlainLines(stream)
+
+
+def in_notebook() -> bool:
+    """Whether this runs in a Jupyter kernel that can show widgets. Imports nothing where IPython is not loaded."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = get_ipython() if get_ipython is not None else None
+    if shell is None or "IPKernelApp" not in shell.config:
+        return False
+    try:
+        import ipywidgets  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+class _Output:
+    """A stream that may refuse characters, or go away: neither may end a run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream
+        self._encoding = getattr(stream, "encoding", None) or "utf-8"
+        self.unicode = self._encodes("█·\N{EN DASH}…")
+
+    def _encodes(self, text: str) -> bool:
+        try:
+            text.encode(self._encoding)
+        except (UnicodeEncodeError, LookupError):
+            return False
+        return True
+
+    def write(self, text: str) -> None:
+        if self._stream is None:
+            return
+        if not self._encodes(text):
+            text = text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # the terminal is gone, or the stream was closed
+            self._stream = None
+
+    def columns(self) -> int:
+        """How wide the terminal is now."""
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns if self._stream else 0
+        except (OSError, ValueError):  # not a terminal, or no file at all
+            columns = 0
+        return columns or _DEFAULT_COLUMNS
+
+
+class TerminalBar:
+    """Two lines, redrawn in place: tqdm's bar, and the figures below it.
+
+    The cursor rests at the start of the first line. Terminals that reflow on a resize keep it there, so that
+    clearing from the cursor down removes whatever the lines were wrapped into.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._output = _Output(stream)
+        self._columns = 0
+        self._drawn = ""
+        self._height = 0
+
+    def draw(self, frame: Frame) -> None:
+        columns = self._output.columns()
+        # The last column stays free: a character there makes some terminals wrap.
+        lines = [self._bar(frame, columns - 1)]
+        if frame.silence is not None:
+            lines.append(trim(frame.silence, columns - 1))
+        elif frame.segments:
+            lines.append(join(frame.segments, columns - 1))
+        clear = _CLEAR_BELOW if columns != self._columns or len(lines) != self._height else ""
+        self._columns, self._height = columns, len(lines)
+        self._drawn = f"{_CLEAR_LINE}\n".join(lines) + _CLEAR_LINE + "\r" + _UP * (len(lines) - 1)
+        self._output.write(clear + self._drawn)
+
+    def message(self, text: str) -> None:
+        self._output.write(_CLEAR_BELOW + text + "\n" + self._drawn)
+
+    def close(self, frame: Frame) -> None:
+        """Leave the finished bar alone on its line, the cursor below."""
+        bar = self._bar(frame, self._output.columns() - 1)
+        self._output.write(_CLEAR_BELOW + bar + "\n")
+        self._drawn = ""
+
+    def _bar(self, frame: Frame, width: int) -> str:
+        # The formatter alone: an instance would bring a lock, a monitor thread and the wall clock.
+        waiting = f" {frame.in_flight}" if frame.in_flight else ""
+        return tqdm.format_meter(
+            n=frame.done,
+            total=frame.total,
+            elapsed=frame.elapsed,
+            initial=frame.initial,
+            ncols=width,
+            prefix=trim(frame.description, max(width // 3, 8)),
+            ascii=not self._output.unicode,
+            bar_format="{desc} {percentage:3.0f}%|{bar}| "
+            f"{frame.done:,}/{frame.total:,} [{{elapsed}}<{{remaining}}, {frame.rate}]{waiting}",
+        )
+
+
+class PlainLines:
+    """A line at most every five seconds, for logs: no control codes, nothing said twice."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._output = _Output(stream)
+        self._line_at: float | None = None
+        self._line_done = -1
+        self._silence_at: float | None = None
+
+    def draw(self, frame: Frame) -> None:
+        if frame.silence is None:
+            self._silence_at = None
+        elif self._silence_at is None or frame.elapsed - self._silence_at >= _SILENCE_EVERY:
+            self._silence_at = frame.elapsed
+            self.message(f"{frame.description} {frame.silence}")
+        if self._line_at is None or frame.elapsed - self._line_at >= _LINE_EVERY:
+            self._line(frame)
+
+    def message(self, text: str) -> None:
+        self._output.write(text + "\n")
+
+    def close(self, frame: Frame) -> None:
+        self._line(frame)
+
+    def _line(self, frame: Frame) -> None:
+        if frame.done == self._line_done:
+            return
+        self._line_at, self._line_done = frame.elapsed, frame.done
+        percent = f" {100 * frame.done // frame.total}%" if frame.total else ""
+        start = f"{frame.description} {frame.done:,}/{frame.total:,}{percent} {frame.rate}"
+        self.message(f"{start} {join(frame.segments)}".rstrip())
+
+
+class NotebookBar:
+    """tqdm's widget, with the figures after the bar."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._output = _Output(stream)
+        self._bar: Any = None
+
+    def draw(self, frame: Frame) -> None:
+        if self._bar is None:
+            self._bar = _notebook_bar(frame)
+        self._bar.n = frame.done
+        self._bar.set_postfix_str(frame.silence or join(frame.segments), refresh=False)
+        self._bar.refresh()
+
+    def message(self, text: str) -> None:
+        self._output.write(text + "\n")
+
+    def close(self, frame: Frame) -> None:
+        self.draw(frame)
+        self._bar.close()
+
+
+def _notebook_bar(frame: Frame) -> Any:
+    from tqdm.notebook import tqdm_notebook
+
+    class Bar(tqdm_notebook):  # type: ignore[type-arg]  # generic in its stubs alone
+        monitor_interval = 0  # no monitor thread: the bar is refreshed by a ticker
+
+    bar = Bar(total=frame.total, initial=frame.initial, unit="case", smoothing=0, file=sys.stdout)
+    # Not given to the constructor, which shows it once without escaping HTML.
+    bar.set_description_str(frame.description, refresh=False)
+    return bar
+
+
+def safe_lines(text: str) -> str:
+    """A message's lines, each made safe; its line breaks stay."""
+    return "\n".join(safe_text(line) for line in text.splitlines())

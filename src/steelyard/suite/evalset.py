@@ -1,0 +1,155 @@
+"""EvalSet: an id and cases, in order, read lazily, each with an id of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from copy import copy
+from pathlib import Path
+
+from steelyard.errors import ConfigurationError, SuiteError
+from steelyard.records import EvalCase
+from steelyard.suite.columns import Arrange, by_name
+from steelyard.suite.identity import BadCase, as_json, content_digest
+from steelyard.suite.occurrences import Occurrences
+from steelyard.suite.sources import Cases, CsvSource, JsonlSource, MemorySource, Placed, Source
+
+
+class EvalSet:
+    """A suite: cases to ask, in order. Iterating reads them anew, with ids and the system prompt filled in.
+
+    `cases` is a sequence of EvalCase (or of dictionaries in its shape), any iterable, a function without
+    arguments that returns a fresh iterator, or an iterator, which can be read once (`one_shot`).
+    """
+
+    def __init__(self, id: str, cases: Cases, *, system_prompt: str | None = None) -> None:
+        self._set_up(id, MemorySource(cases), system_prompt)
+
+    def _set_up(self, id: str, source: Source, system_prompt: str | None) -> None:
+        if not isinstance(id, str) or not id:
+            raise ConfigurationError(f"a suite's id must be text and not empty, got {id!r}")
+        if system_prompt is not None and not isinstance(system_prompt, str):
+            raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r}")
+        self.id = id
+        self.system_prompt = system_prompt
+        self._source = source
+
+    @classmethod
+    def from_source(cls, id: str, source: Source, system_prompt: str | None = None) -> EvalSet:
+        """A suite over a source of its own."""
+        suite = cls.__new__(cls)
+        suite._set_up(id, source, system_prompt)
+        return suite
+
+    @classmethod
+    def from_jsonl(
+        cls,
+        path: str | Path,
+        id: str | None = None,
+        fields: Mapping[str, str] | None = None,
+        system_prompt: str | None = None,
+    ) -> EvalSet:
+        """The cases of a JSONL file, one object a line; the id is the file's stem unless given."""
+        source = JsonlSource(path, arrangement(fields))
+        return cls.from_source(Path(path).stem if id is None else id, source, system_prompt)
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path,
+        id: str | None = None,
+        fields: Mapping[str, str] | None = None,
+        system_prompt: str | None = None,
+    ) -> EvalSet:
+        """The cases of a CSV file with a header; the id is the file's stem unless given."""
+        source = CsvSource(path, arrangement(fields))
+        return cls.from_source(Path(path).stem if id is None else id, source, system_prompt)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> EvalSet:
+        """The cases of a suite file, with its id and system prompt; its target and scorers are left alone."""
+        from steelyard.suite.yaml_file import read_suite_file
+
+        return read_suite_file(path).cases
+
+    @property
+    def one_shot(self) -> bool:
+        """Whether the cases can be read only once."""
+        return self._source.one_shot
+
+    @property
+    def path(self) -> Path | None:
+        """The file the cases come from, if any."""
+        return self._source.path
+
+    def __repr__(self) -> str:
+        return f"EvalSet(id={self.id!r}, cases from {self.path or 'memory'})"
+
+    def __iter__(self) -> Iterator[EvalCase]:
+        return (case for _, case in self.numbered(Occurrences()))
+
+    def numbered(self, occurrences: Occurrences) -> Iterator[Placed]:
+        """The cases with ids, each with its line if it has one; `occurrences` tells equal ones apart."""
+        for index, (line, case) in enumerate(self._source.read()):
+            try:
+                complete = self._completed(case, occurrences)
+            except BadCase as error:
+                raise self.problem(str(error), index, line) from error
+            yield line, complete
+
+    def problem(self, message: str, index: int, line: int | None) -> SuiteError:
+        """A problem with one case as an error that says where it stands."""
+        return self._source.problem(message, index, line)
+
+    def spool(self, path: str | Path) -> EvalSet:
+        """Write the cases, complete with ids, to a JSONL file, atomically; the suite that reads it back."""
+        path = Path(path)
+        draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+        try:
+            with draft.open("wb") as file:
+                for index, (line, case) in enumerate(self.numbered(Occurrences())):
+                    try:
+                        file.write(as_json(case).encode() + b"\n")
+                    except BadCase as error:
+                        raise self.problem(str(error), index, line) from error
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        _sync_directory(path.parent)
+        return EvalSet.from_jsonl(path, id=self.id)
+
+    def _completed(self, case: EvalCase, occurrences: Occurrences) -> EvalCase:
+        """The case with an id and a system prompt; a copy, as the case may be the caller's own.
+
+        An automatic id leaves the suite's system prompt out, so that runs with another one can be compared.
+        """
+        lacks_prompt = case.system_prompt is None and self.system_prompt is not None
+        if case.id and not lacks_prompt:
+            return case
+        complete = copy(case)
+        if not case.id:
+            digest = content_digest(case)
+            complete.id = f"{digest:012x}-{occurrences.count(digest)}"
+        if lacks_prompt:
+            complete.system_prompt = self.system_prompt
+        return complete
+
+
+def arrangement(fields: Mapping[str, str] | None) -> Arrange:
+    """How a row's columns become a case's fields: by name, or by the templates in `fields`."""
+    if fields is None:
+        return by_name
+    from steelyard.suite.fields import FieldTemplates
+
+    return FieldTemplates(fields)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make a rename in this directory survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

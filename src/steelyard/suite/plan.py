@@ -1,0 +1,254 @@
+"""The plan of a run: which cases it asks, how often, and what each one's answer and scores depend on.
+
+Making it is the first pass over a suite: it meets every bad row before anything is called, and keeps
+about 32 bytes a case. The cases themselves are read again when they are asked.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from steelyard.errors import ConfigurationError, SuiteError
+from steelyard.records import EvalCase, Job
+from steelyard.suite.evalset import EvalSet
+from steelyard.suite.identity import BadCase, as_hex, case_fingerprint, grading_fingerprint, id_digest
+from steelyard.suite.occurrences import Occurrences
+
+Digests: TypeAlias = npt.NDArray[np.uint64]
+Selects: TypeAlias = Callable[[str], bool]
+
+CHECK_EVERY = 4096  # rows
+
+
+class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
+    """The slots of a run, `position * trials + trial`, where a position is a selected case's place in order.
+
+    `indices` are the selected cases' places in the suite; `rows_read` is how many rows the first pass read,
+    and `read_all` whether these were all there are.
+    """
+
+    suite: EvalSet
+    trials: int
+    indices: range | array[int]
+    id_digests: Digests
+    case_fingerprints: Digests
+    grading_fingerprints: Digests | None
+    repeated: frozenset[int]
+    rows_read: int
+    read_all: bool
+
+    @property
+    def cases(self) -> int:
+        """How many cases are asked."""
+        return len(self.indices)
+
+    @property
+    def slots(self) -> int:
+        """How many (case, trial) there are."""
+        return self.cases * self.trials
+
+    def slot_at(self, index: int, trial: int) -> int:
+        """The slot of a planned case, by its place in the suite."""
+        position = index if isinstance(self.indices, range) else bisect_left(self.indices, index)
+        return position * self.trials + trial
+
+    def index(self, slot: int) -> int:
+        """The place in the suite of a slot's case."""
+        return self.indices[slot // self.trials]
+
+    def id_digest(self, slot: int) -> int:
+        """The digest of a slot's case id."""
+        return int(self.id_digests[slot // self.trials])
+
+    def case_fp(self, slot: int) -> str:
+        """The fingerprint of what the target may see of this slot's case."""
+        return as_hex(int(self.case_fingerprints[slot // self.trials]))
+
+    def scored_by(self, slot: int) -> str:
+        """The fingerprint of how this slot's answer is graded; empty when nothing grades it."""
+        gradings = self.grading_fingerprints
+        return "" if gradings is None else as_hex(int(gradings[slot // self.trials]))
+
+    def slot_of(self, id_digests: Digests, trials: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """The slot of each (id digest, trial); -1 where it is not planned."""
+        order = self._order
+        places = np.searchsorted(self.id_digests, id_digests, sorter=order)
+        positions = order[np.minimum(places, len(order) - 1)]
+        trials = trials.astype(np.int64)
+        planned = (self.id_digests[positions] == id_digests) & (trials >= 0) & (trials < self.trials)
+        return np.where(planned, positions * self.trials + trials, -1)
+
+    @cached_property
+    def _order(self) -> npt.NDArray[np.int64]:
+        return np.argsort(self.id_digests)
+
+    def jobs(self, done: bytearray | None = None) -> Iterator[Job]:
+        """The jobs whose slots are not done, in suite order, a case's trials together, read as they are taken."""
+        if done is not None and len(done) != self.slots:
+            raise ValueError(f"done must have {self.slots} bytes, one a slot, got {len(done)}")
+        position = rows = 0
+        for rows, (line, case) in enumerate(self.suite.numbered(Occurrences(self.repeated)), 1):
+            if rows > self.rows_read:
+                break
+            if position < self.cases and self.indices[position] == rows - 1:
+                yield from self._jobs_of(position, case, line, done)
+                position += 1
+                if position == self.cases and not self.read_all:
+                    return
+        if position < self.cases or (self.read_all and rows != self.rows_read):
+            raise self._changed(f"it had {self.rows_read} cases, now {'more' if rows > self.rows_read else rows}")
+
+    def _jobs_of(self, position: int, case: EvalCase, line: int | None, done: bytearray | None) -> Iterator[Job]:
+        first = position * self.trials
+        trials = [trial for trial in range(self.trials) if done is None or not done[first + trial]]
+        if not trials:
+            return
+        if id_digest(case.id) != self.id_digests[position]:
+            raise self._changed(f"the case {case.id!r} stands where another was", line)
+        if case_fingerprint(case) != self.case_fingerprints[position]:
+            raise self._changed(f"the case {case.id!r} is not what it was", line)
+        case_fp, scored_by = self.case_fp(first), self.scored_by(first)
+        for trial in trials:
+            yield Job(index=self.indices[position], trial=trial, case=case, case_fp=case_fp, scored_by=scored_by)
+
+    def _changed(self, how: str, line: int | None = None) -> SuiteError:
+        message = f"suite {self.suite.id!r} changed while it was being run: {how}"
+        return SuiteError(message, path=self.suite.path, line=line)
+
+
+def make_plan(
+    suite: EvalSet,
+    *,
+    limit: int | None = None,
+    match: str | None = None,
+    trials: int = 1,
+    scorers_digest: bytes = b"",
+    check: Callable[[], None] | None = None,
+) -> Plan:
+    """Read the suite once and plan a run of it: the first `limit` cases whose id matches, `trials` times each.
+
+    `check` is called every few thousand rows and may raise to give up.
+    """
+    _check_options(suite, limit, trials)
+    rows = _Rows(scorers_digest, None if match is None else _selector(match))
+    occurrences = Occurrences()
+    read_all = True
+    for index, (line, case) in enumerate(suite.numbered(occurrences)):
+        if check is not None and index % CHECK_EVERY == 0:
+            check()
+        try:
+            rows.add(case)
+        except BadCase as error:
+            raise suite.problem(f"{error} (case {case.id!r})", index, line) from error
+        if len(rows.seen) == limit:
+            read_all = False
+            break
+    repeated = occurrences.repeated
+    _refuse_nothing(suite, len(rows.digests), len(rows.seen), match)
+    _refuse_duplicates(suite, _as_numpy(rows.digests), repeated)
+    return rows.planned(suite, trials, repeated, read_all)
+
+
+class _Rows:
+    """What the first pass keeps: every row's id digest, and the fingerprints of those that are selected."""
+
+    def __init__(self, scorers_digest: bytes, selects: Selects | None) -> None:
+        self.scorers_digest = scorers_digest
+        self.selects = selects
+        self.digests = array("Q")
+        self.kept = array("Q")
+        self.seen = array("Q")
+        self.graded = array("Q")
+
+    def add(self, case: EvalCase) -> None:
+        self.digests.append(id_digest(case.id))
+        if self.selects is not None:
+            if not self.selects(case.id):
+                return
+            self.kept.append(len(self.digests) - 1)
+        self.seen.append(case_fingerprint(case))
+        if self.scorers_digest:
+            self.graded.append(grading_fingerprint(self.scorers_digest, case))
+
+    def planned(self, suite: EvalSet, trials: int, repeated: frozenset[int], read_all: bool) -> Plan:
+        digests = _as_numpy(self.digests)
+        return Plan(
+            suite=suite,
+            trials=trials,
+            indices=range(len(self.seen)) if self.selects is None else self.kept,
+            id_digests=digests if self.selects is None else digests[_as_numpy(self.kept)],
+            case_fingerprints=_as_numpy(self.seen),
+            grading_fingerprints=_as_numpy(self.graded) if self.scorers_digest else None,
+            repeated=repeated,
+            rows_read=len(self.digests),
+            read_all=read_all,
+        )
+
+
+def _check_options(suite: EvalSet, limit: int | None, trials: int) -> None:
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"limit must be >= 1, got {limit}")
+    if trials < 1:
+        raise ConfigurationError(f"trials must be >= 1, got {trials}")
+    if suite.one_shot:
+        raise ConfigurationError(
+            f"suite {suite.id!r} is a one-shot iterator, and a plan reads its cases twice: spool() it first"
+        )
+
+
+def _selector(match: str) -> Selects:
+    """A glob when it looks like one, else any part of the id."""
+    if any(sign in match for sign in "*?["):
+        return lambda case_id: fnmatchcase(case_id, match)
+    return lambda case_id: match in case_id
+
+
+def _refuse_nothing(suite: EvalSet, read: int, selected: int, match: str | None) -> None:
+    if not read:
+        raise SuiteError(f"suite {suite.id!r} has no cases", path=suite.path)
+    if not selected:
+        message = f"no case of suite {suite.id!r} has an id that matches {match!r}: none of its {read} does"
+        raise SuiteError(message, path=suite.path)
+
+
+def _refuse_duplicates(suite: EvalSet, digests: Digests, repeated: frozenset[int]) -> None:
+    """Refuse two cases with one id; digests tell which are suspect, a second reading what they are called."""
+    ordered = np.sort(digests)
+    suspects = frozenset(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    if not suspects:
+        return
+    first: dict[int, tuple[str, int, int | None]] = {}
+    for index, (line, case) in enumerate(suite.numbered(Occurrences(repeated))):
+        digest = id_digest(case.id)
+        if digest in first:
+            raise _duplicate(suite, case.id, index, line, first[digest])
+        if digest in suspects:
+            first[digest] = (case.id, index, line)
+    raise SuiteError(f"suite {suite.id!r} changed while it was being read", path=suite.path)
+
+
+def _duplicate(
+    suite: EvalSet, case_id: str, index: int, line: int | None, first: tuple[str, int, int | None]
+) -> SuiteError:
+    first_id, first_index, first_line = first
+    earlier = f"case {first_index + 1}" if first_line is None else f"line {first_line}"
+    if first_id != case_id:  # 1 in 36 million for a million cases; a run could not tell the two apart
+        message = f"the ids {first_id!r} ({earlier}) and {case_id!r} have the same digest: rename one"
+    elif line is None:
+        message = f"the id {case_id!r} stands twice: {earlier} and case {index + 1}"
+    else:
+        message = f"the id {case_id!r} stands twice: {earlier} and line {line}"
+    return suite.problem(message, index, line)
+
+
+def _as_numpy(numbers: array[int]) -> Digests:
+    return np.frombuffer(numbers, dtype=np.uint64)

@@ -1,0 +1,233 @@
+"""A program as a target: the case as JSON on its stdin, the answer on its stdout."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shlex
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from steelyard.contracts import Identity, InvocationContext
+from steelyard.errors import ConfigurationError, TargetError, TransientError
+from steelyard.records import EvalCase, InvocationResponse
+from steelyard.targets.process import ChildProcess
+from steelyard.targets.timing import time_per_output_token
+
+MALFORMED = "MalformedOutput"
+"""The `error_type` of an answer that came back but cannot be read."""
+
+_SHOWN_STDERR_BYTES = 2048
+_SECRET_LENGTH = 8
+_SCARCITY = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+
+
+class Command:
+    """A program that is started once per call, without a shell.
+
+    It reads the case's fields and `trial`, `attempt` and `seed` as one JSON object, and answers with plain text or,
+    with `output="json"`, with an object of InvocationResponse's fields. When it ends, or is cancelled, whatever it
+    started in its process group is ended too. Secrets belong in `env`: its values are never written anywhere.
+    """
+
+    def __init__(
+        self,
+        argv: str | Sequence[str],
+        *,
+        output: Literal["text", "json"] = "text",
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        max_output_bytes: int = 64 * 1024 * 1024,
+        model_id: str | None = None,
+        parallelism: int = 1,
+    ) -> None:
+        if output not in ("text", "json"):
+            raise ConfigurationError(f"output must be 'text' or 'json', got {output!r}")
+        if max_output_bytes < 1:
+            raise ConfigurationError(f"max_output_bytes must be >= 1, got {max_output_bytes}")
+        if parallelism < 1:
+            raise ConfigurationError(f"parallelism must be >= 1, got {parallelism}")
+        self.argv = _split(argv)
+        self.output = output
+        self.cwd = None if cwd is None else Path(cwd)
+        self.max_output_bytes = max_output_bytes
+        self.model_id = model_id
+        self.default_parallelism = parallelism
+        self._env = _checked_env(env or {})
+        _check_program(self.argv[0], self.cwd, self._env.get("PATH"))
+
+    def __repr__(self) -> str:
+        return f"Command({shlex.join(self.argv)!r})"
+
+    def identity(self) -> Identity:
+        """What is run, and how; of the environment only the names, for values may be secrets."""
+        return {
+            "kind": "command",
+            "argv": list(self.argv),
+            "output": self.output,
+            "env": sorted(self._env),
+            "cwd": None if self.cwd is None else str(self.cwd),
+        }
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        """The program's answer; a failing program raises, an unreadable answer is kept beside its error."""
+        payload = _payload(case, context)
+        request_time = datetime.now(UTC)
+        child = self._start(payload)
+        try:
+            await child.finished()
+        except GeneratorExit:  # the loop is gone, and with it the means to wait
+            child.kill()
+            raise
+        except BaseException:
+            await child.end()
+            raise
+        await child.end()
+        self._raise_failure(child)
+        response = self._read(child)
+        response.input_prompt = case.prompt if response.input_prompt is None else response.input_prompt
+        response.request_time = response.request_time or request_time
+        return response
+
+    def _start(self, payload: bytes) -> ChildProcess:
+        try:
+            return ChildProcess(
+                self.argv,
+                stdin=payload,
+                env={**os.environ, **self._env},
+                cwd=self.cwd,
+                max_output_bytes=self.max_output_bytes,
+            )
+        except OSError as error:
+            kind = TransientError if error.errno in _SCARCITY else TargetError
+            raise kind(f"cannot start {self.argv[0]}: {error.strerror or error}") from error
+
+    def _raise_failure(self, child: ChildProcess) -> None:
+        name = self.argv[0]
+        if child.overflowed:
+            raise TargetError(f"{name} wrote more than {self.max_output_bytes} bytes to stdout and was ended")
+        if child.returncode:
+            raise TargetError(f"{name} {_ending(child.returncode)}{self._stderr_note(child)}")
+        if not child.stdout:
+            raise TargetError(f"{name} exited with code 0 and wrote nothing to stdout{self._stderr_note(child)}")
+
+    def _stderr_note(self, child: ChildProcess) -> str:
+        """The end of stderr, without the values of `env`."""
+        tail = child.stderr_tail
+        for value in self._env.values():
+            if len(value) >= _SECRET_LENGTH:
+                tail = tail.replace(os.fsencode(value), b"***")
+        text = tail[-_SHOWN_STDERR_BYTES:].decode("utf-8", "replace").strip()
+        return f": {text}" if text else ""
+
+    def _read(self, child: ChildProcess) -> InvocationResponse:
+        last = None if child.exited_at is None else child.exited_at - child.started_at
+        if self.output == "json":
+            response = _from_json(bytes(child.stdout))
+        else:
+            response = _from_text(bytes(child.stdout))
+            if child.first_byte_at is not None:
+                response.time_to_first_token = child.first_byte_at - child.started_at
+        if response.time_per_output_token is None:  # only from the program's own clock, never from two
+            response.time_per_output_token = time_per_output_token(
+                response.time_to_first_token, response.time_to_last_token, response.num_tokens_output
+            )
+        if response.time_to_last_token is None:
+            response.time_to_last_token = last
+        return response
+
+
+def _split(argv: str | Sequence[str]) -> list[str]:
+    try:
+        words = shlex.split(argv) if isinstance(argv, str) else [os.fspath(word) for word in argv]
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"argv must be a command line or a list of words, got {argv!r}: {error}") from error
+    if not words or not words[0]:
+        raise ConfigurationError(f"argv must name a program, got {argv!r}")
+    if any("\0" in word for word in words):
+        raise ConfigurationError(f"argv must not contain NUL characters, got {argv!r}")
+    return words
+
+
+def _checked_env(env: Mapping[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise ConfigurationError(f"env has an impossible name: {name!r}")
+        if not isinstance(value, str) or "\0" in value:
+            raise ConfigurationError(f"env[{name!r}] must be text without NUL, got {type(value).__name__}")
+    return dict(env)
+
+
+def _check_program(program: str, cwd: Path | None, path: str | None) -> None:
+    """Refuse a program that cannot be started from here, before anything is called."""
+    if cwd is not None and not cwd.is_dir():
+        raise ConfigurationError(f"cwd must be a directory, got {str(cwd)!r}")
+    place = os.path.join(cwd or "", program) if os.sep in program else program
+    if shutil.which(place, path=path) is not None:
+        return
+    if os.sep in program and os.path.exists(place):
+        raise ConfigurationError(f"program is not executable: {place!r}")
+    raise ConfigurationError(f"program not found: {place!r}")
+
+
+def _payload(case: EvalCase, context: InvocationContext) -> bytes:
+    fields = {name: getattr(case, name) for name in case.__struct_fields__}
+    fields |= {"trial": context.trial, "attempt": context.attempt, "seed": context.seed}
+    try:
+        return msgspec.json.encode(fields) + b"\n"
+    except UnicodeEncodeError:  # lone surrogates, which only an escape can carry
+        return json.dumps(msgspec.to_builtins(fields)).encode("ascii") + b"\n"
+
+
+def _ending(returncode: int) -> str:
+    if returncode > 0:
+        return f"exited with code {returncode}"
+    try:
+        return f"was ended by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was ended by signal {-returncode}"
+
+
+def _from_text(stdout: bytes) -> InvocationResponse:
+    text = stdout.removesuffix(b"\n").removesuffix(b"\r")
+    try:
+        return InvocationResponse(response_text=text.decode())
+    except UnicodeDecodeError as error:
+        return _malformed(text, f"stdout is not UTF-8: {error.reason} at byte {error.start}")
+
+
+def _from_json(stdout: bytes) -> InvocationResponse:
+    try:
+        fields = msgspec.json.decode(stdout)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _malformed(stdout, f"stdout is not JSON: {error}")
+    if not isinstance(fields, dict):
+        return _malformed(stdout, f"stdout must be a JSON object, got {type(fields).__name__}")
+    unknown = [key for key in fields if key not in InvocationResponse.__struct_fields__]
+    if unknown:
+        return _malformed(stdout, _unknown_key(unknown[0]))
+    try:
+        response = msgspec.convert(fields, InvocationResponse)
+    except msgspec.ValidationError as error:
+        return _malformed(stdout, f"stdout has a bad field: {error}")
+    if response.response_text is None and response.error is None:
+        return _malformed(stdout, "stdout must have `response_text` or `error`")
+    return response
+
+
+def _unknown_key(key: str) -> str:
+    near: list[Any] = get_close_matches(key, InvocationResponse.__struct_fields__, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"stdout has an unknown key {key[:80]!r}{hint}"
+
+
+def _malformed(stdout: bytes, error: str) -> InvocationResponse:
+    return InvocationResponse(response_text=stdout.decode("utf-8", "replace"), error=error, error_type=MALFORMED)

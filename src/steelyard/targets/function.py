@@ -1,0 +1,297 @@
+"""A bare function as a target: sync or async, whole or streaming, text or a full response."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import inspect
+import reprlib
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, closing
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NoReturn, TypeAlias
+
+import msgspec
+
+from steelyard.contracts import Identity, InvocationContext, Target
+from steelyard.errors import ConfigurationError, TargetError
+from steelyard.records import EvalCase, InvocationResponse
+from steelyard.targets.threads import DaemonThreads
+from steelyard.targets.timing import time_per_output_token
+
+Ask: TypeAlias = Callable[[EvalCase, InvocationContext], Any]
+
+_MEMBERS = ("model_id", "default_parallelism", "identity", "invoke")
+
+
+def as_target(obj: Any) -> Target:
+    """A Target as it is, a callable wrapped; anything else is a ConfigurationError."""
+    if inspect.isclass(obj):
+        raise ConfigurationError(f"a target must be an instance, got the class {obj.__name__}")
+    if isinstance(obj, Target):
+        return obj
+    if callable(obj):
+        return CallableTarget(obj)
+    given = f"{reprlib.repr(obj)} ({type(obj).__name__})"
+    if hasattr(obj, "invoke"):
+        missing = ", ".join(name for name in _MEMBERS if not hasattr(obj, name))
+        raise ConfigurationError(f"a target needs {missing}, got {given}")
+    raise ConfigurationError(f"a target must be a Target or a callable, got {given}")
+
+
+class CallableTarget:
+    """A function of `case` or `case, context` as a target.
+
+    It gives text or an InvocationResponse, or yields pieces of text (then the first token is timed). `async def`
+    runs on the event loop, anything else in a daemon thread. Bound arguments are not part of its identity: say
+    `version` when they change an answer.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        model_id: str | None = None,
+        version: str | None = None,
+        name: str | None = None,
+        parallelism: int = 1,
+    ) -> None:
+        if parallelism < 1:
+            raise ConfigurationError(f"parallelism must be >= 1, got {parallelism}")
+        origin = _origin(function)
+        self.function = function
+        self.model_id = model_id
+        self.version = version
+        self.name: str = name or origin.__qualname__
+        self.default_parallelism = parallelism
+        self._ask = _asking(function, self.name)
+        self._is_coroutine = _is_kind(function, inspect.iscoroutinefunction)
+        self._is_stream = _is_kind(function, inspect.isasyncgenfunction)
+        self._threads = DaemonThreads()
+        self._identity: Identity = {
+            "kind": "callable",
+            "module": _module_name(origin),
+            "qualname": origin.__qualname__,
+            "version": version,
+            "~source": _source_digest(origin),
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The identity travels along: on another machine the source may be out of reach."""
+        options = {
+            "model_id": self.model_id,
+            "version": self.version,
+            "name": self.name,
+            "parallelism": self.default_parallelism,
+        }
+        return (_rebuild, (self.function, options, dict(self._identity)))
+
+    def __repr__(self) -> str:
+        return f"CallableTarget({self.name})"
+
+    @property
+    def excess(self) -> int:
+        """How many calls outlived their timeout and still run in a thread."""
+        return self._threads.excess
+
+    def identity(self) -> Identity:
+        """Where the function lives and its declared version; a changed source only warns."""
+        return self._identity
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        """The function's answer to the case, with the times that the function did not give itself."""
+        request_time = datetime.now(UTC)
+        started = perf_counter()
+        first = None
+        try:
+            if self._is_coroutine:
+                answer = await self._ask(case, context)
+            elif self._is_stream:
+                answer, first = await self._join_async(self._ask(case, context))
+            else:
+                return await self._invoke_in_thread(case, context)
+        except (SystemExit, asyncio.CancelledError) as error:
+            self._raise_own_exit(error)
+        return self._response(answer, case, request_time, started, first, perf_counter())
+
+    async def _invoke_in_thread(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        stop = threading.Event()
+        try:
+            answer, request_time, started, first, ended = await self._threads.run(self._call_timed, case, context, stop)
+        finally:
+            stop.set()
+        if isinstance(answer, AsyncGenerator):
+            answer, first = await self._join_async(answer)
+            ended = perf_counter()
+        elif inspect.isawaitable(answer):
+            answer = await answer
+            ended = perf_counter()
+        return self._response(answer, case, request_time, started, first, ended)
+
+    def _call_timed(
+        self, case: EvalCase, context: InvocationContext, stop: threading.Event
+    ) -> tuple[Any, datetime, float, float | None, float]:
+        """Call the function where it runs, so that waiting for a thread is not counted as its time."""
+        request_time = datetime.now(UTC)
+        started = perf_counter()
+        first = None
+        answer = self._ask(case, context)
+        if isinstance(answer, Generator):
+            answer, first = self._join(answer, stop)
+        return answer, request_time, started, first, perf_counter()
+
+    def _join(self, stream: Generator[Any, Any, Any], stop: threading.Event) -> tuple[str, float | None]:
+        """The pieces as one text, and when the first came; ends early when nobody waits for it any more."""
+        pieces: list[str] = []
+        first: float | None = None
+        with closing(stream):
+            for piece in stream:
+                if stop.is_set():
+                    break
+                if first is None and piece:
+                    first = perf_counter()
+                pieces.append(self._checked_piece(piece))
+        return "".join(pieces), first
+
+    async def _join_async(self, stream: AsyncGenerator[Any, Any]) -> tuple[str, float | None]:
+        pieces: list[str] = []
+        first: float | None = None
+        async with aclosing(stream):
+            async for piece in stream:
+                if first is None and piece:
+                    first = perf_counter()
+                pieces.append(self._checked_piece(piece))
+        return "".join(pieces), first
+
+    def _checked_piece(self, piece: Any) -> str:
+        if not isinstance(piece, str):
+            raise TypeError(f"{self.name} must yield text, got {type(piece).__name__}")
+        return piece
+
+    def _response(
+        self,
+        answer: Any,
+        case: EvalCase,
+        request_time: datetime,
+        started: float,
+        first: float | None,
+        ended: float,
+    ) -> InvocationResponse:
+        if isinstance(answer, str):
+            return InvocationResponse(
+                response_text=answer,
+                input_prompt=case.prompt,
+                time_to_first_token=None if first is None else first - started,
+                time_to_last_token=ended - started,
+                request_time=request_time,
+            )
+        if isinstance(answer, InvocationResponse):
+            return _completed(self._checked(answer), case, request_time, ended - started)
+        raise TypeError(f"{self.name} must return text or an InvocationResponse, got {type(answer).__name__}")
+
+    def _checked(self, answer: InvocationResponse) -> InvocationResponse:
+        """A copy, each field of its declared type: the function may hand out one object many times."""
+        try:
+            return msgspec.convert(msgspec.structs.asdict(answer), InvocationResponse)
+        except msgspec.ValidationError as error:
+            raise TypeError(f"{self.name} returned a malformed InvocationResponse: {error}") from error
+
+    def _raise_own_exit(self, error: BaseException) -> NoReturn:
+        """Raise a real cancellation as it is; the function's own exit or cancellation is its failure."""
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+            raise error
+        message = f"{self.name} raised {type(error).__name__}: {error}".removesuffix(": ")
+        raise TargetError(message) from error
+
+
+def _completed(
+    response: InvocationResponse, case: EvalCase, request_time: datetime, elapsed: float
+) -> InvocationResponse:
+    """Fill in what the function left out; what it said stands."""
+    if response.request_time is None:
+        response.request_time = request_time
+    if response.input_prompt is None:
+        response.input_prompt = case.prompt
+    if response.time_to_last_token is None:
+        response.time_to_last_token = elapsed
+    if response.time_per_output_token is None:
+        response.time_per_output_token = time_per_output_token(
+            response.time_to_first_token, response.time_to_last_token, response.num_tokens_output
+        )
+    return response
+
+
+def _rebuild(function: Callable[..., Any], options: dict[str, Any], identity: Identity) -> CallableTarget:
+    target = CallableTarget(function, **options)
+    target._identity = identity
+    return target
+
+
+def _asking(function: Callable[..., Any], name: str) -> Ask:
+    """How to call the function: the context goes only to a parameter that asks for it.
+
+    That is a second positional parameter without a default, or one called `context`. A second parameter with a
+    default of its own (`temperature=0.5`) and `*args` are left alone.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{name} has no readable signature: wrap it in a function of `case`") from error
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    has_rest = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    required = [one for one in positional if one.default is one.empty]
+    bound = function.keywords if isinstance(function, functools.partial) else {}
+    named = [
+        one
+        for one in parameters
+        if one.kind is one.KEYWORD_ONLY
+        and (one.default is one.empty or one.name == "context")
+        and one.name not in bound
+    ]
+    if (not positional and not has_rest) or len(required) > 2 or any(one.name != "context" for one in named):
+        raise ConfigurationError(f"{name} must take `case` or `case, context`, got {inspect.signature(function)}")
+    if named:
+        return lambda case, context: function(case, context=context)
+    if len(required) == 2 or (len(positional) > 1 and positional[1].name == "context"):
+        return function
+    return lambda case, context: function(case)  # noqa: ARG005 - the shape of Ask
+
+
+def _origin(function: Callable[..., Any]) -> Any:
+    """What was written in a source file: the function inside partials, or the class of a callable object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if hasattr(function, "__qualname__") else type(function)
+
+
+def _is_kind(function: Callable[..., Any], predicate: Callable[[Any], bool]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return predicate(function) or predicate(getattr(function, "__call__", None))  # noqa: B004 - asks of its kind
+
+
+def _module_name(origin: Any) -> str | None:
+    """The module as it would be imported: a script keeps its identity, whichever way it is started."""
+    name: str | None = getattr(origin, "__module__", None)
+    if name != "__main__":
+        return name
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return name if file is None else Path(file).stem
+
+
+def _source_digest(origin: Any) -> str | None:
+    try:
+        source = inspect.getsource(origin)
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return hashlib.blake2b(source.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -1,0 +1,195 @@
+"""One child process that is fed, read and always ended, with everything it started.
+
+Built on Popen and the loop's readers rather than on asyncio's own subprocesses: those wait for every pipe to close
+(a forgotten grandchild would hang the call) and depend on the loop and the thread they run in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+
+GRACE_SECONDS = 0.5
+"""From SIGTERM to SIGKILL."""
+DRAIN_SECONDS = 0.25
+"""How long output may still come once the program itself has ended."""
+REAP_SECONDS = 1.0
+"""How long the kernel may take to bury a killed process before we go on without it."""
+STDERR_BYTES = 4096
+_CHUNK_BYTES = 1 << 18
+
+
+class ChildProcess:
+    """A running program in a session of its own. Whoever makes one must await `end()`, whatever happens."""
+
+    def __init__(
+        self,
+        argv: list[str],
+        *,
+        stdin: bytes,
+        env: Mapping[str, str],
+        cwd: Path | None,
+        max_output_bytes: int,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._unsent = memoryview(stdin)
+        self._max_output_bytes = max_output_bytes
+        self.stdout = bytearray()
+        self.stderr_tail = b""
+        self.overflowed = False
+        self.first_byte_at: float | None = None
+        self.exited_at: float | None = None
+        self._exited: asyncio.Future[None] = self._loop.create_future()
+        self._drained: asyncio.Future[None] = self._loop.create_future()
+        self._flooded: asyncio.Future[None] = self._loop.create_future()
+        self.started_at = perf_counter()
+        self._popen = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+        try:
+            self._begin()
+        except BaseException:
+            self.kill()
+            raise
+
+    def _begin(self) -> None:
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        self._stdin = self._popen.stdin.fileno()
+        self._stdout = self._popen.stdout.fileno()
+        self._stderr = self._popen.stderr.fileno()
+        self._open = {self._stdin, self._stdout, self._stderr}
+        for descriptor in self._open:
+            os.set_blocking(descriptor, False)
+        threading.Thread(target=self._watch, name="steelyard-child", daemon=True).start()
+        self._loop.add_reader(self._stdout, self._read_stdout)
+        self._loop.add_reader(self._stderr, self._read_stderr)
+        self._loop.add_writer(self._stdin, self._write_stdin)
+
+    @property
+    def pid(self) -> int:
+        """The program's process id, which is its group's as well."""
+        return self._popen.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, the negative number of the signal that ended it, or None before `end()`."""
+        return self._popen.returncode
+
+    async def finished(self) -> None:
+        """Return when the program has ended and its output is read, or when that was too much."""
+        await asyncio.wait({self._exited, self._flooded}, return_when=asyncio.FIRST_COMPLETED)
+        if not self.overflowed:
+            await asyncio.wait(
+                {self._drained, self._flooded}, timeout=DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+
+    async def end(self) -> None:
+        """End the whole group, at first politely, and reap the program; a second cancellation skips the grace."""
+        try:
+            if not (self._exited.done() and self._drained.done()):
+                self._signal(signal.SIGTERM)
+                await asyncio.wait({self._exited, self._drained}, timeout=GRACE_SECONDS)
+        finally:
+            self._signal(signal.SIGKILL)
+            try:
+                await asyncio.wait({self._exited}, timeout=REAP_SECONDS)
+            finally:
+                self._bury()
+
+    def kill(self) -> None:
+        """End the group at once, without a loop to wait on."""
+        self._signal(signal.SIGKILL)
+        self._bury()
+
+    def _bury(self) -> None:
+        for descriptor in tuple(self._open):
+            self._close(descriptor)
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout=0 if self._exited.done() else GRACE_SECONDS)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Signal the group. Its number cannot have been reused: the program is reaped only in `_bury`."""
+        if self._popen.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._popen.pid, number)
+
+    def _watch(self) -> None:
+        """Wait in a thread until the program has ended, and leave it to be reaped."""
+        if hasattr(os, "waitid"):
+            with suppress(ChildProcessError):  # reaped already: ended in a hurry
+                os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
+        else:  # macOS before Python 3.13
+            self._popen.wait()
+        ended_at = perf_counter()
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._on_exit, ended_at)
+
+    def _on_exit(self, ended_at: float) -> None:
+        self.exited_at = ended_at
+        _settle(self._exited)
+
+    def _read_stdout(self) -> None:
+        chunk = self._read(self._stdout)
+        if chunk and self.first_byte_at is None:
+            self.first_byte_at = perf_counter()
+        if len(self.stdout) + len(chunk) > self._max_output_bytes:
+            self.overflowed = True
+            _settle(self._flooded)
+        elif not self.overflowed:
+            self.stdout += chunk
+
+    def _read_stderr(self) -> None:
+        self.stderr_tail = (self.stderr_tail + self._read(self._stderr))[-STDERR_BYTES:]
+
+    def _read(self, descriptor: int) -> bytes:
+        try:
+            chunk = os.read(descriptor, _CHUNK_BYTES)
+        except BlockingIOError:
+            return b""
+        if not chunk:
+            self._close(descriptor)
+        return chunk
+
+    def _write_stdin(self) -> None:
+        try:
+            self._unsent = self._unsent[os.write(self._stdin, self._unsent) :]
+        except BlockingIOError:
+            return
+        except OSError:  # it does not want to read: its answer counts, not its manners
+            self._unsent = self._unsent[:0]
+        if not self._unsent:
+            self._close(self._stdin)
+
+    def _close(self, descriptor: int) -> None:
+        if descriptor not in self._open:
+            return
+        self._open.remove(descriptor)
+        if not self._loop.is_closed():
+            self._loop.remove_reader(descriptor)
+            self._loop.remove_writer(descriptor)
+        for stream in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
+            if stream is not None and not stream.closed and stream.fileno() == descriptor:
+                stream.close()
+        if self._open <= {self._stdin}:
+            _settle(self._drained)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done() and not future.get_loop().is_closed():
+        future.set_result(None)

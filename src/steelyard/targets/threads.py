@@ -1,0 +1,173 @@
+"""Sync functions in daemon threads: awaitable, cancellable, and never in the way of the exit.
+
+A thread cannot be stopped. When the task that awaits it is cancelled, the task goes on at once and the thread runs
+on as *excess*: counted, not reused, its late result dropped. `concurrent.futures` is no use here: it joins its
+threads when the interpreter exits, so that one hung call would hold up the exit for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from steelyard.errors import TargetError
+
+Result = TypeVar("Result")
+
+IDLE_SECONDS = 10.0
+"""How long a thread without work stays."""
+
+
+class _Call:
+    """One function call on its way through a thread."""
+
+    __slots__ = ("abandoned", "args", "context", "ended", "function", "future", "loop")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.function = function
+        self.args = args
+        self.context = contextvars.copy_context()
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[_Outcome] = self.loop.create_future()
+        self.abandoned = False
+        self.ended = False
+
+
+class _Outcome:
+    """What a call came to. It travels as a plain result, so that no future ever holds an unread exception."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self, value: Any = None, error: Exception | None = None) -> None:
+        self.value = value
+        self.error = error
+
+    def drop(self) -> None:
+        """Let go of it in silence: a coroutine that nobody will await would warn."""
+        if inspect.iscoroutine(self.value):
+            self.value.close()
+
+
+class DaemonThreads:
+    """Daemon threads that are made when needed, reused when idle, and gone after a while without work."""
+
+    def __init__(self) -> None:
+        self._renew()
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._excess = 0
+        self._pid = os.getpid()
+
+    def __reduce__(self) -> tuple[type[DaemonThreads], tuple[()]]:
+        """Threads do not travel: a copy starts empty."""
+        return (DaemonThreads, ())
+
+    @property
+    def excess(self) -> int:
+        """How many abandoned calls still run."""
+        return self._excess
+
+    async def run(self, function: Callable[..., Result], *args: Any) -> Result:
+        """The function's result, from a thread that carries this task's context variables.
+
+        SystemExit, KeyboardInterrupt and the like are the function's failure (a TargetError), not the loop's end.
+        """
+        call = _Call(function, args)
+        self._hand_over(call)
+        try:
+            outcome = await call.future
+        except BaseException:
+            self._abandon(call)
+            raise
+        if outcome.error is None:
+            return outcome.value  # type: ignore[no-any-return]
+        try:
+            raise outcome.error
+        finally:
+            del outcome, call  # the error's traceback holds this frame: a cycle, if the frame held the error
+
+    def _hand_over(self, call: _Call) -> None:
+        if self._pid != os.getpid():
+            self._renew()  # forked: the idle threads stayed with the parent
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+        if worker is None:
+            worker = _Worker(self)
+            worker.start()
+        worker.inbox.put(call)
+
+    def _abandon(self, call: _Call) -> None:
+        if call.future.done() and not call.future.cancelled():
+            call.future.result().drop()
+        with self._lock:
+            if not call.ended:
+                call.abandoned = True
+                self._excess += 1
+
+    def _finish(self, worker: _Worker, call: _Call, outcome: _Outcome) -> None:
+        """Free the worker first, tell the caller second: a caller that asks again at once finds a free thread."""
+        with self._lock:
+            call.ended = True
+            self._excess -= call.abandoned
+            self._idle.append(worker)
+        if call.abandoned:
+            outcome.drop()
+            return
+        try:
+            call.loop.call_soon_threadsafe(_settle, call.future, outcome)
+        except RuntimeError:  # the loop was closed meanwhile: nobody is left to tell
+            outcome.drop()
+
+    def _retire(self, worker: _Worker) -> bool:
+        """True when the worker may go: it was idle, and no call was handed to it in the last instant."""
+        with self._lock:
+            if worker not in self._idle:
+                return False
+            self._idle.remove(worker)
+            return True
+
+
+class _Worker(threading.Thread):
+    def __init__(self, pool: DaemonThreads) -> None:
+        super().__init__(name="steelyard-call", daemon=True)
+        self.inbox: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._pool = pool
+
+    def run(self) -> None:
+        while True:
+            try:
+                call = self.inbox.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                if self._pool._retire(self):
+                    return
+                continue
+            self._pool._finish(self, call, _perform(call))
+            del call  # an idle thread must not keep the last case alive
+
+
+def _perform(call: _Call) -> _Outcome:
+    if call.abandoned:
+        return _Outcome()
+    try:
+        return _Outcome(call.context.run(call.function, *call.args))
+    except Exception as error:  # noqa: BLE001 - handed to the caller, who raises it
+        return _Outcome(error=error)
+    except BaseException as error:  # noqa: BLE001 - SystemExit and its kin would end the caller's loop
+        failure = TargetError(f"the function raised {type(error).__name__}: {error}".removesuffix(": "))
+        failure.__cause__ = error
+        return _Outcome(error=failure)
+
+
+def _settle(future: asyncio.Future[_Outcome], outcome: _Outcome) -> None:
+    if future.done():
+        outcome.drop()
+    else:
+        future.set_result(outcome)

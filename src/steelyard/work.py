@@ -1,0 +1,157 @@
+"""One case from question to record: asked within its time, scored, and never the end of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import numbers
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from operator import attrgetter
+from typing import Any
+
+from steelyard.contracts import Cancellation, Emit, InvocationContext, Scorer, Target
+from steelyard.engine.deadlines import Deadlines
+from steelyard.errors import describe
+from steelyard.records import RECORD_VERSION, InvocationResponse, Job, Record, Score
+from steelyard.scoring.base import run_scorers
+
+_NONE = type(None)
+_SHAPE: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("response_text", (str, _NONE)),
+    ("input_prompt", (str, _NONE)),
+    ("messages", (list, _NONE)),
+    ("time_to_first_token", (float, int, _NONE)),
+    ("time_to_last_token", (float, int, _NONE)),
+    ("time_per_output_token", (float, int, _NONE)),
+    ("num_tokens_input", (int, _NONE)),
+    ("num_tokens_output", (int, _NONE)),
+    ("num_tokens_input_cached", (int, _NONE)),
+    ("num_tokens_output_reasoning", (int, _NONE)),
+    ("request_time", (datetime, _NONE)),
+    ("stop_reason", (str, _NONE)),
+    ("error", (str, _NONE)),
+    ("error_type", (str, _NONE)),
+)
+_fields = attrgetter(*(name for name, _ in _SHAPE))
+_GOOD_SHAPES: set[tuple[type, ...]] = set()
+"""Combinations of types that were checked before: there are few, and looking one up is cheap."""
+
+
+class CaseWork:
+    """Asks the target, runs the scorers, hands on one record. Picklable when its target and scorers are."""
+
+    def __init__(
+        self,
+        target: Target,
+        scorers: Sequence[Scorer],
+        *,
+        timeout: float | None,
+        seed: int,
+        token: Cancellation | None = None,
+    ) -> None:
+        self._target = target
+        self._scorers = scorers
+        self._timeout = timeout
+        self._deadlines = Deadlines(timeout) if timeout is not None else None
+        self._seed = seed
+        self._token = token
+
+    async def __call__(self, job: Job, emit: Emit) -> None:
+        """Ask (unless the response is already stored), score, emit."""
+        started = time.perf_counter()
+        if job.stored is not None:
+            response, attempts, before = job.stored.response, job.stored.attempts, job.stored.elapsed
+        else:
+            context = InvocationContext(case_id=job.case.id, trial=job.trial, seed=self._seed, token=self._token)
+            response, attempts, before = await self._ask(job, context), context.attempt, None
+        scores: list[Score] = []
+        if response.error is None and self._scorers:
+            scores = await run_scorers(self._scorers, job.case, response, timeout=self._timeout)
+        elapsed = time.perf_counter() - started if before is None else before
+        emit(_record(job, response, scores, attempts, elapsed))
+
+    async def _ask(self, job: Job, context: InvocationContext) -> InvocationResponse:
+        """The target's answer; whatever it raises becomes an answer that says so."""
+        try:
+            if self._deadlines is None:
+                return _checked(await self._target.invoke(job.case, context))
+            with self._deadlines.call():
+                return _checked(await self._target.invoke(job.case, context))
+        except asyncio.CancelledError as error:
+            # Ours when this task is being cancelled; otherwise the target's own, and then it is only an error.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return _failed(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a target is the user's code: its crash is data
+            return _failed(error)
+
+
+def _failed(error: BaseException) -> InvocationResponse:
+    return InvocationResponse(error=describe(error), error_type=type(error).__name__)
+
+
+def _checked(response: Any) -> InvocationResponse:
+    """The response if its fields have the types that can be read back from the journal; else raise TypeError."""
+    if not isinstance(response, InvocationResponse):
+        raise TypeError(f"the target returned {type(response).__name__}, not an InvocationResponse")
+    shape = tuple(map(type, _fields(response)))
+    if shape not in _GOOD_SHAPES:
+        for name, types in _SHAPE:
+            value = getattr(response, name)
+            if type(value) not in types:
+                setattr(response, name, _coerced(name, value, types[0]))
+        _GOOD_SHAPES.add(tuple(map(type, _fields(response))))
+    if response.messages is not None and not all(isinstance(message, dict) for message in response.messages):
+        raise TypeError("the response's messages are not all objects")
+    if response.error is None and response.error_type is not None:
+        response.error = response.error_type
+    return response
+
+
+def _coerced(name: str, value: Any, wanted: type) -> Any:
+    """The plain value of a subclass or of numpy's and pandas' own types; TypeError for anything else."""
+    if wanted is datetime and isinstance(value, datetime):
+        return datetime.fromisoformat(value.isoformat())
+    if wanted is str and isinstance(value, str):
+        return str.__str__(value)
+    if wanted is list and isinstance(value, (list, tuple)):
+        return list(value)
+    if wanted in (int, float) and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        plain = wanted(float(value))
+        if plain == value:
+            return plain
+    raise TypeError(f"the response's {name} is {type(value).__name__} {value!r:.100}, not {wanted.__name__}")
+
+
+def _record(job: Job, response: InvocationResponse, scores: list[Score], attempts: int, elapsed: float) -> Record:
+    return Record(
+        v=RECORD_VERSION,
+        id=job.case.id,
+        trial=job.trial,
+        index=job.index,
+        status="ok" if response.error is None else "error",
+        attempts=attempts,
+        elapsed=elapsed,
+        case_fp=job.case_fp,
+        scored_by=job.scored_by,
+        run_time=0.0,
+        response_text=response.response_text,
+        input_prompt=response.input_prompt,
+        input_payload=response.input_payload,
+        messages=response.messages,
+        time_to_first_token=response.time_to_first_token,
+        time_to_last_token=response.time_to_last_token,
+        time_per_output_token=response.time_per_output_token,
+        num_tokens_input=response.num_tokens_input,
+        num_tokens_output=response.num_tokens_output,
+        num_tokens_input_cached=response.num_tokens_input_cached,
+        num_tokens_output_reasoning=response.num_tokens_output_reasoning,
+        request_time=response.request_time,
+        retries=response.retries,
+        stop_reason=response.stop_reason,
+        error=response.error,
+        error_type=response.error_type,
+        scores=scores,
+    )

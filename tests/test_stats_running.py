@@ -1,0 +1,207 @@
+"""RunningStats: what counts, exact final figures in any order, live ones in bounded time."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steelyard.records import InvocationResponse
+from steelyard.stats.running import RunningStats
+from steelyard.stats.spec import METRICS
+
+steady = settings(deadline=None, derandomize=True)
+
+KEYS = {
+    *("total_requests", "failed_requests", "failed_requests_rate", "total_input_tokens"),
+    *("total_output_tokens", "requests_per_minute", "output_tps"),
+    *(f"{metric}-{name}" for metric in METRICS for name in ("average", "p50", "p90", "p99", "min", "max")),
+}
+
+seconds = st.none() | st.floats(min_value=0, max_value=1e6)
+tokens = st.none() | st.integers(min_value=0, max_value=1_000_000)
+responses = st.builds(
+    InvocationResponse,
+    time_to_first_token=seconds,
+    time_to_last_token=seconds,
+    time_per_output_token=seconds,
+    num_tokens_input=tokens,
+    num_tokens_output=tokens,
+    error=st.none() | st.none() | st.just("timed out"),
+)
+
+
+def stats_of(items: list[InvocationResponse]) -> RunningStats:
+    stats = RunningStats()
+    for item in items:
+        stats.update(item)
+    return stats
+
+
+def sample(count: int, seed: int = 1) -> list[InvocationResponse]:
+    rng = random.Random(seed)
+    return [
+        InvocationResponse(
+            time_to_first_token=rng.lognormvariate(-1.5, 0.4),
+            time_to_last_token=rng.lognormvariate(0.5, 0.4),
+            time_per_output_token=rng.lognormvariate(-4.5, 0.3),
+            num_tokens_input=rng.randrange(4000),
+            num_tokens_output=rng.randrange(900),
+        )
+        for _ in range(count)
+    ]
+
+
+def test_a_fresh_one_has_every_key_and_no_figures():
+    stats = RunningStats().to_stats()
+    assert set(stats) == KEYS
+    counts = {"total_requests", "failed_requests", "total_input_tokens", "total_output_tokens"}
+    assert {key: value for key, value in stats.items() if value is not None} == dict.fromkeys(counts, 0)
+
+
+def test_final_percentiles_are_numpys():
+    items = sample(1500)
+    stats = stats_of(items).to_stats()
+    for metric in METRICS:
+        values = [getattr(item, metric) for item in items]
+        for percent in (50, 90, 99):
+            assert stats[f"{metric}-p{percent}"] == float(np.percentile(values, percent))
+        assert stats[f"{metric}-average"] == math.fsum(values) / len(values)
+        assert (stats[f"{metric}-min"], stats[f"{metric}-max"]) == (min(values), max(values))
+
+
+@steady
+@given(st.lists(responses, max_size=40), st.randoms(use_true_random=False))
+def test_the_order_of_arrival_changes_no_bit(items, rng):
+    shuffled = list(items)
+    rng.shuffle(shuffled)
+    assert json.dumps(stats_of(items).to_stats()) == json.dumps(stats_of(shuffled).to_stats())
+
+
+def test_negative_zero_cannot_tell_which_came_first():
+    positive, negative = (InvocationResponse(time_to_first_token=value) for value in (0.0, -0.0))
+    one, other = stats_of([positive, negative]).to_stats(), stats_of([negative, positive]).to_stats()
+    assert json.dumps(one) == json.dumps(other)
+
+
+@steady
+@given(st.lists(responses, max_size=40), st.integers(min_value=0, max_value=40))
+def test_merged_parts_equal_the_whole(items, cut):
+    left, right = stats_of(items[:cut]), stats_of(items[cut:])
+    left.merge(pickle.loads(pickle.dumps(right)))
+    assert left.to_stats() == stats_of(items).to_stats()
+    assert left.snapshot() == pytest.approx(stats_of(items).snapshot())
+
+
+def test_merging_takes_the_longer_active_time_as_workers_run_side_by_side():
+    left, right = RunningStats(), RunningStats()
+    left.active_seconds, right.active_seconds = 3.0, 5.0
+    left.merge(right)
+    assert left.active_seconds == 5.0
+
+
+def test_merging_with_itself_doubles_every_count():
+    stats = stats_of(sample(3))
+    stats.merge(stats)
+    assert stats.to_stats()["total_requests"] == 6
+    assert stats.snapshot({"n": ("time_to_first_token", "sum")})["n"] == pytest.approx(
+        2 * stats_of(sample(3)).snapshot({"n": ("time_to_first_token", "sum")})["n"]
+    )
+
+
+def test_a_failed_response_counts_as_failed_and_nothing_else():
+    stats = stats_of([InvocationResponse(time_to_first_token=9.0, num_tokens_output=9, error="boom")])
+    stats.update_failed(3)
+    result = stats.to_stats()
+    assert (result["total_requests"], result["failed_requests"], result["failed_requests_rate"]) == (4, 4, 1.0)
+    assert result["time_to_first_token-max"] is None
+    assert result["total_output_tokens"] == 0
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, 10**400])
+def test_what_is_missing_or_not_finite_is_skipped(value):
+    stats = stats_of([InvocationResponse(num_tokens_output=value), InvocationResponse(num_tokens_output=4)])
+    result = stats.to_stats()
+    assert (result["total_requests"], result["total_output_tokens"]) == (2, 4)
+    assert result["num_tokens_output-max"] == 4.0
+
+
+def test_rates_are_over_active_time_and_successes():
+    stats = stats_of(sample(6))
+    stats.update_failed(2)
+    stats.active_seconds = 30.0
+    result = stats.to_stats()
+    assert result["requests_per_minute"] == 12.0
+    assert result["output_tps"] == result["total_output_tokens"] / 30.0
+    assert stats.snapshot({"rpm": "requests_per_minute", "tps": "output_tps"}) == {
+        "rpm": 12.0,
+        "tps": result["output_tps"],
+    }
+
+
+@steady
+@given(st.lists(responses, max_size=20))
+def test_everything_reported_is_plain_json(items):
+    stats = stats_of(items)
+    plain = (int, float, type(None))
+    figures = [*stats.to_stats().values(), *stats.snapshot().values()]
+    assert all(type(value) in plain for value in figures)
+    json.dumps(figures, allow_nan=False)
+
+
+def test_equal_values_average_to_themselves():
+    result = stats_of([InvocationResponse(time_to_first_token=0.1)] * 3).to_stats()
+    assert result["time_to_first_token-average"] == 0.1
+
+
+def test_live_figures_agree_with_final_ones():
+    stats = stats_of(sample(5000))
+    spec = {f"{m} {a}": (m, a) for m in METRICS for a in ("average", "min", "max", "p50", "p90", "p99")}
+    final = stats.to_stats()
+    for label, value in stats.snapshot(spec).items():
+        assert value == pytest.approx(final[label.replace(" ", "-")], rel=0.005), label
+    live = stats.snapshot({"in": "input_tokens", "out": "output_tokens", "n": "total", "bad": "failed"})
+    assert live == {
+        "in": final["total_input_tokens"],
+        "out": final["total_output_tokens"],
+        "n": 5000,
+        "bad": 0,
+    }
+
+
+def test_a_snapshot_sees_the_newest_response():
+    stats = stats_of(sample(10))
+    stats.snapshot()
+    stats.update(InvocationResponse(time_to_last_token=1234.0))
+    assert stats.snapshot({"slowest": ("time_to_last_token", "max")}) == {"slowest": 1234.0}
+
+
+def test_inverse_is_one_over_the_figure_and_missing_for_zero():
+    spec = {"tok/s": ("time_per_output_token", "p50", "inv")}
+    assert stats_of([InvocationResponse(time_per_output_token=0.02)]).snapshot(spec) == {"tok/s": 50.0}
+    assert stats_of([InvocationResponse(time_per_output_token=0.0)]).snapshot(spec) == {"tok/s": None}
+    assert RunningStats().snapshot(spec) == {"tok/s": None}
+
+
+def test_between_snapshots_no_more_than_a_chunk_waits_to_be_folded():
+    """So that the first snapshot after a million updates costs what the second does."""
+    stats = stats_of(sample(3000))
+    waiting = 3000 - stats._sketches["time_to_first_token"].count
+    assert 0 <= waiting <= 1024
+
+
+def test_pickled_it_takes_eight_bytes_a_value_and_a_little():
+    stats = stats_of(sample(1000))
+    stats.active_seconds = 2.0
+    data = pickle.dumps(stats)
+    assert len(data) < 1000 * len(METRICS) * 8 + 1000
+    back = pickle.loads(data)
+    back.update(sample(1)[0])
+    assert back.to_stats()["total_requests"] == 1001
+    assert back.snapshot()["tokens in"] == back.to_stats()["total_input_tokens"]

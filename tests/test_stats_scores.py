@@ -1,0 +1,135 @@
+"""ScoreStats: when a case passes, what is unscored, and figures that balance."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steelyard.records import Score
+from steelyard.stats.intervals import bootstrap_mean, wilson
+from steelyard.stats.scores import ScoreStats, verdict
+
+steady = settings(deadline=None, derandomize=True)
+
+PASS, FAIL = Score("exact", 1.0, True), Score("number", 0.0, False)
+BROKEN = Score("judge", errors=["no JSON in the answer"])
+MEASURED = Score("similarity", 0.4)
+
+scores = st.builds(
+    Score,
+    st.sampled_from(["exact", "number", "judge"]),
+    st.none() | st.floats(0, 1),
+    st.none() | st.booleans(),
+    errors=st.just([]) | st.just(["parse error"]),
+)
+records = st.lists(st.tuples(st.lists(scores, max_size=3), st.booleans()), max_size=25)
+
+
+def stats_of(items) -> ScoreStats:
+    stats = ScoreStats()
+    for record_scores, failed in items:
+        stats.update(record_scores, failed)
+    return stats
+
+
+@pytest.mark.parametrize(
+    ("given_scores", "expected"),
+    [
+        ([PASS], True),
+        ([PASS, PASS], True),
+        ([PASS, FAIL], False),
+        ([], None),
+        ([MEASURED], None),
+        ([MEASURED, PASS], True),
+        ([PASS, BROKEN], None),
+        ([FAIL, BROKEN], None),
+        ([Score("judge", 0.5, True, errors=["one sample of three failed"])], True),
+    ],
+)
+def test_a_case_passes_when_every_score_that_decides_passed(given_scores, expected):
+    assert verdict(given_scores) is expected
+
+
+def test_an_error_record_is_never_scored():
+    stats = stats_of([([PASS], True)])
+    assert (stats.n, stats.errors, stats.scored, stats.unscored) == (1, 1, 0, 0)
+    assert stats.to_metrics()["scores"] == {}
+
+
+def test_a_scoring_error_is_unscored_and_neither_passed_nor_failed():
+    stats = stats_of([([PASS, BROKEN], False), ([PASS], False)])
+    assert (stats.scored, stats.passed, stats.unscored, stats.scoring_errors) == (1, 1, 1, 1)
+    assert stats.pass_rate == 1.0
+    judge = stats.to_metrics()["scores"]["judge"]
+    assert judge == {
+        "n": 0,
+        "mean": None,
+        "mean_ci95": None,
+        "passed": 0,
+        "pass_rate": None,
+        "pass_rate_ci95": None,
+        "errors": 1,
+    }
+
+
+def test_rates_divide_by_what_their_names_say():
+    stats = stats_of([([PASS], False), ([FAIL], False), ([], False), ([], True)])
+    assert (stats.pass_rate, stats.pass_rate_all, stats.error_rate) == (0.5, 0.25, 0.25)
+    assert stats.pass_rate_ci95 == wilson(1, 2)
+
+
+def test_nothing_seen_gives_none_not_zero():
+    metrics = ScoreStats().to_metrics()
+    assert [metrics[key] for key in ("pass_rate", "pass_rate_all", "error_rate", "pass_rate_ci95")] == [None] * 4
+
+
+def test_each_name_has_its_mean_rate_and_intervals():
+    values = [0.2, 0.9, 0.7]
+    stats = stats_of([([Score("judge", value, value > 0.5), MEASURED], False) for value in values])
+    assert stats.to_metrics()["scores"]["judge"] == {
+        "n": 3,
+        "mean": math.fsum(values) / 3,
+        "mean_ci95": list(bootstrap_mean(values)),
+        "passed": 2,
+        "pass_rate": 2 / 3,
+        "pass_rate_ci95": list(wilson(2, 3)),
+        "errors": 0,
+    }
+    measured = stats.to_metrics()["scores"]["similarity"]
+    assert (measured["n"], measured["mean"], measured["pass_rate"]) == (3, 0.4, None)
+
+
+def test_a_value_that_is_not_a_number_stays_out_of_the_mean():
+    stats = stats_of([([Score("x", math.nan, False)], False), ([Score("x", 0.5, True)], False)])
+    assert stats.to_metrics()["scores"]["x"]["mean"] == 0.5
+
+
+@steady
+@given(records)
+def test_the_counts_balance(items):
+    stats = stats_of(items)
+    assert stats.n == stats.errors + stats.scored + stats.unscored
+    assert 0 <= stats.passed <= stats.scored
+    assert stats.scoring_errors <= stats.unscored
+
+
+@steady
+@given(records, st.randoms(use_true_random=False))
+def test_the_order_of_records_changes_no_bit(items, rng):
+    shuffled = list(items)
+    rng.shuffle(shuffled)
+    one, other = stats_of(items).to_metrics(), stats_of(shuffled).to_metrics()
+    assert json.dumps(one, allow_nan=False) == json.dumps(other, allow_nan=False)
+
+
+@steady
+@given(records, st.integers(0, 25))
+def test_merged_parts_equal_the_whole(items, cut):
+    left, right = stats_of(items[:cut]), stats_of(items[cut:])
+    left.merge(pickle.loads(pickle.dumps(right)))
+    assert left.to_metrics() == stats_of(items).to_metrics()
