@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from steelyard import EvalCase, EvalSet, SuiteError
 from steelyard.errors import ConfigurationError
+from steelyard.records import id_digest
 from steelyard.suite import plan as plan_module
-from steelyard.suite.identity import as_hex, case_fingerprint, grading_fingerprint, id_digest
+from steelyard.suite.identity import as_hex, case_fingerprint, grading_fingerprint
 from steelyard.suite.plan import make_plan
 
 

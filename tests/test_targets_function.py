@@ -309,19 +309,21 @@ def test_a_cancelled_async_call_is_cancelled_and_cleans_up(streams) -> None:
 
 def test_a_sync_call_that_outlives_its_timeout_is_counted_as_excess() -> None:
     async def main() -> CallableTarget:
-        release, ended = threading.Event(), threading.Event()
+        entered, release = threading.Event(), threading.Event()
 
         def hang(case):
+            entered.set()
             release.wait(timeout=5)
-            ended.set()
             return "late"
 
         target = CallableTarget(hang)
+        task = asyncio.create_task(target.invoke(CASE, CONTEXT))
+        await asyncio.sleep(0)
+        assert entered.wait(timeout=5)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(target.invoke(CASE, CONTEXT), timeout=0.02)
+            await asyncio.wait_for(task, timeout=0.01)
         assert target.excess == 1
         release.set()
-        assert ended.wait(timeout=5)
         return target
 
     target = asyncio.run(main())

@@ -24,10 +24,16 @@ from pathlib import Path
 _LONGEST_MESSAGE = 10_000
 
 
+def nearest(name: object, known: Collection[str]) -> str | None:
+    """The known name that is most like this one, if any is."""
+    matches = difflib.get_close_matches(str(name).lower(), list(known), n=1)
+    return matches[0] if matches else None
+
+
 def suggestion(name: object, known: Collection[str]) -> str:
     """How an error about an unknown name ends: the nearest known one, else all of them."""
-    near = difflib.get_close_matches(str(name).lower(), list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+    match = nearest(name, known)
+    return f"did you mean {match!r}?" if match else f"known here: {', '.join(known)}"
 
 
 class SteelyardError(Exception):

@@ -28,7 +28,7 @@ class EvalCase(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def id_digest(case_id: str) -> int:
     """A case id as 64 bits: what plans and indexes hold instead of a million strings."""
-    return int.from_bytes(hashlib.blake2b(case_id.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(case_id.encode(), digest_size=8).digest())
 
 
 class Score(msgspec.Struct, omit_defaults=True):

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
+from steelyard.errors import nearest
 from steelyard.records import EvalCase
 from steelyard.suite.identity import BadCase
-from steelyard.suite.keys import nearest
 
 CASE_FIELDS: tuple[str, ...] = EvalCase.__struct_fields__
 JSON_FIELDS = ("messages", "tools", "expected_trajectory", "metadata")
@@ -65,6 +65,8 @@ def checked(case: EvalCase) -> EvalCase:
     if type(case.id) is not str:
         case = copy(case)
         case.id = _id_text(case.id)
+    if not case.id.isascii():
+        _check_unicode(case.id)
     for name in ("prompt", "system_prompt"):
         value = getattr(case, name)
         if value is not None and not isinstance(value, str):
@@ -86,6 +88,14 @@ def _id_text(value: Any) -> str:
     if isinstance(value, float) and not isfinite(value):
         raise BadCase(f"id must be text or a number, got {value}")
     return str(value)
+
+
+def _check_unicode(case_id: str) -> None:
+    """Refuse an id that cannot be written as UTF-8: its records could never be found again."""
+    try:
+        case_id.encode()
+    except UnicodeEncodeError:
+        raise BadCase(f"id must be Unicode text, got {case_id!r} with a lone surrogate") from None
 
 
 def _check_objects(name: str, value: Any) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from steelyard.errors import ConfigurationError
+from steelyard.errors import ConfigurationError, suggestion
 from steelyard.suite.columns import CASE_FIELDS, JSON_FIELDS, Columns, json_text
 from steelyard.suite.identity import BadCase
-from steelyard.suite.keys import suggestion
 
 Render = Callable[[dict[str, Any]], Any]
 

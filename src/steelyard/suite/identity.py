@@ -68,11 +68,6 @@ def as_json(value: Any, *, sort_keys: bool = False, ascii_only: bool = True) -> 
         raise BadCase(f"a value cannot be written as JSON: {error}") from error
 
 
-def id_digest(case_id: str) -> int:
-    """64 bits that stand for a case id."""
-    return _digest(case_id.encode("utf-8", "surrogatepass"))
-
-
 def content_digest(case: EvalCase) -> int:
     """48 bits (12 hex digits) of what is asked: the first half of an automatic id."""
     asked = _Asked(case.prompt, case.messages, case.system_prompt, case.tools)

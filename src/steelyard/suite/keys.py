@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from steelyard.errors import SuiteError
-
-
-def nearest(name: object, known: Collection[str]) -> str | None:
-    """The known name that is most like this one, if any is."""
-    matches = get_close_matches(str(name).lower(), list(known), n=1)
-    return matches[0] if matches else None
-
-
-def suggestion(name: object, known: Collection[str]) -> str:
-    """How an error about an unknown name ends: the nearest known one, else all of them."""
-    match = nearest(name, known)
-    return f"did you mean {match!r}?" if match else f"known here: {', '.join(known)}"
+from steelyard.errors import SuiteError, suggestion
 
 
 def reject_unknown(

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.errors import ConfigurationError, SuiteError
-from steelyard.records import EvalCase, Job
+from steelyard.records import EvalCase, Job, id_digest
 from steelyard.suite.evalset import EvalSet
-from steelyard.suite.identity import BadCase, as_hex, case_fingerprint, grading_fingerprint, id_digest
+from steelyard.suite.identity import BadCase, as_hex, case_fingerprint, grading_fingerprint
 from steelyard.suite.occurrences import Occurrences
 
 Digests: TypeAlias = npt.NDArray[np.uint64]
