@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Any
 
+from benchmarks.rows import Row
 from steelyard.records import InvocationResponse
 from steelyard.stats.running import RunningStats
 from steelyard.stats.spec import parse_progress_bar_stats
@@ -16,7 +16,7 @@ UPDATE_LIMIT, SNAPSHOT_LIMIT = 1.5, 3.0
 _CHUNK = 10_000
 
 
-def measure() -> dict[str, Any]:
+def measure() -> list[Row]:
     """The cost of an update and of a snapshot at a million responses, as a multiple of that at ten thousand."""
     responses = _responses(1000)
     small, large = _filled(responses, SMALL), _filled(responses, LARGE)
@@ -24,20 +24,10 @@ def measure() -> dict[str, Any]:
     update_large = _best(9, lambda: _update_seconds(large, responses))
     snapshot_small = _best(30, lambda: _snapshot_seconds(small, responses))
     snapshot_large = _best(30, lambda: _snapshot_seconds(large, responses))
-    return {
-        "name": "stats cost",
-        "rows": [
-            _row("update, five metrics", update_small, update_large, UPDATE_LIMIT),
-            _row("snapshot, default spec", snapshot_small, snapshot_large, SNAPSHOT_LIMIT),
-        ],
-    }
-
-
-def main() -> None:
-    """Print what was measured and whether it is within its limit."""
-    for row in measure()["rows"]:
-        verdict = "ok" if row["ratio"] <= row["limit"] else "TOO SLOW"
-        print(f"{row['what']:<24} {row['ratio']:5.2f}x  limit {row['limit']:.1f}x  {verdict:<8}  {row['detail']}")
+    return [
+        _row("RunningStats.update, five metrics, at a million", update_small, update_large, UPDATE_LIMIT),
+        _row("RunningStats.snapshot, default spec, at a million", snapshot_small, snapshot_large, SNAPSHOT_LIMIT),
+    ]
 
 
 def _responses(count: int) -> list[InvocationResponse]:
@@ -84,10 +74,6 @@ def _best(times: int, run: Callable[[], float]) -> float:
     return min(run() for _ in range(times))
 
 
-def _row(what: str, small: float, large: float, limit: float) -> dict[str, Any]:
+def _row(what: str, small: float, large: float, limit: float) -> Row:
     detail = f"{small * 1e6:.2f} µs at {SMALL:,}, {large * 1e6:.2f} µs at {LARGE:,}"
-    return {"what": what, "ratio": large / small, "limit": limit, "detail": detail}
-
-
-if __name__ == "__main__":
-    main()
+    return Row(what, large / small, limit, detail)

@@ -205,3 +205,13 @@ def test_pickled_it_takes_eight_bytes_a_value_and_a_little():
     back.update(sample(1)[0])
     assert back.to_stats()["total_requests"] == 1001
     assert back.snapshot()["tokens in"] == back.to_stats()["total_input_tokens"]
+
+
+def test_merging_leaves_the_live_figures_of_the_other_one_right() -> None:
+    """What was counted but not yet folded into the other's sketch must still reach it."""
+    one, other = RunningStats(), RunningStats()
+    for number in range(10):
+        other.update(InvocationResponse(time_to_last_token=float(number)))
+    one.merge(other)
+    spec = {"last": ("time_to_last_token", "max")}
+    assert one.snapshot(spec) == other.snapshot(spec) == {"last": 9.0}

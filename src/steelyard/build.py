@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from steelyard.contracts import Scorer, Target
-from steelyard.errors import ConfigurationError, SuiteError, suggestion
+from steelyard.errors import ConfigurationError, SuiteError, describe, suggestion
 from steelyard.scoring.base import as_scorers
 from steelyard.scoring.registry import SCORERS
 from steelyard.suite.evalset import EvalSet
@@ -107,7 +107,10 @@ def _command(path: Path, arguments: Any) -> Target:
     if isinstance(arguments, (str, list)):
         arguments = {"argv": arguments}
     if isinstance(arguments, dict):
-        arguments = {**arguments, "cwd": path.parent / arguments.get("cwd", ".")}
+        cwd = arguments.get("cwd", ".")
+        if not isinstance(cwd, str):
+            raise SuiteError(f"target.command: cwd must be a folder's path, got {cwd!r}", path=path)
+        arguments = {**arguments, "cwd": path.parent / cwd}
     made: Target = _make(Command, arguments, "target.command", path)
     return made
 
@@ -182,26 +185,41 @@ def _load_file(path: Path) -> ModuleType:
     """The module in a file, its folder importable, under its own name so that its objects can be pickled."""
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}")
-    folder = str(path.parent.resolve())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    _make_importable(path.parent)
+    name = path.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        if Path(getattr(loaded, "__file__", None) or "").resolve() == path.resolve():
+            return loaded
+        name = f"{name}_from_file"  # `json.py` must not take the place of the module that others mean by `json`
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[path.stem]
-        raise ConfigurationError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _not_importable(path, error) from error
     return module
 
 
 def _load_module(name: str, folder: Path) -> ModuleType:
-    if str(folder.resolve()) not in sys.path:
-        sys.path.insert(0, str(folder.resolve()))
+    _make_importable(folder)
     try:
         return importlib.import_module(name)
-    except Exception as error:
-        raise ConfigurationError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise _not_importable(name, error) from error
+
+
+def _make_importable(folder: Path) -> None:
+    place = str(folder.resolve())
+    if place not in sys.path:
+        sys.path.insert(0, place)
+
+
+def _not_importable(what: str | Path, error: BaseException) -> ConfigurationError:
+    if isinstance(error, SystemExit):
+        return ConfigurationError(f"{what} cannot be imported: it calls exit() when it is")
+    return ConfigurationError(f"{what} cannot be imported: {describe(error)}")

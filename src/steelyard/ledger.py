@@ -11,12 +11,13 @@ import numpy as np
 from steelyard.contracts import Tally
 from steelyard.errors import BooksError
 from steelyard.journal.encode import encode_record
-from steelyard.journal.index import pack_row
+from steelyard.journal.index import ERROR
+from steelyard.journal.index import UNSCORED as UNSCORED_ANSWER
 from steelyard.journal.reader import RecordReader
 from steelyard.journal.replay import DONE, ERRORED, PENDING, UNSCORED, Replay
 from steelyard.journal.writer import JournalWriter
 from steelyard.metrics import Books
-from steelyard.records import Job, Record
+from steelyard.records import Job, Record, Score
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, verdict
 from steelyard.suite.plan import Plan
@@ -60,15 +61,20 @@ class Ledger:
 
     def jobs(self, reader: RecordReader | None) -> Iterator[Job]:
         """The jobs that are left, in suite order, read as workers ask for them."""
-        states, replay = self._states, self._replay
+        states, slot_at = self._states, self._plan.slot_at
         done = bytearray((np.frombuffer(states, dtype=np.uint8) == DONE).tobytes())
         for job in self._plan.jobs(done):
-            slot = self._plan.slot_at(job.index, job.trial)
-            stored_at = replay.stored_at(slot) if replay is not None else None
-            if stored_at is not None and reader is not None:
-                job.stored = reader.at(stored_at)
+            slot = slot_at(job.index, job.trial)
+            if states[slot] == UNSCORED:
+                job.stored = self._stored(slot, reader)
             states[slot] |= _STARTED
             yield job
+
+    def _stored(self, slot: int, reader: RecordReader | None) -> Record:
+        """The record whose response is to be scored again."""
+        assert self._replay is not None
+        assert reader is not None
+        return reader.at(self._replay.stored_at(slot))
 
     def emit(self, record: Record) -> None:
         """Take in one record: to the kernel, then into the counts."""
@@ -78,9 +84,7 @@ class Ledger:
         if self._writer is not None:
             line = encode_record(record)
             offset = self._writer.append(line)
-            said = verdict(record.scores) if ok and record.scores else None
-            digest = self._plan.id_digest(slot)
-            self._writer.append_row(pack_row(offset, digest, len(line), record.index, record.trial, ok, said))
+            self._writer.note(offset, len(line), slot, _said(record.scores) if ok else ERROR)
         if self._states[slot] != UNSCORED | _STARTED:  # a stored response was counted when it was replayed
             self.stats.update(record)
         self.scores.update(record.scores, failed=not ok)
@@ -120,3 +124,9 @@ class Ledger:
 
     def _count(self, state: int) -> int:
         return self._states.count(state)
+
+
+def _said(scores: list[Score]) -> int:
+    """The verdict on an answer, as the index spells it."""
+    said = verdict(scores) if scores else None
+    return UNSCORED_ANSWER if said is None else int(said)

@@ -29,7 +29,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for one case, its retries included; None waits forever."""
     retries: int = 4
     """How often a call is tried again after a transient fault."""
-    retry_on: tuple[type[BaseException], ...] = ()
+    retry_on: tuple[type[Exception], ...] = ()
     """More exceptions of your own callable that are worth another try."""
     seed: int = 0
     """Where random choices derive from, together with the case's id and the trial."""
@@ -45,9 +45,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the display shows: label to spec; {} shows none, None the default."""
 
     def __post_init__(self) -> None:
-        _whole("parallelism", self.parallelism, least=1)
+        if self.parallelism is not None:
+            _whole("parallelism", self.parallelism, least=1)
+        if self.limit is not None:
+            _whole("limit", self.limit, least=1)
         _whole("retries", self.retries, least=0)
-        _whole("limit", self.limit, least=1)
         _whole("seed", self.seed, least=None)
         if self.timeout is not None and not (_is_number(self.timeout) and self.timeout > 0):
             raise ConfigurationError(f"timeout must be a number of seconds above 0, got {self.timeout!r}")
@@ -56,7 +58,18 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"stop_error_rate must be within 0..1, got {rate!r}")
         if self.progress not in get_args(Progress):
             raise ConfigurationError(f"progress must be one of {', '.join(get_args(Progress))}, got {self.progress!r}")
-        if self.low_memory and self.output_path is None:
+        if self.match is not None and not isinstance(self.match, str):
+            raise ConfigurationError(f"match must be text, got {self.match!r}")
+        _exception_classes(self.retry_on)
+        self._check_place()
+
+    def _check_place(self) -> None:
+        path = self.output_path
+        if path is not None and not (isinstance(path, (str, Path)) and str(path)):
+            raise ConfigurationError(f"output_path must be a path, got {path!r}")
+        if not isinstance(self.low_memory, bool):
+            raise ConfigurationError(f"low_memory must be true or false, got {self.low_memory!r}")
+        if self.low_memory and path is None:
             raise ConfigurationError("low_memory=True needs an output_path: responses are kept there, not in memory")
 
     def replace(self, **changes: Any) -> RunOptions:
@@ -82,7 +95,7 @@ class RunChanges(TypedDict, total=False):
     low_memory: bool
     timeout: float | None
     retries: int
-    retry_on: tuple[type[BaseException], ...]
+    retry_on: tuple[type[Exception], ...]
     seed: int
     limit: int | None
     match: str | None
@@ -96,9 +109,18 @@ def _is_number(value: object) -> bool:
 
 
 def _whole(name: str, value: object, *, least: int | None) -> None:
-    if value is None and name != "seed":
-        return
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigurationError(f"{name} must be a whole number, got {value!r}")
     if least is not None and value < least:
         raise ConfigurationError(f"{name} must be >= {least}, got {value}")
+
+
+def _exception_classes(kinds: object) -> None:
+    """Refuse what `except` cannot take, and what must end a run instead of being tried again."""
+    if not isinstance(kinds, tuple):
+        raise ConfigurationError(f"retry_on must be a tuple of exception classes, got {kinds!r}")
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise ConfigurationError(f"retry_on must be a tuple of exception classes, got {kind!r}")
+        if not issubclass(kind, Exception):
+            raise ConfigurationError(f"retry_on: {kind.__name__} ends a run, it cannot be tried again")

@@ -31,7 +31,7 @@ def id_digest(case_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(case_id.encode(), digest_size=8).digest())
 
 
-class Score(msgspec.Struct, omit_defaults=True):
+class Score(msgspec.Struct, omit_defaults=True, gc=False):
     """What one scorer said of one response. `value` is None when it could not be scored (`errors` says why)."""
 
     name: str
@@ -66,8 +66,8 @@ class InvocationResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
     error_type: str | None = None
 
 
-class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One line of `outputs.jsonl`: which case, how it went, the response's fields flat, its scores.
+class _Answered(msgspec.Struct, omit_defaults=True, gc=False):
+    """A record without its scores. Positional, for speed: only `work` makes these, one for every case.
 
     Fields without a default are always written, so that a table read from the file has these columns.
     """
@@ -99,6 +99,11 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     retries: int = 0
     error_type: str | None = None
     notes: list[str] = []
+
+
+class Record(_Answered, kw_only=True, omit_defaults=True, gc=False):
+    """One line of `outputs.jsonl`: which case, how it went, the response's fields flat, its scores."""
+
     scores: list[Score]
 
     @property

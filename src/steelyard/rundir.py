@@ -15,7 +15,7 @@ import numpy.typing as npt
 from steelyard.contracts import Tally
 from steelyard.errors import JournalError
 from steelyard.journal.files import CASES, DAMAGED, METRICS, OUTPUTS, PARTIAL, write_json
-from steelyard.journal.index import IndexBuilder
+from steelyard.journal.index import IndexBuilder, pack_columns
 from steelyard.journal.lock import RunLock
 from steelyard.journal.manifest import Manifest, Sitting, compare, now, read_manifest, write_manifest
 from steelyard.journal.reader import RecordReader
@@ -58,19 +58,20 @@ class RunDirectory:
         """Recover what is there and get ready to append; the ledger knows what is left to do."""
         state = self._enter(manifest)
         path = self.path / OUTPUTS
+        slots = PlanSlots(plan)
         index = IndexBuilder(self.path)
         try:
-            replay = Replay(self.path, PlanSlots(plan), bytearray(plan.slots), index.add)
+            replay = Replay(self.path, slots, bytearray(plan.slots), index.add)
             size = 0
             if state is RunState.INCOMPLETE and path.exists():
                 self._mend(path)
                 replay.read(check)
                 size = path.stat().st_size
-            index.finish(size)
+            indexing = index.finish(size)
         except BaseException:
             index.abandon()
             raise
-        self._writer = JournalWriter(self.path)
+        self._writer = JournalWriter(self.path, slots.make_rows, indexing=indexing)
         self._reader = RecordReader(self.path)
         ledger = Ledger(plan, replay=replay, writer=self._writer, keep=keep)
         self._left_out = replay.left_out
@@ -144,6 +145,7 @@ class PlanSlots:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._filtered = not isinstance(plan.indices, range)
 
     def slot_of(self, id_digests: npt.NDArray[np.uint64], trials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return self._plan.slot_of(id_digests, trials)
@@ -156,3 +158,9 @@ class PlanSlots:
 
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool:
         return has_errors or self._plan.scored_by(slot) != scored_by
+
+    def make_rows(self, notes: npt.NDArray[np.int64]) -> bytes:
+        """Rows of the index for records that were noted by their slots."""
+        positions, trials = np.divmod(notes[:, 2], self._plan.trials)
+        indices = np.asarray(self._plan.indices)[positions] if self._filtered else positions
+        return pack_columns(notes, self._plan.id_digests[positions], indices, trials)

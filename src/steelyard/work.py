@@ -19,20 +19,24 @@ from steelyard.scoring.base import run_scorers
 _NONE = type(None)
 _SHAPE: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("response_text", (str, _NONE)),
-    ("input_prompt", (str, _NONE)),
-    ("messages", (list, _NONE)),
     ("time_to_first_token", (float, int, _NONE)),
     ("time_to_last_token", (float, int, _NONE)),
     ("time_per_output_token", (float, int, _NONE)),
     ("num_tokens_input", (int, _NONE)),
     ("num_tokens_output", (int, _NONE)),
-    ("num_tokens_input_cached", (int, _NONE)),
-    ("num_tokens_output_reasoning", (int, _NONE)),
     ("request_time", (datetime, _NONE)),
     ("stop_reason", (str, _NONE)),
     ("error", (str, _NONE)),
+    ("input_prompt", (str, _NONE)),
+    ("input_payload", ()),
+    ("messages", (list, _NONE)),
+    ("num_tokens_input_cached", (int, _NONE)),
+    ("num_tokens_output_reasoning", (int, _NONE)),
+    ("retries", (int,)),
     ("error_type", (str, _NONE)),
 )
+"""The response's fields in the order in which a record has them, with the types that can be read back."""
+
 _fields = attrgetter(*(name for name, _ in _SHAPE))
 _GOOD_SHAPES: set[tuple[type, ...]] = set()
 """Combinations of types that were checked before: there are few, and looking one up is cheap."""
@@ -73,15 +77,24 @@ class CaseWork:
 
     async def _ask(self, job: Job, context: InvocationContext) -> InvocationResponse:
         """The target's answer; whatever it raises becomes an answer that says so."""
+        task = asyncio.current_task()
+        assert task is not None
+        deadlines = self._deadlines
+        late = False
+        if deadlines is not None:
+            deadlines.begin(task)
         try:
-            if self._deadlines is None:
-                return _checked(await self._target.invoke(job.case, context))
-            with self._deadlines.call():
-                return _checked(await self._target.invoke(job.case, context))
+            try:
+                response = await self._target.invoke(job.case, context)
+            finally:
+                if deadlines is not None:
+                    late = deadlines.end(task)
+            return _checked(response)
         except asyncio.CancelledError as error:
+            if late:
+                return _failed(TimeoutError(f"no answer within {self._timeout:g} s"))
             # Ours when this task is being cancelled; otherwise the target's own, and then it is only an error.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if task.cancelling():
                 raise
             return _failed(error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a target is the user's code: its crash is data
@@ -96,11 +109,11 @@ def _checked(response: Any) -> InvocationResponse:
     """The response if its fields have the types that can be read back from the journal; else raise TypeError."""
     if not isinstance(response, InvocationResponse):
         raise TypeError(f"the target returned {type(response).__name__}, not an InvocationResponse")
-    shape = tuple(map(type, _fields(response)))
-    if shape not in _GOOD_SHAPES:
+    values = _fields(response)
+    if tuple(map(type, values)) not in _GOOD_SHAPES:
         for name, types in _SHAPE:
             value = getattr(response, name)
-            if type(value) not in types:
+            if types and type(value) not in types:
                 setattr(response, name, _coerced(name, value, types[0]))
         _GOOD_SHAPES.add(tuple(map(type, _fields(response))))
     if response.messages is not None and not all(isinstance(message, dict) for message in response.messages):
@@ -127,31 +140,16 @@ def _coerced(name: str, value: Any, wanted: type) -> Any:
 
 def _record(job: Job, response: InvocationResponse, scores: list[Score], attempts: int, elapsed: float) -> Record:
     return Record(
-        v=RECORD_VERSION,
-        id=job.case.id,
-        trial=job.trial,
-        index=job.index,
-        status="ok" if response.error is None else "error",
-        attempts=attempts,
-        elapsed=elapsed,
-        case_fp=job.case_fp,
-        scored_by=job.scored_by,
-        run_time=0.0,
-        response_text=response.response_text,
-        input_prompt=response.input_prompt,
-        input_payload=response.input_payload,
-        messages=response.messages,
-        time_to_first_token=response.time_to_first_token,
-        time_to_last_token=response.time_to_last_token,
-        time_per_output_token=response.time_per_output_token,
-        num_tokens_input=response.num_tokens_input,
-        num_tokens_output=response.num_tokens_output,
-        num_tokens_input_cached=response.num_tokens_input_cached,
-        num_tokens_output_reasoning=response.num_tokens_output_reasoning,
-        request_time=response.request_time,
-        retries=response.retries,
-        stop_reason=response.stop_reason,
-        error=response.error,
-        error_type=response.error_type,
+        RECORD_VERSION,
+        job.case.id,
+        job.trial,
+        job.index,
+        "ok" if response.error is None else "error",
+        attempts,
+        elapsed,
+        job.case_fp,
+        job.scored_by,
+        0.0,
+        *_fields(response),
         scores=scores,
     )

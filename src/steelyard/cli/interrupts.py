@@ -6,26 +6,34 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import click
 import msgspec
 
+from steelyard.cli.output import clear_bar, say
 from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.local import LocalEngine
 from steelyard.engine.threaded import LoopThread
-from steelyard.errors import RunCancelled
+from steelyard.errors import RunCancelled, SteelyardError
+from steelyard.journal.files import PARTIAL, write_json
 from steelyard.result import Result
 from steelyard.runner import Runner
 
-_PATIENCE = 5.0
-"""Seconds from the first signal until the process ends, whatever a target does."""
+# From the first signal the process lives five seconds at most: calls that were cancelled have the first part to
+# end, the run the second to close its books, and what is left is for reading them from disk if it could not.
+_GRACE = 2.5
+_PATIENCE = 4.0
+_LAST_WORDS = 0.7
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a run ended: its result, and the exit code of the signal that stopped it, 0 if none did."""
+    """How a run ended: its result if it has one, and the exit code of the signal that stopped it, 0 if none did."""
 
     result: Result | None
     signal_code: int
@@ -41,35 +49,70 @@ class _Signals:
         self.deadline = float("inf")
 
     def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's signature
+        clear_bar()
         if self.code:
-            self.leave("killed")
+            say(f"killed; resume with: {self._resume_with}")
+            leave(self.code)
         self.code = 128 + number
         self.deadline = time.monotonic() + _PATIENCE
-        _say(f"{signal.Signals(number).name}: cancelling the calls in flight; once more to kill")
+        say(f"{signal.Signals(number).name}: cancelling the calls in flight; once more to kill")
         self._token.cancel(signal.Signals(number).name)
 
-    def leave(self, how: str) -> None:
-        """End the process now. What finished is in the kernel's hands already."""
-        _say(f"{how}; resume with: {self._resume_with}")
-        sys.stdout.flush()
-        os._exit(self.code)
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Take the signals, and give them back."""
+        before = {number: signal.signal(number, self) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def leave(code: int) -> None:
+    """End the process now. What finished is in the kernel's hands; threads that still run are not waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or 1
+    os._exit(code)
 
 
 def run_interruptibly(runner: Runner, resume_with: str, **entry: Any) -> Ending:
-    """Run to the end or to the first signal; the process never outlives that by more than five seconds."""
-    runner.token = CancellationToken()
+    """Run to the end or to the first signal; nothing that a target does keeps the process alive after that."""
+    runner.token = runner.token or CancellationToken()
+    runner.engine = runner.engine or LocalEngine(grace=_GRACE)
     signals = _Signals(runner.token, resume_with)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signals)
-    running = LoopThread(runner.run(**entry), _loop_factory())
-    while not running.wait(0.2):
-        if time.monotonic() > signals.deadline:
-            signals.leave("a call does not end; leaving it behind")
-    try:
-        return Ending(running.result(), signals.code)
-    except RunCancelled as error:
-        _say(str(error))
-        return Ending(None, signals.code)
+    with signals.installed():
+        running = LoopThread(runner.run(**entry), _loop_factory())
+        while not running.wait(0.1):
+            if time.monotonic() > signals.deadline:
+                say("something does not end when it is cancelled; leaving it behind")
+                return Ending(_from_disk(runner, runner.token.reason), signals.code)
+        try:
+            return Ending(running.result(), signals.code)
+        except RunCancelled as error:
+            say(str(error))
+            return Ending(None, signals.code)
+
+
+def _from_disk(runner: Runner, reason: str | None) -> Result | None:
+    """The partial result of a run whose event loop is stuck, read from its journal; None if that takes too long."""
+    found: list[Result] = []
+    path = Path(runner.options.output_path or "")
+
+    def read() -> None:
+        with suppress(SteelyardError):  # no record yet, or none that can be read: nothing to tell
+            result = Result.load(path)
+            result.metrics["stopped"] = reason
+            write_json(path / PARTIAL, result.metrics)
+            found.append(result)
+
+    reader = threading.Thread(target=read, name="steelyard-last-words", daemon=True)
+    reader.start()
+    reader.join(_LAST_WORDS)
+    return found[0] if found else None
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -79,7 +122,3 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-def _say(text: str) -> None:
-    click.echo(f"\nsteelyard: {text}", err=True)

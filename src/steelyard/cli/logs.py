@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
 
-import click
+from steelyard.cli.output import say
 
 
 class _Handler(logging.Handler):
-    """Writes each message as one line that says who speaks."""
+    """Says each message."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        click.echo(f"steelyard: {level}{self.format(record)}", err=True)
-        sys.stderr.flush()
+        say(f"{level}{self.format(record)}")
 
 
 def log_to_stderr(*, quiet: bool, verbose: bool) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from steelyard.cli.output import say, show, show_json
 from steelyard.cli.place import RUNS
 from steelyard.errors import ConfigurationError, RunRefused
 from steelyard.journal.files import OUTPUTS
@@ -38,27 +40,32 @@ class Listed(msgspec.Struct, kw_only=True):
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def command(folder: Path, as_json: bool) -> int:
     """List the runs in FOLDER (default: runs), newest first."""
-    if not folder.is_dir():
+    if not folder.is_dir() and folder != RUNS:
         raise ConfigurationError(f"there is no folder {folder}")
-    listed = [found for place in folder.iterdir() if place.is_dir() and (found := _look(place)) is not None]
+    places = sorted(folder.iterdir()) if folder.is_dir() else []
+    listed = [found for place in places if place.is_dir() and (found := _look(place)) is not None]
     listed.sort(key=lambda run: run.created, reverse=True)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(listed), indent=2).decode())
+        show_json(listed)
     elif listed:
-        click.echo(_table(listed))
+        show(_table(listed))
     else:
-        click.echo(f"no runs in {folder}", err=True)
+        say(f"no runs in {folder}; steelyard run SUITE makes one")
     return 0
 
 
 def _look(place: Path) -> Listed | None:
     """What a folder holds, from its small files and its index alone; None when it is not a run."""
-    if run_state(place) is RunState.FRESH:
-        return None
     try:
-        manifest = read_manifest(place)
-    except RunRefused:
+        if run_state(place) is RunState.FRESH:
+            return None
+        return _listed(place)
+    except (RunRefused, OSError):
         return Listed(run=str(place), state="unreadable", suite="", model=None, created="")
+
+
+def _listed(place: Path) -> Listed:
+    manifest = read_manifest(place)
     run = Listed(
         run=str(place),
         state="complete",
@@ -101,10 +108,19 @@ def _table(listed: list[Listed]) -> str:
     for run in listed:
         rate = "–" if run.pass_rate is None else f"{run.pass_rate:.1%}"
         done = f"{run.done:,}/{run.planned:,}"
-        created = run.created[:19].replace("T", " ")
-        rows.append((run.run, run.state, run.suite, run.model or "–", done, f"{run.errors:,}", rate, created))
+        rows.append(
+            (run.run, run.state, run.suite, run.model or "–", done, f"{run.errors:,}", rate, _local_time(run.created))
+        )
     shown = [[safe_text(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown
     )
+
+
+def _local_time(created: str) -> str:
+    """A manifest's time as the clock on the wall says it, like the names of run folders."""
+    try:
+        return datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M")
+    except ValueError:
+        return created

@@ -10,9 +10,10 @@ from typing import NoReturn
 import click
 
 from steelyard._version import __version__
+from steelyard.cli.output import accept_any_text, discard, say
 
 FAILED_GATE, REFUSED, BROKEN, TOO_MANY_ERRORS = 1, 2, 3, 4
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 
 _COMMANDS = {
     "run": "Evaluate a suite; resumes by itself.",
@@ -65,12 +66,17 @@ def group() -> None:
 
 def main(args: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
+    accept_any_text()
     code = _run(args)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has gone (`| head`). Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:
+        discard(sys.stdout)
+        code = code or BROKEN
+    if code in (INTERRUPTED, TERMINATED):
+        # A thread pool of the user's own is joined at exit; whoever pressed Ctrl-C does not wait for that.
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 
@@ -81,12 +87,8 @@ def _run(args: list[str] | None) -> int:
     except click.ClickException as error:
         error.show()
         return REFUSED
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        return 0
     except Exception as error:  # noqa: BLE001 - the last stop: each kind of failure has its own exit code
         return _exit_code(error)
 
@@ -95,16 +97,16 @@ def _exit_code(error: Exception) -> int:
     from steelyard.errors import ConfigurationError, JournalError, RunCancelled, RunRefused
 
     if isinstance(error, (ConfigurationError, RunRefused)):
-        click.echo(f"steelyard: {error}", err=True)
+        say(str(error))
         return REFUSED
     if isinstance(error, RunCancelled):
-        click.echo(f"steelyard: {error}", err=True)
+        say(str(error))
         return INTERRUPTED
     if isinstance(error, JournalError):
-        click.echo(f"steelyard: {error.strerror}; everything before it is intact and can be resumed", err=True)
+        say(f"{error.strerror}; everything before it is intact and can be resumed")
         return BROKEN
     import traceback
 
     traceback.print_exception(error)
-    click.echo("steelyard: internal error; what was recorded is intact and can be resumed", err=True)
+    say("internal error; what was recorded is intact and can be resumed")
     return BROKEN

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from steelyard.errors import RunFinished, RunRefused
+from steelyard.cli.again import command_again
+from steelyard.errors import ConfigurationError, RunFinished, RunLocked, RunRefused
+from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import Manifest, read_manifest, same_run
 from steelyard.journal.states import read_metrics
 from steelyard.runner import Runner
@@ -33,27 +35,49 @@ class PlaceFlags(Protocol):
 
 def choose_place(runner: Runner, flags: PlaceFlags) -> Path:
     """The run directory: as given, or the newest run of the same suite and target where it can go on, or a new one."""
-    if flags.out is not None:
-        return flags.out
+    given = flags.out or (None if flags.new else runner.options.output_path)
+    if given is not None:
+        return Path(given)
     newest = None if flags.new else newest_run(runner)
     if newest is None:
+        if flags.retry_errors:
+            raise ConfigurationError(f"{RUNS} has no run of this suite and target whose errors could be asked again")
         return _new_place(runner.suite.id)
     place, metrics = newest
     if metrics is None:
-        if not flags.force:
-            log.info("found the unfinished run %s; --new starts another", place)
-        return place
+        return _go_on(place, force=flags.force)
     if flags.force or flags.retry_errors:
         return place
+    _refuse_errors(place, metrics)
+    return _new_place(runner.suite.id)
+
+
+def _go_on(place: Path, *, force: bool) -> Path:
+    """The place of an unfinished run, unless another process is at work there."""
+    if (holder := is_locked(place)) is not None:
+        who = f"process {holder.pid or '?'} on {holder.host or '?'}"
+        raise RunLocked(
+            f"{place} is being written by {who}; --new starts another run",
+            path=place,
+            pid=holder.pid,
+            host=holder.host,
+        )
+    if not force:
+        log.info("found the unfinished run %s; --new starts another", place)
+    return place
+
+
+def _refuse_errors(place: Path, metrics: dict[str, Any]) -> None:
+    """Refuse to start beside a complete run whose errors may be what is really meant."""
     errors = metrics["counts"]["error"] + metrics["scoring_errors"]
     if errors:
         raise RunFinished(
-            f"{place} is complete with {errors} error(s). Ask them again with: --out {place} --retry-errors; "
-            f"or start another run with --new",
+            f"{place} is complete with {errors:,} error(s). This asks them again:\n"
+            f"  {command_again(place, '--retry-errors')}\n"
+            "--new starts another run",
             path=place,
             errors=errors,
         )
-    return _new_place(runner.suite.id)
 
 
 def newest_run(runner: Runner, runs: Path = RUNS) -> tuple[Path, dict[str, Any] | None] | None:

@@ -5,20 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
+from steelyard.cli.output import show, show_json
 from steelyard.report.summary import summary
 from steelyard.result import Result
 
 
 @click.command("report")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("-f", "--format", "form", type=click.Choice(["text", "json"]), default="text", help="[default: text]")
+@click.option(
+    "-f",
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="How to show it [default: text].",
+)
 def command(run: Path, form: str) -> int:
     """Show the result in the directory RUN. An unfinished run is read as far as it has come."""
     metrics = Result.load(run).metrics
     if form == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(metrics), indent=2).decode())
+        show_json(metrics)
     else:
-        click.echo(summary(metrics, str(run)))
+        show(summary(metrics, str(run)))
     return 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,17 @@ import click
 import msgspec
 
 from steelyard.build import BuiltSuite, Gate, build_gate, build_suite, load_object
+from steelyard.cli.again import command_again
 from steelyard.cli.interrupts import run_interruptibly
 from steelyard.cli.logs import log_to_stderr
 from steelyard.cli.main import FAILED_GATE, TOO_MANY_ERRORS
+from steelyard.cli.output import say, show, show_json
 from steelyard.cli.place import choose_place
-from steelyard.errors import ConfigurationError
+from steelyard.errors import ConfigurationError, describe
 from steelyard.options import RunOptions
 from steelyard.report.summary import summary
 from steelyard.result import Result
+from steelyard.rundir import Entry
 from steelyard.runner import Runner
 from steelyard.suite.evalset import EvalSet
 
@@ -63,9 +66,16 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--new", is_flag=True, help="Start another run even where one could be resumed.")
 @click.option("--retry-errors", is_flag=True, help="Reopen a complete run and ask only its errors again.")
 @click.option("--salvage", is_flag=True, help="Go on with a damaged journal: keep what can be read.")
-@click.option("--min-pass-rate", type=float, metavar="RATE", help="Exit 1 below this pass rate.")
-@click.option("--max-error-rate", type=float, metavar="RATE", help="Exit 4 above this error rate [default: 0].")
-@click.option("--stop-error-rate", type=float, metavar="RATE", help="Stop early above this error rate, after 50 cases.")
+@click.option("--min-pass-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 1 below this pass rate.")
+@click.option(
+    "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
+)
+@click.option(
+    "--stop-error-rate",
+    type=click.FloatRange(0, 1),
+    metavar="RATE",
+    help="Stop early above this error rate, after 50 cases.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be asked; call nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
@@ -83,49 +93,53 @@ def command(**given: Any) -> int:
         raise click.UsageError("--new chooses a directory by itself: it does not go with --out")
     runner, gate = _load(flags)
     place = choose_place(runner, flags)
-    runner.options = runner.options.replace(output_path=place)
+    # Nothing here needs the responses in memory: the summary comes from the statistics.
+    runner.options = runner.options.replace(output_path=place, low_memory=True)
+    entry = Entry(force=flags.force, retry_errors=flags.retry_errors, salvage=flags.salvage)
     if flags.dry_run:
-        from steelyard.cli.dry_run import describe_plan
+        from steelyard.cli.dry_run import look_ahead
 
-        click.echo(describe_plan(runner))
+        planned = look_ahead(runner, entry)
+        show_json(planned) if flags.as_json else show(planned.describe())
         return 0
-    return _run(runner, gate, flags, place)
+    return _run(runner, gate, flags, entry)
 
 
-def _run(runner: Runner, gate: Gate, flags: Flags, place: Path) -> int:
-    again = _resume_command(place)
-    ending = run_interruptibly(runner, again, force=flags.force, retry_errors=flags.retry_errors, salvage=flags.salvage)
+def _run(runner: Runner, gate: Gate, flags: Flags, entry: Entry) -> int:
+    place = Path(runner.options.output_path or "")
+    again = command_again(place)
+    ending = run_interruptibly(runner, again, **msgspec.structs.asdict(entry))
     if ending.result is None:
+        say(f"resume with: {command_again(place, begun=False)}")
         return ending.signal_code
     _show(ending.result, flags, place)
     if not ending.result.complete:
-        click.echo(f"steelyard: resume with: {again}", err=True)
+        say(f"resume with: {again}")
         return ending.signal_code or TOO_MANY_ERRORS
     return _verdict(ending.result, gate)
 
 
 def _show(result: Result, flags: Flags, place: Path) -> None:
     if flags.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(result.metrics), indent=2).decode())
+        show_json(result.metrics)
     else:
-        click.echo(summary(result.metrics, str(place)))
+        show(summary(result.metrics, str(place)))
 
 
 def _verdict(result: Result, gate: Gate) -> int:
     """The exit code of a complete run; too many errors outrank a missed gate."""
     metrics = result.metrics
     if metrics["error_rate"] > gate.max_error_rate:
-        click.echo(
-            f"steelyard: error rate {metrics['error_rate']:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); "
-            f"--retry-errors asks them again",
-            err=True,
+        say(
+            f"error rate {metrics['error_rate']:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); "
+            "--retry-errors asks them again"
         )
         return TOO_MANY_ERRORS
     if gate.min_pass_rate is not None:
         rate = metrics["pass_rate"]
         if rate is None or rate < gate.min_pass_rate:
             shown = "unknown: nothing was scored" if rate is None else f"{rate:.1%}"
-            click.echo(f"steelyard: pass rate {shown}, below {gate.min_pass_rate:.1%} (--min-pass-rate)", err=True)
+            say(f"pass rate {shown}, below {gate.min_pass_rate:.1%} (--min-pass-rate)")
             return FAILED_GATE
     return 0
 
@@ -140,9 +154,7 @@ def _load(flags: Flags) -> tuple[Runner, Gate]:
     if flags.quiet or flags.no_progress:
         changes["progress"] = "off"
     runner, gate = _from_python(flags.suite) if _names_python(flags.suite) else _from_yaml(flags.suite)
-    # Nothing here needs the responses in memory: the summary comes from the statistics.
-    placeholder = {"output_path": flags.out or "runs", "low_memory": True}
-    runner.options = runner.options.replace(**{**changes, **placeholder})
+    runner.options = runner.options.replace(**changes)
     wanted = {"min_pass_rate": flags.min_pass_rate, "max_error_rate": flags.max_error_rate}
     asked = {name: value for name, value in wanted.items() if value is not None}
     return runner, build_gate({**msgspec.structs.asdict(gate), **asked})
@@ -154,18 +166,23 @@ def _names_python(suite: str) -> bool:
 
 
 def _from_yaml(path: str) -> tuple[Runner, Gate]:
+    if path.endswith(".py"):
+        raise ConfigurationError(f"{path}: name the Runner in it too: {path}:NAME")
+    if path.endswith((".jsonl", ".csv")):
+        raise ConfigurationError(f"{path} holds cases, not a suite: name it in a suite file, as `cases: {path}`")
     built: BuiltSuite = build_suite(path)
+    # Whether responses stay in memory is not the suite's to say here: they never do.
+    options = {name: value for name, value in built.options.items() if name != "low_memory"}
     try:
-        options = RunOptions().replace(**built.options)
+        return Runner(built.target, built.suite, built.scorers, options=RunOptions().replace(**options)), built.gate
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: run: {error}") from error
-    return Runner(built.target, built.suite, built.scorers, options=options), built.gate
 
 
 def _from_python(reference: str) -> tuple[Runner, Gate]:
     found = load_object(reference, Path())
     if callable(found) and not isinstance(found, (Runner, EvalSet)):
-        found = found()
+        found = _called(found, reference)
     if isinstance(found, Runner):
         return found, Gate()
     if isinstance(found, EvalSet):
@@ -173,8 +190,15 @@ def _from_python(reference: str) -> tuple[Runner, Gate]:
     raise ConfigurationError(f"{reference} is {type(found).__name__}, not a Runner or a function that returns one")
 
 
-def _resume_command(place: Path) -> str:
-    """The command that goes on with this run: the same one, without what starts over, in the same directory."""
-    words = [word for word in sys.argv[1:] if word not in ("--force", "--new", "--retry-errors", "--salvage")]
-    named = any(word in ("-o", "--out") or word.startswith(("--out=", "-o")) for word in words)
-    return shlex.join(["steelyard", *words, *([] if named else ["--out", str(place)])])
+def _called(function: Callable[[], Any], reference: str) -> Any:
+    """What the function returns; its failure is a mistake in the suite, before anything is asked."""
+    try:
+        found = function()
+    except ConfigurationError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"{reference} could not be called: {describe(error)}") from error
+    if inspect.iscoroutine(found):
+        found.close()
+        raise ConfigurationError(f"{reference} is a coroutine function: name one that is not async")
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -40,17 +41,24 @@ class CancellationToken:
 
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` when cancelled (at once if it already is); returns a function that takes it back."""
-        with self._lock:
-            if self._reason is None:
-                self._callbacks.append(callback)
-                return lambda: self._forget(callback)
-        callback()
-        return lambda: None
 
-    def _forget(self, callback: Callable[[], None]) -> None:
+        def forget() -> None:
+            self._forget(callback)
+
         with self._lock:
-            if callback in self._callbacks:
-                self._callbacks.remove(callback)
+            self._callbacks.append(callback)
+        # Looked at only now: a signal handler may have cancelled in between, and then took the callback or did not.
+        if self._reason is not None and self._forget(callback):
+            callback()
+        return forget
+
+    def _forget(self, callback: Callable[[], None]) -> bool:
+        """Take a callback back; False when it was called or taken back before."""
+        with self._lock:
+            if callback not in self._callbacks:
+                return False
+            self._callbacks.remove(callback)
+            return True
 
     async def wait(self) -> str:
         """Return the reason as soon as there is one."""
@@ -62,7 +70,7 @@ class CancellationToken:
                 woken.set_result(None)
 
         def wake_from_anywhere() -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody is left to wake
                 loop.call_soon_threadsafe(wake)
 
         forget = self.on_cancel(wake_from_anywhere)

@@ -3,76 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
+import time
+from typing import Any
+
+Task = asyncio.Task[Any]
 
 
 class Deadlines:
-    """Gives every call the same number of seconds: `with deadlines.call() as call: await ...`.
+    """Gives every call the same number of seconds.
 
     All limits are equal, so calls expire in the order in which they began, and one timer, set to the
     oldest, serves them all. `asyncio.timeout` would cost each call a timer of its own.
+
+    Usage: `begin(task)`, await the call, and in any case `end(task)`: it says whether the time was up, and
+    a CancelledError that this object asked for is then to be read as a timeout.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._calls: dict[LimitedCall, float] = {}
+        self._running: dict[Task, float] = {}
         self._timer: asyncio.TimerHandle | None = None
-
-    def call(self) -> LimitedCall:
-        """A context in which the running task is cancelled when its time is up; that becomes a TimeoutError."""
-        return LimitedCall(self)
 
     def __reduce__(self) -> tuple[type[Deadlines], tuple[float]]:
         """Timers do not travel: a copy starts with none."""
         return (Deadlines, (self.seconds,))
 
-    def begin(self, call: LimitedCall) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.seconds
-        self._calls[call] = deadline
+    def begin(self, task: Task) -> None:
+        """Start the clock on what this task does next."""
+        deadline = time.monotonic() + self.seconds
+        self._running[task] = deadline
         if self._timer is None:
-            self._timer = loop.call_at(deadline, self._expire, loop)
+            self._set_timer(deadline)
 
-    def end(self, call: LimitedCall) -> None:
-        self._calls.pop(call, None)
+    def end(self, task: Task) -> bool:
+        """Stop the clock; True when the call was cancelled for its time and nobody else wants the task to end."""
+        if self._running.pop(task, None) is not None:
+            return False
+        return not task.uncancel()
 
-    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _set_timer(self, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, deadline - time.monotonic()), self._expire)
+
+    def _expire(self) -> None:
         """Cancel the calls whose time is up, and set the timer to the oldest of the rest."""
-        now = loop.time()
         self._timer = None
-        for call, deadline in list(self._calls.items()):
+        now = time.monotonic()
+        late = []
+        for task, deadline in self._running.items():
             if deadline > now:
-                self._timer = loop.call_at(deadline, self._expire, loop)
-                return
-            del self._calls[call]
-            call.expire()
-
-
-class LimitedCall:
-    """One call under a limit."""
-
-    __slots__ = ("_deadlines", "_task", "expired")
-
-    def __init__(self, deadlines: Deadlines) -> None:
-        self._deadlines = deadlines
-        self.expired = False
-
-    def expire(self) -> None:
-        """Cancel the task that runs this call."""
-        self.expired = True
-        self._task.cancel()
-
-    def __enter__(self) -> LimitedCall:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._deadlines.begin(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._deadlines.end(self)
-        # Still being cancelled after our own request is taken back: somebody else wants this task to end too.
-        if self.expired and not self._task.uncancel() and kind is asyncio.CancelledError:
-            raise TimeoutError(f"no answer within {self._deadlines.seconds:g} s") from error
+                self._set_timer(deadline)
+                break
+            late.append(task)
+        for task in late:
+            del self._running[task]
+            task.cancel()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 
 from steelyard.contracts import Cancellation, Emit, InFlight, Tally, Work
-from steelyard.records import Job
+from steelyard.errors import ConfigurationError
+from steelyard.records import Job, Record
 
 _LONGEST_TURN = 0.005
-"""Seconds a worker may go on without giving the loop a turn, when its target never really waits."""
+"""Seconds that all workers together may go on without giving the loop a turn, when a target never really waits."""
 
 
 class LocalEngine:
@@ -22,85 +24,149 @@ class LocalEngine:
 
     def __init__(self, *, grace: float = 4.0) -> None:
         self._grace = grace
-        self._started: dict[int, tuple[Job, float]] = {}
+        self._runs: list[_Pool] = []
 
     async def run(self, work: Work, jobs: Iterator[Job], emit: Emit, *, parallelism: int, token: Cancellation) -> Tally:
         """Run all jobs, or until the token is cancelled, or until work raises: then cancel the rest and raise."""
-        tally = Tally()
+        if parallelism < 1:
+            raise ConfigurationError(f"parallelism must be >= 1, got {parallelism}")
         if token.cancelled:
-            return tally
-        stop = _Stop(parallelism)
-        workers = [
-            asyncio.create_task(self._worker(number, work, jobs, emit, tally), name=f"steelyard-worker-{number}")
-            for number in range(parallelism)
-        ]
-        for worker in workers:
-            worker.add_done_callback(stop.worker_ended)
-        watcher = asyncio.create_task(token.wait(), name="steelyard-cancellation")
-        watcher.add_done_callback(stop.now)
+            return Tally()
+        pool = _Pool(work, jobs, emit, token)
+        self._runs.append(pool)
         try:
-            await stop.reached
+            return await pool.run(parallelism, self._grace)
         finally:
-            watcher.cancel()
-            await self._wind_up(workers, tally)
-        if stop.failure is not None:
-            raise stop.failure
-        return tally
+            self._runs.remove(pool)
 
     def in_flight(self) -> InFlight:
         """How many calls are out, and which has been out longest."""
-        if not self._started:
+        calls = [call for pool in self._runs for call in pool.in_flight.values()]
+        if not calls:
             return InFlight(0, None, 0.0)
-        job, since = min(self._started.values(), key=lambda entry: entry[1])
-        return InFlight(len(self._started), job.case.id, time.monotonic() - since)
+        job, since = min(calls, key=lambda call: call[1])
+        return InFlight(len(calls), job.case.id, time.monotonic() - since)
 
-    async def _worker(self, number: int, work: Work, jobs: Iterator[Job], emit: Emit, tally: Tally) -> None:
-        started = self._started
-        turn_began = time.monotonic()
-        for job in jobs:
-            now = time.monotonic()
-            started[number] = (job, now)
-            tally.started += 1
-            if len(started) > tally.peak_in_flight:
-                tally.peak_in_flight = len(started)
-            try:
-                await work(job, emit)
-                tally.finished += 1
-            finally:
-                started.pop(number, None)
-            if now - turn_began > _LONGEST_TURN:
-                await asyncio.sleep(0)
-                turn_began = now
 
-    async def _wind_up(self, workers: list[asyncio.Task[None]], tally: Tally) -> None:
-        """End what still runs, wait for it within the grace, and count what never finished as cancelled."""
-        running = [worker for worker in workers if not worker.done()]
-        for worker in running:
-            worker.cancel()
-        if running:
-            await asyncio.wait(running, timeout=self._grace)
+class _Pool:
+    """The workers of one run, what they have in flight, and how it ends."""
+
+    def __init__(self, work: Work, jobs: Iterator[Job], emit: Emit, token: Cancellation) -> None:
+        self.in_flight: dict[int, tuple[Job, float]] = {}
+        self._work = work
+        self._jobs = jobs
+        self._emit = emit
+        self._token = token
+        self._tally = Tally()
+        self._turn = _Turn()
+        self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stopping = False
+        self._closed = False
+        self._running = 0
+        self._failure: BaseException | None = None
+
+    async def run(self, parallelism: int, grace: float) -> Tally:
+        """The tally when no worker is left, or none that ends within the grace; raises the first failure."""
+        workers = [
+            asyncio.create_task(self._worker(number), name=f"steelyard-worker-{number}")
+            for number in range(parallelism)
+        ]
+        self._running = parallelism
         for worker in workers:
-            if worker.done() and not worker.cancelled():
-                worker.exception()  # seen: the first failure is raised by run(), the others are its echo
-        self._started.clear()
-        tally.cancelled = tally.started - tally.finished
+            worker.add_done_callback(self._worker_ended)
+        watcher = asyncio.create_task(self._token.wait(), name="steelyard-cancellation")
+        watcher.add_done_callback(self._end)
+        try:
+            await self._stop
+        except BaseException:
+            self._closed = True  # whoever cancelled this run does not wait for its records any more
+            raise
+        finally:
+            self._stopping = True
+            await _wind_up([*workers, watcher], grace)
+            self._closed = True
+            self.in_flight.clear()
+            self._tally.cancelled = self._tally.started - self._tally.finished
+        if self._failure is not None:
+            raise self._failure
+        return self._tally
 
+    async def _worker(self, number: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tally, calls, turn = self._tally, self.in_flight, self._turn
+        while not (self._stopping or self._token.cancelled):
+            job = next(self._jobs, None)
+            if job is None:
+                return
+            now = time.monotonic()
+            calls[number] = (job, now)
+            tally.started += 1
+            if len(calls) > tally.peak_in_flight:
+                tally.peak_in_flight = len(calls)
+            try:
+                await self._work(job, self._deliver)
+                tally.finished += not self._closed
+            except asyncio.CancelledError:
+                if self._stopping:
+                    raise
+            finally:
+                calls.pop(number, None)
+            if task.cancelling():
+                await _shake_off(task)
+            if now > turn.ends:
+                turn.end()
+                await asyncio.sleep(0)
 
-class _Stop:
-    """Resolves when all workers have ended, one of them failed, or it is told to."""
+    def _deliver(self, record: Record) -> None:
+        """Hand on a record, unless the run is over: its books and its journal may be closed by now."""
+        if self._closed or self._failure is not None:
+            raise asyncio.CancelledError("the run has ended")
+        self._emit(record)
 
-    def __init__(self, workers: int) -> None:
-        self._running = workers
-        self.reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.failure: BaseException | None = None
-
-    def worker_ended(self, worker: asyncio.Task[None]) -> None:
+    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
         self._running -= 1
-        if not worker.cancelled() and worker.exception() is not None and self.failure is None:
-            self.failure = worker.exception()
-        if self._running == 0 or self.failure is not None:
-            self.now()
+        error = None if worker.cancelled() else worker.exception()
+        if self._failure is None:
+            self._failure = error
+        if self._running == 0 or self._failure is not None:
+            self._end()
 
-    def now(self, _: object = None) -> None:
-        if not self.reached.done():
-            self.reached.set_result(None)
+    def _end(self, _: object = None) -> None:
+        self._stopping = True
+        if not self._stop.done():
+            self._stop.set_result(None)
+
+
+class _Turn:
+    """A turn of the event loop that all workers share: after it, each of them lets the loop go round once."""
+
+    def __init__(self) -> None:
+        self._renew()
+
+    def _renew(self) -> None:
+        self.ends = time.monotonic() + _LONGEST_TURN
+        self._ending = False
+
+    def end(self) -> None:
+        """Begin the next turn when the loop has gone round, once for all workers that say so."""
+        if not self._ending:
+            self._ending = True
+            asyncio.get_running_loop().call_soon(self._renew)
+
+
+async def _wind_up(tasks: list[asyncio.Task[None] | asyncio.Task[str]], grace: float) -> None:
+    """Cancel what still runs and wait for it, no longer than the grace."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running, timeout=grace)
+
+
+async def _shake_off(task: asyncio.Task[None]) -> None:
+    """Take back a cancellation that no one who runs the job asked for, so that the next job does not meet it."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    while task.uncancel():
+        pass

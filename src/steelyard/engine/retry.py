@@ -12,7 +12,7 @@ from steelyard.contracts import Identity, InvocationContext, Target
 from steelyard.errors import TransientError
 from steelyard.records import EvalCase, InvocationResponse
 
-_ALWAYS_TRANSIENT: tuple[type[BaseException], ...] = (TransientError, ConnectionError, TimeoutError)
+_ALWAYS_TRANSIENT: tuple[type[Exception], ...] = (TransientError, ConnectionError, TimeoutError)
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     first_wait: float = 0.5
     longest_wait: float = 30.0
     total_seconds: float = 600.0
-    retry_on: tuple[type[BaseException], ...] = ()
+    retry_on: tuple[type[Exception], ...] = ()
 
     def wait_before(self, attempt: int) -> float:
         """Seconds to wait before attempt number `attempt` (the second is 2): full jitter."""
@@ -62,7 +62,13 @@ class Retrying:
                 if context.attempt >= self._policy.attempts or spent + wait > self._policy.total_seconds:
                     raise
             else:
-                response.retries = context.attempt - 1
-                return response
+                return response if context.attempt == 1 else _retried(response, context.attempt - 1)
             await asyncio.sleep(wait)
             context.attempt += 1
+
+
+def _retried(response: InvocationResponse, times: int) -> InvocationResponse:
+    """The response with our retries counted, on top of any the target made by itself; a copy, it may be shared."""
+    if not isinstance(response, InvocationResponse):
+        return response  # not ours to judge: the work names it for what it is
+    return msgspec.structs.replace(response, retries=response.retries + times)

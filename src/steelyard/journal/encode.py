@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -9,6 +10,8 @@ import msgspec
 from steelyard.records import Record, Score
 
 _DEEPEST = 100
+"""Levels of nesting: more can be written, but not read back wherever the stack is already deep."""
+
 _LONGEST_STAND_IN = 1_000
 
 _encoder = msgspec.json.Encoder()
@@ -22,27 +25,85 @@ _FREE_FIELDS = (
     "error_type",
     "notes",
 )
+_TOKEN_COUNTS = (
+    "num_tokens_input",
+    "num_tokens_output",
+    "num_tokens_input_cached",
+    "num_tokens_output_reasoning",
+)
+
+
+class _Loose(msgspec.Struct):
+    """The fields of a record in which a target may have put anything."""
+
+    input_payload: Any = None
+    messages: Any = None
+
+
+_read_loose = msgspec.json.Decoder(_Loose).decode
 
 
 def encode_record(record: Record) -> bytes:
     """One line, newline included. Values that JSON cannot hold are replaced in the record itself and noted there."""
     try:
         line = _encoder.encode(record)
-    except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
+    except Exception:  # noqa: BLE001 - whatever a payload does when it is looked at, its answer is recorded
+        line = b""
+    if not line or not _reads_back(record, line):
         _clean_record(record)
         line = _encoder.encode(record)
     return line + b"\n"
+
+
+def _reads_back(record: Record, line: bytes) -> bool:
+    """Whether a reader will find what the target said: NaN, bytes and odd keys are written, but as something else."""
+    if record.messages is None and record.input_payload is None:
+        return True
+    loose = _read_loose(line)
+    if not _same(loose.input_payload, record.input_payload) or not _same(loose.messages, record.messages):
+        return False
+    if line.count(b"[") + line.count(b"{") <= _DEEPEST:
+        return True
+    return not _is_deep(record.input_payload) and not _is_deep(record.messages)
+
+
+def _same(read: Any, said: Any) -> bool:
+    try:
+        return bool(read == said)
+    except Exception:  # noqa: BLE001 - a broken __eq__, or too deep to compare
+        return False
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether plain JSON is nested deeper than `_DEEPEST`."""
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        inner: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                inner += item.values()
+            elif type(item) is list:
+                inner += item
+        if not inner:
+            return False
+        level = inner
+    return True
 
 
 def _clean_record(record: Record) -> None:
     """Replace what cannot be written, field by field, and say so in the record's notes."""
     notes = list(record.notes)
     for name in _FREE_FIELDS:
+        cleaner = _Cleaner()
         value = getattr(record, name)
-        if not _encodable(value):
-            cleaner = _Cleaner()
-            setattr(record, name, cleaner.clean(value))
+        cleaned = cleaner.clean(value)
+        if cleaner.changed:
+            setattr(record, name, cleaned)
             notes.append(f"{name}: {cleaner.summary()}")
+    for name in _TOKEN_COUNTS:
+        if not _encodable(getattr(record, name)):
+            setattr(record, name, None)
+            notes.append(f"{name}: a number that JSON cannot hold was left out")
     for score in record.scores:
         _clean_score(score, notes)
     record.notes = [_text(note) for note in notes]
@@ -59,7 +120,7 @@ def _clean_score(score: Score, notes: list[str]) -> None:
 def _encodable(value: object) -> bool:
     try:
         _encoder.encode(value)
-    except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
+    except Exception:  # noqa: BLE001 - as above
         return False
     return True
 
@@ -70,53 +131,70 @@ def _text(text: str) -> str:
 
 
 class _Cleaner:
-    """Makes a value writable and counts what it had to replace."""
+    """Makes a value writable as plain JSON and counts what it had to replace."""
 
     def __init__(self) -> None:
         self.texts = 0
         self.others = 0
 
+    @property
+    def changed(self) -> bool:
+        return bool(self.texts or self.others)
+
     def clean(self, value: Any, depth: int = 0) -> Any:
         if isinstance(value, str):
-            cleaned = _text(value)
-            self.texts += cleaned != value
-            return cleaned
-        if depth > _DEEPEST:
+            return self._clean_text(value)
+        if value is None or type(value) in (bool, int, float):
+            return self._clean_number(value)
+        if depth >= _DEEPEST:
             return self._stand_in(f"(nested deeper than {_DEEPEST})")
         if isinstance(value, dict):
+            self.others += type(value) is not dict
             return {self._key(key): self.clean(item, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple, set, frozenset)):
+            self.others += type(value) is not list
             return [self.clean(item, depth + 1) for item in value]
-        if _encodable(value):
-            return value
-        return self._number_or_stand_in(value)
+        return self._as_read(value)
 
     def summary(self) -> str:
         parts = []
         if self.texts:
             parts.append(f"lone surrogates replaced in {self.texts} text(s)")
         if self.others:
-            parts.append(f"{self.others} value(s) that JSON cannot hold replaced by text")
-        return ", ".join(parts) or "rewritten as plain JSON"
+            parts.append(f"{self.others} value(s) that JSON cannot hold replaced")
+        return ", ".join(parts)
+
+    def _clean_text(self, text: str) -> str:
+        cleaned = _text(text)
+        self.texts += cleaned != text
+        self.others += type(text) is not str
+        return cleaned
+
+    def _clean_number(self, value: float | None) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            self.others += 1
+            return None
+        return value if _encodable(value) else self._stand_in(f"({type(value).__name__})")
 
     def _key(self, key: Any) -> str:
-        return str(self.clean(key if isinstance(key, str) else str(key)))
+        return self._clean_text(key) if isinstance(key, str) else self._stand_in(_repr(key))
 
-    def _number_or_stand_in(self, value: Any) -> Any:
-        """numpy's scalars as Python's; anything else as a short text."""
-        item = getattr(value, "item", None)
-        if callable(item):
-            try:
-                plain = item()
-            except (TypeError, ValueError):
-                plain = None
-            if isinstance(plain, (bool, int, float)) and _encodable(plain):
-                return plain
+    def _as_read(self, value: Any) -> Any:
+        """numpy's scalars as Python's, bytes, dates and the like as they are written, the rest as a short text."""
+        self.others += 1
         try:
-            return self._stand_in(repr(value))
-        except Exception:  # noqa: BLE001 - a broken __repr__ in a target's payload must not lose its answer
-            return self._stand_in(f"({type(value).__name__})")
+            plain = value.item() if hasattr(value, "item") else value
+            return msgspec.json.decode(_encoder.encode(plain))
+        except Exception:  # noqa: BLE001 - nothing a payload does may lose its answer
+            return _text(_repr(value)[:_LONGEST_STAND_IN])
 
     def _stand_in(self, text: str) -> str:
         self.others += 1
         return _text(text[:_LONGEST_STAND_IN])
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - a broken __repr__
+        return f"({type(value).__name__})"

@@ -57,8 +57,10 @@ def read_manifest(run: Path) -> Manifest | None:
     path = run / MANIFEST
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise RunRefused(f"{path} cannot be read: {error.strerror}", path=run) from error
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

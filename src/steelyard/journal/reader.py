@@ -11,7 +11,7 @@ import numpy as np
 
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import ROWS, Rows, pack_row, read_index, winners
-from steelyard.journal.scan import damage, decode_entry, lines_forward
+from steelyard.journal.scan import damage, decode_entry, lines_forward, readable_end
 from steelyard.records import Record, id_digest
 from steelyard.stats.scores import verdict
 
@@ -22,12 +22,16 @@ class RecordReader:
     """Whole records of one run, read by where they begin."""
 
     def __init__(self, run: Path) -> None:
-        self._file = open(run / OUTPUTS, "rb")  # noqa: SIM115 - closed by close()
+        self._path = run / OUTPUTS
+        self._file = open(self._path, "rb")  # noqa: SIM115 - closed by close()
 
     def at(self, offset: int) -> Record:
         """The record that begins at this byte."""
         self._file.seek(offset)
-        return _decode_record(self._file.readline())
+        try:
+            return _decode_record(self._file.readline())
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise damage(self._path, self._file.fileno(), offset) from error
 
     def close(self) -> None:
         self._file.close()
@@ -47,15 +51,27 @@ def iter_records(run: Path) -> Iterator[Record]:
 
 
 def index_rows(run: Path) -> Rows:
-    """The rows of the index, completed from the journal where the index is absent or behind."""
+    """The rows of the index, completed from the journal where the index is absent, behind or of another journal."""
     rows, covered = read_index(run)
     descriptor = os.open(run / OUTPUTS, os.O_RDONLY)
     try:
-        end = os.fstat(descriptor).st_size
+        end = readable_end(descriptor)
+        if covered > end or not _fits(descriptor, rows):
+            rows, covered = rows[:0], 0
         missing = b"".join(_rows_after(run, descriptor, covered, end)) if covered < end else b""
     finally:
         os.close(descriptor)
     return np.concatenate([rows, np.frombuffer(missing, dtype=ROWS)]) if missing else rows
+
+
+def _fits(descriptor: int, rows: Rows) -> bool:
+    """Whether the first and the last row lie where these records do: rows of another journal would not."""
+    for row in (rows[0], rows[-1]) if len(rows) else ():
+        line = os.pread(descriptor, int(row["length"]), int(row["offset"]))
+        entry = decode_entry(line)
+        if entry is None or not line.endswith(b"\n") or id_digest(entry.id) != row["id"]:
+            return False
+    return True
 
 
 def _rows_after(run: Path, descriptor: int, start: int, end: int) -> Iterable[bytes]:

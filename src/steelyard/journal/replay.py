@@ -80,9 +80,10 @@ class Replay:
         finally:
             os.close(descriptor)
 
-    def stored_at(self, slot: int) -> int | None:
-        """Where the record lies whose response is to be scored again; None when the slot must be asked."""
-        return self._offsets[slot] if self.states[slot] == UNSCORED and self._offsets is not None else None
+    def stored_at(self, slot: int) -> int:
+        """Where the record lies whose response is to be scored again: for slots that are UNSCORED."""
+        assert self._offsets is not None
+        return self._offsets[slot]
 
     def _take(self, batch: list[tuple[int, int, Entry]]) -> None:
         digests = np.fromiter((id_digest(entry.id) for _, _, entry in batch), dtype=np.uint64, count=len(batch))

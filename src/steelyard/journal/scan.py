@@ -4,36 +4,51 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from steelyard.errors import RunDamaged
-from steelyard.journal.files import DAMAGED, OUTPUTS, sync_directory
+from steelyard.journal.files import DAMAGED, INDEX, OUTPUTS, sync_directory
 from steelyard.records import RECORD_VERSION, Score, Status
 
 _BLOCK = 1 << 22
 
 
 class Entry(msgspec.Struct):
-    """The part of a record that recovery needs; the text, often most of the line, is skipped undecoded."""
+    """A record without its payload and messages, often most of the line, which are skipped undecoded.
+
+    All else is here, needed or not: what recovery accepts must be readable as a whole record later. The
+    response's text is looked at and let go, so that many entries can be held at once.
+    """
 
     v: int
     id: str
-    trial: int
-    index: int
+    trial: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+    index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     status: Status
+    attempts: int
+    elapsed: float
     case_fp: str
     scored_by: str
     run_time: float
+    response_text: str | None
     time_to_first_token: float | None
     time_to_last_token: float | None
     time_per_output_token: float | None
     num_tokens_input: int | None
     num_tokens_output: int | None
+    request_time: datetime | None
+    stop_reason: str | None
     error: str | None
     scores: list[Score]
+    num_tokens_input_cached: int | None = None
+    num_tokens_output_reasoning: int | None = None
+    retries: int = 0
     error_type: str | None = None
+    notes: list[str] = []
 
 
 _decoder = msgspec.json.Decoder(Entry)
@@ -42,9 +57,13 @@ _decoder = msgspec.json.Decoder(Entry)
 def decode_entry(line: bytes) -> Entry | None:
     """The entry in a line, or None when the line is not a whole record."""
     try:
-        return _decoder.decode(line)
+        if not line.isascii():
+            line.decode()  # in what it skips, the decoder takes any bytes
+        entry = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    entry.response_text = None
+    return entry
 
 
 def lines_backward(descriptor: int, end: int, block: int = _BLOCK) -> Iterator[tuple[int, bytes]]:
@@ -69,15 +88,15 @@ def lines_backward(descriptor: int, end: int, block: int = _BLOCK) -> Iterator[t
 
 
 def lines_forward(descriptor: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of every whole line from `start` to `end`, in order."""
+    """(offset, line) of every line from `start` to `end`, where one ends, in order."""
     with os.fdopen(os.dup(descriptor), "rb", buffering=1 << 20) as file:
         file.seek(start)
         offset = start
         for line in file:
-            if offset >= end or not line.endswith(b"\n"):
+            if offset + len(line) > end:
                 return
-            if len(line) > 1:
-                yield offset, line[:-1]
+            if line != b"\n":
+                yield offset, line.removesuffix(b"\n")
             offset += len(line)
 
 
@@ -131,7 +150,7 @@ def salvage(run: Path) -> int:
     with open(path, "rb") as source, open(temporary, "wb") as kept, open(run / DAMAGED, "ab") as damaged:
         for line in source:
             whole = line if line.endswith(b"\n") else line + b"\n"
-            if not line.strip():
+            if line == b"\n":
                 continue
             good = decode_entry(line) is not None
             bad += not good
@@ -140,6 +159,8 @@ def salvage(run: Path) -> int:
             file.flush()
             os.fsync(file.fileno())
     if bad:
+        # The old index speaks of offsets in the old file: it goes first, so that no reader finds it beside the new one.
+        (run / INDEX).unlink(missing_ok=True)
         os.replace(temporary, path)
     else:
         temporary.unlink()

@@ -34,10 +34,14 @@ class RunState(enum.Enum):
 
 def read_metrics(run: Path) -> dict[str, Any] | None:
     """The metrics of a complete run; None when they are absent, torn, empty or say that they are not complete."""
-    metrics = read_json_object(run / METRICS)
+    try:
+        metrics = read_json_object(run / METRICS)
+    except (NotADirectoryError, IsADirectoryError):
+        return None
     if metrics is None or metrics.get("complete") is not True or not isinstance(metrics.get("n"), int):
         return None
-    return metrics
+    # A file that says it is complete but lacks what a complete run has was not written by one.
+    return metrics if all(isinstance(metrics.get(part), dict) for part in ("counts", "scores", "stats")) else None
 
 
 def run_state(run: Path) -> RunState:

@@ -6,11 +6,19 @@ import contextlib
 import errno
 import os
 import threading
-from collections import deque
+from array import array
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from steelyard.errors import JournalError
 from steelyard.journal.files import INDEX, OUTPUTS
+
+MakeRows: TypeAlias = Callable[[npt.NDArray[np.int64]], bytes]
+"""Turns noted columns (offset, length, slot, verdict) into rows of the index."""
 
 _PAUSE = 0.05
 """Seconds between group commits: with the sync itself this keeps the disk within 100 ms of the kernel."""
@@ -21,18 +29,17 @@ _sync = getattr(os, "fdatasync", os.fsync)
 class JournalWriter:
     """Appends lines to `outputs.jsonl` and rows to `outputs.idx`; a thread of its own commits them in groups."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, make_rows: MakeRows, *, indexing: bool = True) -> None:
         self._path = run / OUTPUTS
+        self._make_rows = make_rows
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
         self._descriptor = os.open(self._path, flags, 0o644)
-        try:
-            self._index = os.open(run / INDEX, flags, 0o644)
-        except OSError:
-            os.close(self._descriptor)
-            raise
+        self._index: int | None = None
+        if indexing:
+            with contextlib.suppress(OSError):
+                self._index = os.open(run / INDEX, flags, 0o644)
         self.size = os.fstat(self._descriptor).st_size
-        self._rows: deque[bytes] = deque()
-        self._indexing = True
+        self._notes = array("q")
         self._failure: OSError | None = None
         self._dirty = threading.Event()
         self._closing = threading.Event()
@@ -61,9 +68,9 @@ class JournalWriter:
             self._dirty.set()
         return offset
 
-    def append_row(self, row: bytes) -> None:
-        """Queue one row of the index; it is written with the next group commit."""
-        self._rows.append(row)
+    def note(self, offset: int, length: int, slot: int, verdict: int) -> None:
+        """Remember where a record lies; its row of the index is made and written with the next group commit."""
+        self._notes.extend((offset, length, slot, verdict))
 
     def close(self) -> None:
         """Commit what is left; raises JournalError if any commit failed."""
@@ -73,8 +80,8 @@ class JournalWriter:
         self._dirty.set()
         self._committer.join()
         self._commit()
-        for descriptor in (self._descriptor, self._index):
-            os.close(descriptor)
+        os.close(self._descriptor)
+        self._stop_indexing()
         if self._failure is not None:
             raise self._error(self._failure)
 
@@ -93,17 +100,24 @@ class JournalWriter:
         self._write_rows()
 
     def _write_rows(self) -> None:
-        rows = []
-        while self._rows:
-            rows.append(self._rows.popleft())
-        if not rows or not self._indexing:
+        # Two steps, each atomic: what is noted between them stays for the next time.
+        notes = self._notes[:]
+        del self._notes[: len(notes)]
+        if not notes or self._index is None:
             return
-        data = b"".join(rows)
+        data = self._make_rows(np.frombuffer(notes, dtype=np.int64).reshape(-1, 4))
         try:
-            self._indexing = os.write(self._index, data) == len(data)
+            whole = os.write(self._index, data) == len(data)
         except OSError:
+            whole = False
+        if not whole:
             # Rows after a gap would claim to cover it. Without them a reader looks at the journal's end itself.
-            self._indexing = False
+            self._stop_indexing()
+
+    def _stop_indexing(self) -> None:
+        if self._index is not None:
+            os.close(self._index)
+            self._index = None
 
     def _error(self, error: OSError) -> JournalError:
         return JournalError(error.errno, f"cannot write {self._path}: {error.strerror or error}")

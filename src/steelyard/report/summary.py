@@ -21,17 +21,17 @@ def summary(metrics: Mapping[str, Any], place: str | None = None) -> str:
     """The headline, the verdicts, the latencies and the errors of a run."""
     parts = [_headline(metrics), _quality(metrics), _speed(metrics), _errors(metrics)]
     if place is not None:
-        parts.append([f"results in {place}"])
+        parts.append([f"results in {safe_text(place)}"])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
 def _headline(metrics: Mapping[str, Any]) -> list[str]:
     counts = metrics["counts"]
     state = "complete" if metrics["complete"] else "not complete"
-    if metrics["stopped"] and not metrics["complete"]:
-        state += f" ({metrics['stopped']})"
     named = " on ".join(safe_text(name) for name in (metrics["suite"], metrics["model_id"]) if name)
     lines = [f"{named}: {metrics['n']:,} of {counts['planned']:,} done, {state}"]
+    if metrics["stopped"] and not metrics["complete"]:
+        lines.append(f"  stopped: {safe_text(metrics['stopped'])}")
     left = [f"{counts[key]:,} {key.replace('_', ' ')}" for key in ("cancelled", "not_started") if counts[key]]
     if left:
         lines.append(f"  left: {', '.join(left)}")
@@ -50,9 +50,7 @@ def _quality(metrics: Mapping[str, Any]) -> list[str]:
     if metrics["unscored"]:
         rows.append(("unscored", "", f"{metrics['unscored']:,}", ""))
     if metrics["scoring_errors"]:
-        rows.append(
-            ("scoring errors", "", f"{metrics['scoring_errors']:,}", "scored again on resume or --retry-errors")
-        )
+        rows.append(("scoring errors", "", f"{metrics['scoring_errors']:,}", "--retry-errors scores again"))
     for name, score in metrics["scores"].items():
         mean = "" if score["mean"] is None else f"{score['mean']:.3f}"
         rows.append(
@@ -60,7 +58,7 @@ def _quality(metrics: Mapping[str, Any]) -> list[str]:
         )
     width = max(len(row[0]) for row in rows)
     share = max(len(row[2]) for row in rows)
-    return [f"  {label:<{width}}  {value:>8}  {part:>{share}}  {note}".rstrip() for label, value, part, note in rows]
+    return [f"  {label:<{width}}  {value:>6}  {part:>{share}}  {note}".rstrip() for label, value, part, note in rows]
 
 
 def _speed(metrics: Mapping[str, Any]) -> list[str]:
@@ -68,18 +66,22 @@ def _speed(metrics: Mapping[str, Any]) -> list[str]:
     rows = []
     for metric, label in {**_TIMES, **_TOKENS}.items():
         if stats[f"{metric}-average"] is not None:
-            show = format_seconds if metric in _TIMES else format_number
+            show = format_seconds if metric in _TIMES else _format_tokens
             rows.append([label, *(show(stats[f"{metric}-{column}"]) for column in _COLUMNS)])
     lines = []
     if rows:
         lines = [f"  {'':<22}" + "".join(f"{column:>9}" for column in _COLUMNS)]
         lines += [f"  {row[0]:<22}" + "".join(f"{cell:>9}" for cell in row[1:]) for row in rows]
     if stats["requests_per_minute"] is not None:
-        lines.append(
-            f"  {stats['requests_per_minute']:,.0f} requests/min, {stats['output_tps']:,.0f} output tokens/s "
-            f"over {format_seconds(metrics['active_seconds'])}"
-        )
+        tokens = f", {stats['output_tps']:,.0f} output tokens/s" if stats["total_output_tokens"] else ""
+        active = format_seconds(metrics["active_seconds"])
+        lines.append(f"  {stats['requests_per_minute']:,.0f} requests/min{tokens} over {active}")
     return lines
+
+
+def _format_tokens(count: float) -> str:
+    """A number of tokens that fits its column, millions included."""
+    return f"{count / 1e6:,.1f}M" if count >= 1e6 else format_number(count)
 
 
 def _errors(metrics: Mapping[str, Any]) -> list[str]:
@@ -99,4 +101,4 @@ def _interval(interval: list[float] | tuple[float, float] | None, *, percent: bo
         return ""
     low, high = interval
     shown = f"{low:.1%} – {high:.1%}" if percent else f"{low:.3f} – {high:.3f}"
-    return f"95 % interval {shown}"
+    return f"95 % CI {shown}"

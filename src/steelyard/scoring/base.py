@@ -7,10 +7,10 @@ import hashlib
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from steelyard.contracts import Identity, Scorer
+from steelyard.contracts import Identity, Scorer, ScoreResult
 from steelyard.errors import ConfigurationError, describe
 from steelyard.records import EvalCase, InvocationResponse, Score
 
@@ -73,6 +73,8 @@ def as_scorer(item: object) -> Scorer:
 
 def as_scorers(items: Iterable[object]) -> list[Scorer]:
     """Scorers from a list of them, refusing two of one name: their figures would be mixed."""
+    if isinstance(items, str) or not isinstance(items, Iterable):
+        raise ConfigurationError(f"scorers must be a list of scorers, got {items!r}")
     scorers = [as_scorer(item) for item in items]
     names = [scorer.name for scorer in scorers]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -90,12 +92,31 @@ async def run_scorers(
         try:
             answer = scorer.score(case, response)
             if inspect.isawaitable(answer):
-                async with asyncio.timeout(timeout):
-                    answer = await answer
+                answer = await _within(timeout, answer)
             scores.extend(_checked(answer, scorer.name))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a scorer is the user's code: its crash is data
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and _being_cancelled():
+                raise
             scores.append(Score(scorer.name, errors=[describe(error)]))
     return scores
+
+
+async def _within(timeout: float | None, answer: Awaitable[ScoreResult]) -> ScoreResult:
+    try:
+        async with asyncio.timeout(timeout) as limit:
+            return await answer
+    except TimeoutError as error:
+        if limit.expired():
+            raise TimeoutError(f"no score within {timeout:g} s") from error
+        raise
+
+
+def _being_cancelled() -> bool:
+    """Whether somebody wants this task to end; a CancelledError that nobody asked for is the scorer's own failure."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _checked(answer: object, name: str) -> list[Score]:

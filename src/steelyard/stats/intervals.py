@@ -17,6 +17,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 # there are at least as many values, and the mean of so many is normal to more digits than anyone reads.
 _MOST_DISTINCT = 2_000
 _BLOCK_CELLS = 1_000_000  # draws held at once: 8 MB
+_BLOCK_VALUES = 65_536
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval | None:
@@ -43,18 +44,33 @@ def bootstrap_mean(
     _check_confidence(confidence)
     if resamples < 1:
         raise ValueError(f"resamples must be >= 1, got {resamples}")
-    distinct, counts = np.unique(np.asarray(values, dtype=np.float64), return_counts=True)
-    if not len(distinct):
+    numbers: Floats = np.asarray(values, dtype=np.float64)
+    if not len(numbers):
         return None
-    if len(distinct) == 1:
-        return float(distinct[0]), float(distinct[0])
-    if len(distinct) > _MOST_DISTINCT:
-        low, high = _normal_interval(distinct, counts, confidence)
+    least, most = float(numbers.min()), float(numbers.max())
+    if least == most:
+        return least, most
+    tally = _tally(numbers)
+    if tally is None:
+        low, high = _normal_interval(numbers, confidence)
     else:
-        means = np.concatenate(list(_resampled_means(distinct, counts, resamples, seed)))
+        means = np.concatenate(list(_resampled_means(*tally, resamples, seed)))
         tail = (1 - confidence) / 2 * 100
         low, high = np.percentile(means, (tail, 100 - tail)).tolist()
-    return max(low, float(distinct[0])), min(high, float(distinct[-1]))
+    return max(low, least), min(high, most)
+
+
+def _tally(numbers: Floats) -> tuple[Floats, npt.NDArray[np.int64]] | None:
+    """The distinct values, sorted, and how often each comes; None when there are too many. A block at a time."""
+    tally: dict[float, int] = {}
+    for start in range(0, len(numbers), _BLOCK_VALUES):
+        distinct, counts = np.unique(numbers[start : start + _BLOCK_VALUES], return_counts=True)
+        for value, count in zip(distinct.tolist(), counts.tolist(), strict=True):
+            tally[value] = tally.get(value, 0) + count
+        if len(tally) > _MOST_DISTINCT:
+            return None
+    ordered = sorted(tally)
+    return np.array(ordered), np.array([tally[value] for value in ordered], dtype=np.int64)
 
 
 def _resampled_means(distinct: Floats, counts: npt.NDArray[np.int64], resamples: int, seed: int) -> Iterator[Floats]:
@@ -70,10 +86,10 @@ def _resampled_means(distinct: Floats, counts: npt.NDArray[np.int64], resamples:
         yield (draws * distinct).sum(axis=1) / n
 
 
-def _normal_interval(distinct: Floats, counts: npt.NDArray[np.int64], confidence: float) -> Interval:
-    n = int(counts.sum())
-    mean = float((distinct * counts).sum()) / n
-    variance = float((counts * (distinct - mean) ** 2).sum()) / (n - 1)
+def _normal_interval(numbers: Floats, confidence: float) -> Interval:
+    n = len(numbers)
+    mean = math.fsum(numbers) / n
+    variance = math.fsum((number - mean) ** 2 for number in numbers.flat) / (n - 1)
     reach = _normal_quantile(confidence) * math.sqrt(variance / n)
     return mean - reach, mean + reach
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from steelyard.stats.blocks import Blocks
 from steelyard.stats.sketch import PercentileSketch
 from steelyard.stats.spec import METRICS, ProgressSpec, ProgressStat, parse_progress_bar_stats
 
@@ -51,13 +51,15 @@ class RunningStats:
         self.total_requests = 0
         self.failed_requests = 0
         self.active_seconds = 0.0
-        self._values = {metric: array("d") for metric in METRICS}
+        self._values: dict[str, Blocks] = {metric: Blocks() for metric in METRICS}
         self._prepare()
 
     def _prepare(self) -> None:
         """Set up what follows from the values: it is rebuilt on the other side, not pickled."""
         self._appends = tuple(values.append for values in self._values.values())
         self._sketches = {metric: PercentileSketch() for metric in METRICS}
+        for metric, values in self._values.items():
+            self._sketches[metric].add(values.joined())
 
     def update(self, response: Measured) -> None:
         """Count a response in: its figures when it succeeded, only its failure when it did not."""
@@ -67,10 +69,19 @@ class RunningStats:
         if response.error is not None:
             self.failed_requests += 1
             return
-        for value, append in zip(_read_metrics(response), self._appends, strict=True):
-            # NaN and infinity fail the comparison too.
-            if value is not None and -_LIMIT < value < _LIMIT:
-                append(value)
+        first, last, per_token, tokens_in, tokens_out = _read_metrics(response)
+        append_first, append_last, append_per_token, append_in, append_out = self._appends
+        # Written out, as this runs once a response. NaN and infinity fail the comparison too.
+        if first is not None and -_LIMIT < first < _LIMIT:
+            append_first(first)
+        if last is not None and -_LIMIT < last < _LIMIT:
+            append_last(last)
+        if per_token is not None and -_LIMIT < per_token < _LIMIT:
+            append_per_token(per_token)
+        if tokens_in is not None and -_LIMIT < tokens_in < _LIMIT:
+            append_in(tokens_in)
+        if tokens_out is not None and -_LIMIT < tokens_out < _LIMIT:
+            append_out(tokens_out)
 
     def update_failed(self, count: int = 1) -> None:
         """Count requests that failed and left nothing to measure."""
@@ -82,9 +93,11 @@ class RunningStats:
         self.total_requests += other.total_requests
         self.failed_requests += other.failed_requests
         self.active_seconds = max(self.active_seconds, other.active_seconds)
-        for metric, values in self._values.items():
-            values.extend(other._values[metric])
         self._fold()
+        for metric, values in self._values.items():
+            numbers = other._values[metric].joined()
+            values.extend(numbers)
+            self._sketches[metric].add(numbers)
 
     def snapshot(self, spec: Mapping[str, Any] | ProgressSpec | None = None) -> dict[str, float | int | None]:
         """The live value for each label of a progress spec; percentiles are within 0.5 %."""
@@ -93,20 +106,23 @@ class RunningStats:
 
     def to_stats(self) -> dict[str, Any]:
         """The final figures, flat and exact; None where there is nothing to say."""
-        total_input = _whole_total(self._values["num_tokens_input"])
-        total_output = _whole_total(self._values["num_tokens_output"])
-        stats: dict[str, Any] = {
+        self._fold()
+        described: dict[str, float | None] = {}
+        for metric, values in self._values.items():
+            # Joined in the call itself, so that never more than one metric is held twice.
+            figures = _describe(values.joined())
+            described.update({f"{metric}-{name}": value for name, value in figures.items()})
+        total_output = self._total("num_tokens_output")
+        return {
             "total_requests": self.total_requests,
             "failed_requests": self.failed_requests,
             "failed_requests_rate": _ratio(self.failed_requests, self.total_requests),
-            "total_input_tokens": total_input,
+            "total_input_tokens": self._total("num_tokens_input"),
             "total_output_tokens": total_output,
             "requests_per_minute": self._requests_per_minute(),
             "output_tps": _ratio(total_output, self.active_seconds),
+            **described,
         }
-        for metric, values in self._values.items():
-            stats.update({f"{metric}-{name}": value for name, value in _describe(values).items()})
-        return stats
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_appends", "_sketches")}
@@ -118,9 +134,10 @@ class RunningStats:
     def _fold(self) -> None:
         """Bring the sketches up to date with the values."""
         for metric, values in self._values.items():
-            sketch = self._sketches[metric]
-            # A copied slice: an array cannot grow while numpy looks at its own memory.
-            sketch.add(np.frombuffer(values[sketch.count :], dtype=np.float64))
+            self._sketches[metric].add(values.seal())
+
+    def _total(self, metric: str) -> int:
+        return round(math.fsum(self._values[metric]))
 
     def _requests_per_minute(self) -> float | None:
         return _ratio((self.total_requests - self.failed_requests) * 60, self.active_seconds)
@@ -169,19 +186,14 @@ def _ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator else None
 
 
-def _whole_total(values: array[float]) -> int:
-    return round(math.fsum(values))
-
-
-def _describe(values: array[float]) -> dict[str, float | None]:
-    """Average, percentiles, min and max of all values, whatever their order; each None when there are none."""
+def _describe(numbers: npt.NDArray[np.float64]) -> dict[str, float | None]:
+    """Average, percentiles, min and max, whatever the order; each None when there are none. Reorders in place."""
     names = ("average", *(f"p{percent}" for percent in _PERCENTILES), "min", "max")
-    if not values:
+    if not len(numbers):
         return dict.fromkeys(names)
-    # Adding zero turns -0.0 into 0.0: which of the two came first must not show.
-    numbers: npt.NDArray[np.float64] = np.array(values, dtype=np.float64) + 0.0
+    numbers += 0.0  # turns -0.0 into 0.0: which of the two came first must not show
     low, high = float(numbers.min()), float(numbers.max())
     # Rounding may carry the mean of equal values past them.
-    average = min(max(math.fsum(values) / len(values), low), high)
-    percentiles = np.percentile(numbers, _PERCENTILES).tolist()
+    average = min(max(math.fsum(numbers) / len(numbers), low), high)
+    percentiles = np.percentile(numbers, _PERCENTILES, overwrite_input=True).tolist()
     return dict(zip(names, (average, *percentiles, low, high), strict=True))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from steelyard.records import Score
+from steelyard.stats.blocks import Blocks
 from steelyard.stats.intervals import Interval, bootstrap_mean, wilson
+
+_SEAL_EVERY = 1024
 
 
 def is_scoring_error(score: Score) -> bool:
@@ -22,11 +27,13 @@ def verdict(scores: Iterable[Score]) -> bool | None:
     None, for "unscored", when no score decides or when one could not be made. A score without `passed` is only
     a measurement and decides nothing.
     """
-    scores = list(scores)
-    if any(is_scoring_error(score) for score in scores):
-        return None
-    decisions = [score.passed for score in scores if score.passed is not None]
-    return all(decisions) if decisions else None
+    said: bool | None = None
+    for score in scores:
+        if is_scoring_error(score):
+            return None
+        if score.passed is not None:
+            said = score.passed if said is None else said and score.passed
+    return said
 
 
 class _NamedScores:
@@ -37,7 +44,7 @@ class _NamedScores:
         self.decided = 0
         self.passed = 0
         self.errors = 0
-        self.values = array("d")
+        self.values: Blocks = Blocks()
 
     def update(self, score: Score) -> None:
         if is_scoring_error(score):
@@ -49,19 +56,22 @@ class _NamedScores:
             self.passed += score.passed
         if score.value is not None and math.isfinite(score.value):
             self.values.append(score.value)
+            if not self.n % _SEAL_EVERY:
+                self.values.seal()
 
     def merge(self, other: _NamedScores) -> None:
         self.n += other.n
         self.decided += other.decided
         self.passed += other.passed
         self.errors += other.errors
-        self.values.extend(other.values)
+        self.values.extend(other.values.joined())
 
     def to_metrics(self) -> dict[str, Any]:
+        values = self.values.joined()
         return {
             "n": self.n,
-            "mean": _mean(self.values),
-            "mean_ci95": _as_list(bootstrap_mean(self.values)),
+            "mean": _mean(values),
+            "mean_ci95": _as_list(bootstrap_mean(values)),
             "passed": self.passed,
             "pass_rate": _rate(self.passed, self.decided),
             "pass_rate_ci95": _as_list(wilson(self.passed, self.decided)),
@@ -90,6 +100,9 @@ class ScoreStats:
         self.n += 1
         if failed:
             self.errors += 1
+            return
+        if not record_scores:
+            self.unscored += 1
             return
         passed = verdict(record_scores)
         if passed is None:
@@ -159,11 +172,11 @@ def _rate(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _mean(values: array[float]) -> float | None:
-    if not values:
+def _mean(values: npt.NDArray[np.float64]) -> float | None:
+    if not len(values):
         return None
     # Rounding may carry the mean of equal values past them.
-    return min(max(math.fsum(values) / len(values), min(values)), max(values))
+    return min(max(math.fsum(values) / len(values), float(values.min())), float(values.max()))
 
 
 def _as_list(interval: Interval | None) -> list[float] | None:

@@ -62,6 +62,13 @@ def case_from(columns: Columns) -> EvalCase:
 
 def checked(case: EvalCase) -> EvalCase:
     """The case, its id as text, if every field holds what it may."""
+    plain = type(case.id) is type(case.prompt) is str and case.id.isascii() and type(case.metadata) is dict
+    if (
+        plain
+        and case.messages is None is case.tools
+        and (case.system_prompt is None or type(case.system_prompt) is str)
+    ):
+        return case  # as nearly all are: looked at once, not field by field
     if type(case.id) is not str:
         case = copy(case)
         case.id = _id_text(case.id)

@@ -78,6 +78,11 @@ class EvalSet:
         return self._source.one_shot
 
     @property
+    def settled(self) -> bool:
+        """Whether a second reading is sure to give the same cases as the first."""
+        return self._source.settled
+
+    @property
     def path(self) -> Path | None:
         """The file the cases come from, if any."""
         return self._source.path
@@ -90,7 +95,11 @@ class EvalSet:
 
     def numbered(self, occurrences: Occurrences) -> Iterator[Placed]:
         """The cases with ids, each with its line if it has one; `occurrences` tells equal ones apart."""
-        for index, (line, case) in enumerate(self._source.read()):
+        for index, placed in enumerate(self._source.read()):
+            line, case = placed
+            if case.id and (self.system_prompt is None or case.system_prompt is not None):
+                yield placed
+                continue
             try:
                 complete = self._completed(case, occurrences)
             except BadCase as error:
@@ -125,14 +134,11 @@ class EvalSet:
 
         An automatic id leaves the suite's system prompt out, so that runs with another one can be compared.
         """
-        lacks_prompt = case.system_prompt is None and self.system_prompt is not None
-        if case.id and not lacks_prompt:
-            return case
         complete = copy(case)
         if not case.id:
             digest = content_digest(case)
             complete.id = f"{digest:012x}-{occurrences.count(digest)}"
-        if lacks_prompt:
+        if case.system_prompt is None:
             complete.system_prompt = self.system_prompt
         return complete
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -27,6 +27,7 @@ Digests: TypeAlias = npt.NDArray[np.uint64]
 Selects: TypeAlias = Callable[[str], bool]
 
 CHECK_EVERY = 4096  # rows
+_ONE_TRIAL = (0,)
 
 
 class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
@@ -65,18 +66,13 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
         """The place in the suite of a slot's case."""
         return self.indices[slot // self.trials]
 
-    def id_digest(self, slot: int) -> int:
-        """The digest of a slot's case id."""
-        return int(self.id_digests[slot // self.trials])
-
     def case_fp(self, slot: int) -> str:
         """The fingerprint of what the target may see of this slot's case."""
-        return as_hex(int(self.case_fingerprints[slot // self.trials]))
+        return as_hex(self._seen[slot // self.trials])
 
     def scored_by(self, slot: int) -> str:
         """The fingerprint of how this slot's answer is graded; empty when nothing grades it."""
-        gradings = self.grading_fingerprints
-        return "" if gradings is None else as_hex(int(gradings[slot // self.trials]))
+        return "" if self._graded is None else as_hex(self._graded[slot // self.trials])
 
     def slot_of(self, id_digests: Digests, trials: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """The slot of each (id digest, trial); -1 where it is not planned."""
@@ -87,6 +83,15 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
         planned = (self.id_digests[positions] == id_digests) & (trials >= 0) & (trials < self.trials)
         return np.where(planned, positions * self.trials + trials, -1)
 
+    # Views that hand out Python's own numbers: a numpy scalar costs three times as much.
+    @cached_property
+    def _seen(self) -> memoryview:
+        return self.case_fingerprints.data
+
+    @cached_property
+    def _graded(self) -> memoryview | None:
+        return None if self.grading_fingerprints is None else self.grading_fingerprints.data
+
     @cached_property
     def _order(self) -> npt.NDArray[np.int64]:
         return np.argsort(self.id_digests)
@@ -96,29 +101,36 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
         if done is not None and len(done) != self.slots:
             raise ValueError(f"done must have {self.slots} bytes, one a slot, got {len(done)}")
         position = rows = 0
+        cases, indices = self.cases, self.indices
         for rows, (line, case) in enumerate(self.suite.numbered(Occurrences(self.repeated)), 1):
             if rows > self.rows_read:
                 break
-            if position < self.cases and self.indices[position] == rows - 1:
+            if position < cases and indices[position] == rows - 1:
                 yield from self._jobs_of(position, case, line, done)
                 position += 1
-                if position == self.cases and not self.read_all:
+                if position == cases and not self.read_all:
                     return
         if position < self.cases or (self.read_all and rows != self.rows_read):
             raise self._changed(f"it had {self.rows_read} cases, now {'more' if rows > self.rows_read else rows}")
 
-    def _jobs_of(self, position: int, case: EvalCase, line: int | None, done: bytearray | None) -> Iterator[Job]:
+    def _jobs_of(self, position: int, case: EvalCase, line: int | None, done: bytearray | None) -> Iterable[Job]:
         first = position * self.trials
-        trials = [trial for trial in range(self.trials) if done is None or not done[first + trial]]
+        if self.trials == 1:
+            trials: tuple[int, ...] = _ONE_TRIAL if done is None or not done[first] else ()
+        else:
+            trials = tuple(trial for trial in range(self.trials) if done is None or not done[first + trial])
         if not trials:
-            return
+            return ()
+        if not self.suite.settled:
+            self._check_same(position, case, line)
+        index, case_fp, scored_by = self.indices[position], self.case_fp(first), self.scored_by(first)
+        return [Job(index=index, trial=trial, case=case, case_fp=case_fp, scored_by=scored_by) for trial in trials]
+
+    def _check_same(self, position: int, case: EvalCase, line: int | None) -> None:
         if id_digest(case.id) != self.id_digests[position]:
             raise self._changed(f"the case {case.id!r} stands where another was", line)
         if case_fingerprint(case) != self.case_fingerprints[position]:
             raise self._changed(f"the case {case.id!r} is not what it was", line)
-        case_fp, scored_by = self.case_fp(first), self.scored_by(first)
-        for trial in trials:
-            yield Job(index=self.indices[position], trial=trial, case=case, case_fp=case_fp, scored_by=scored_by)
 
     def _changed(self, how: str, line: int | None = None) -> SuiteError:
         message = f"suite {self.suite.id!r} changed while it was being run: {how}"
@@ -149,12 +161,11 @@ def make_plan(
             rows.add(case)
         except BadCase as error:
             raise suite.problem(f"{error} (case {case.id!r})", index, line) from error
-        if len(rows.seen) == limit:
+        if rows.selected == limit:
             read_all = False
             break
     repeated = occurrences.repeated
-    _refuse_nothing(suite, len(rows.digests), len(rows.seen), match)
-    _refuse_duplicates(suite, _as_numpy(rows.digests), repeated)
+    _refuse_nothing(suite, rows.read, rows.selected, match)
     return rows.planned(suite, trials, repeated, read_all)
 
 
@@ -164,32 +175,38 @@ class _Rows:
     def __init__(self, scorers_digest: bytes, selects: Selects | None) -> None:
         self.scorers_digest = scorers_digest
         self.selects = selects
-        self.digests = array("Q")
-        self.kept = array("Q")
-        self.seen = array("Q")
-        self.graded = array("Q")
+        self.read = 0
+        self.selected = 0
+        self._digests = array("Q")
+        self._kept = array("Q")
+        self._seen = array("Q")
+        self._graded = array("Q")
 
     def add(self, case: EvalCase) -> None:
-        self.digests.append(id_digest(case.id))
+        self._digests.append(id_digest(case.id))
+        self.read += 1
         if self.selects is not None:
             if not self.selects(case.id):
                 return
-            self.kept.append(len(self.digests) - 1)
-        self.seen.append(case_fingerprint(case))
+            self._kept.append(self.read - 1)
+        self._seen.append(case_fingerprint(case))
+        self.selected += 1
         if self.scorers_digest:
-            self.graded.append(grading_fingerprint(self.scorers_digest, case))
+            self._graded.append(grading_fingerprint(self.scorers_digest, case))
 
     def planned(self, suite: EvalSet, trials: int, repeated: frozenset[int], read_all: bool) -> Plan:
-        digests = _as_numpy(self.digests)
+        """The plan, after refusing two cases of one id."""
+        digests = _as_numpy(self._digests)
+        _refuse_duplicates(suite, digests, repeated)
         return Plan(
             suite=suite,
             trials=trials,
-            indices=range(len(self.seen)) if self.selects is None else self.kept,
-            id_digests=digests if self.selects is None else digests[_as_numpy(self.kept)],
-            case_fingerprints=_as_numpy(self.seen),
-            grading_fingerprints=_as_numpy(self.graded) if self.scorers_digest else None,
+            indices=range(self.selected) if self.selects is None else self._kept,
+            id_digests=digests if self.selects is None else digests[_as_numpy(self._kept)],
+            case_fingerprints=_as_numpy(self._seen),
+            grading_fingerprints=_as_numpy(self._graded) if self.scorers_digest else None,
             repeated=repeated,
-            rows_read=len(self.digests),
+            rows_read=self.read,
             read_all=read_all,
         )
 

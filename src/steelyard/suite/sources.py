@@ -43,6 +43,9 @@ class Source(Protocol):
     @property
     def one_shot(self) -> bool: ...
 
+    @property
+    def settled(self) -> bool: ...
+
     def read(self) -> Iterator[Placed]: ...
 
     def problem(self, message: str, index: int, line: int | None) -> SuiteError: ...
@@ -52,6 +55,7 @@ class FileSource(ABC):
     """The cases of a file, one row each, with its columns arranged as asked."""
 
     one_shot = False
+    settled = False
 
     def __init__(self, path: str | Path, arrange: Arrange) -> None:
         self.path = Path(path)
@@ -172,6 +176,7 @@ class MemorySource:
             )
         self.path = path
         self.one_shot = isinstance(cases, Iterator)
+        self.settled = isinstance(cases, list | tuple)
         self._cases = cases
         self._arrange = arrange
         self._lines = lines
