@@ -130,6 +130,14 @@ def test_relative_names_are_seen_from_the_suite_files_folder(tmp_path: Path) -> 
     assert ended.code == 0, ended.err
 
 
+def test_a_command_is_the_same_target_from_wherever_its_suite_is_run(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    write(tmp_path / "deep", target={"command": ["cat"]})
+    assert run_cli(tmp_path, "run", "deep/suite.yaml", "--out", "RUN", "--no-progress").code == 0
+    (tmp_path / "RUN" / "metrics.json").unlink()
+    assert run_cli(tmp_path / "deep", "run", "suite.yaml", "--out", "../RUN", "--no-progress").code == 0
+
+
 def test_the_run_section_and_the_gate_become_options(tmp_path: Path) -> None:
     path = write(tmp_path, run={"parallelism": 7, "timeout": 3}, gate={"min_pass_rate": 0.5, "max_error_rate": None})
     built = build_suite(path)

@@ -88,6 +88,8 @@ def test_a_mistake_is_exit_2_and_named(tmp_path: Path, words: list[str], named: 
 
 
 BENCH = """
+import os
+
 from steelyard import EvalCase, EvalSet, Runner
 
 suite = EvalSet(id="s", cases=[EvalCase(id="a", prompt="p", expected="P")])
@@ -129,6 +131,7 @@ def test_a_python_suite_is_a_runner_or_a_function_that_returns_one(tmp_path: Pat
     [
         ("suite", "is an EvalSet, which has no target"),
         ("number", "is int, not a Runner"),
+        ("zzzzzz", "known here: EvalCase, EvalSet, Runner, suite, runner, number, make"),
         ("runer", "did you mean 'runner'?"),
         ("make_later", "coroutine"),
         ("needs", "needs"),

@@ -128,6 +128,22 @@ def test_a_finished_run_with_errors_is_refused_with_the_command_that_retries_the
     assert len(runs(shop)) == 1
 
 
+def test_the_printed_command_is_quoted_for_a_shell(shop: Workshop) -> None:
+    name = "it's a suite é.yaml"
+    (shop.folder / "suite.yaml").rename(shop.folder / name)
+    shop.failing("c1")
+    words = ("run", name, "-k", "c[0-2]", "--seed=-3", "-qj2", "--no-progress")
+    assert run_cli(shop.folder, *words).code == 4
+    shop.failing("")
+    ended = run_cli(shop.folder, *words)
+    (printed,) = [line.strip() for line in ended.err.splitlines() if line.strip().startswith("steelyard run")]
+    assert "--seed -3" in printed
+    assert "--parallelism 2" in printed
+    shop.asked()
+    assert run_cli(shop.folder, *shlex.split(printed)[1:]).code == 0
+    assert shop.asked() == ["c1"]
+
+
 def test_new_passes_over_a_finished_run_with_errors(shop: Workshop) -> None:
     shop.failing("c1")
     go(shop)

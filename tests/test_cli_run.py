@@ -141,6 +141,12 @@ def test_quiet_says_nothing_but_the_result(shop: Workshop) -> None:
     assert "6 of 6 done" in ended.out
 
 
+def test_verbose_says_what_is_run_and_how(shop: Workshop) -> None:
+    words = go(shop, "-v", "--no-progress", "-j", "3", "--seed", "9").err
+    for word in ("answer", "3 at a time", "seed 9", "RUN"):
+        assert word in words
+
+
 def test_no_progress_leaves_the_notices(shop: Workshop) -> None:
     go(shop)
     shop.cut_back(lines=2)
@@ -209,10 +215,11 @@ def test_4_and_resumable_when_stopped_early(shop: Workshop) -> None:
     ids = [f"c{number}" for number in range(80)]
     shop.suite(" ".join(ids))
     shop.failing(" ".join(ids[::2]))
-    ended = go(shop, "--stop-error-rate", "0.25")
+    ended = go(shop, "--stop-error-rate", "0.25", "--force")
     assert ended.code == 4
     assert len(shop.asked()) == 50
-    assert "resume with: " in ended.err
+    command = "resume with: steelyard run suite.yaml --out RUN --stop-error-rate 0.25\n"
+    assert ended.err.endswith(command)  # without --force, which would start over
     assert json.loads((shop.run / "partial.json").read_bytes())["counts"]["not_started"] == 30
     shop.failing("")
     assert go(shop).code == 0
@@ -304,6 +311,15 @@ def test_a_reader_that_went_away_changes_neither_the_run_nor_its_exit_code(shop:
     assert not any(b"Traceback" in error or b"Exception ignored" in error for error in errors), errors
     rates = [json.loads((shop.folder / f"R{number}" / "metrics.json").read_bytes()) for number in range(4)]
     assert codes == [0 if one["pass_rate"] == 1.0 else 1 for one in rates]
+
+
+def test_what_a_suite_prints_itself_may_go_unread_too(shop: Workshop) -> None:
+    (shop.folder / "noisy.py").write_text("print('noise')\n")
+    line = f"unset PYTHONUNBUFFERED; set -o pipefail; {STEELYARD} run noisy.py:runner | true"
+    process = subprocess.run(["bash", "-c", line], cwd=shop.folder, capture_output=True, text=True)
+    assert process.returncode == 2
+    assert process.stderr.startswith("steelyard: noisy.py has no 'runner'")
+    assert "BrokenPipe" not in process.stderr
 
 
 def test_an_output_that_cannot_be_written_is_exit_3_and_the_run_is_there(shop: Workshop) -> None:

@@ -80,14 +80,14 @@ def shop(tmp_path: Path) -> Workshop:
 
 
 def started(shop: Workshop, kind: str, *words: str) -> subprocess.Popen[str]:
-    """A run that has three answers and hangs on the rest, two at a time."""
+    """A run that has three answers and hangs on the rest, two at a time where its loop lets it."""
     if kind == "program":
         shop.suite(target={"command": {"argv": [sys.executable, "agent.py"]}})
     else:
         shop.suite(target={"python": f"agent.py:{kind}"})
-    process = start(shop.folder, "run", "suite.yaml", "--out", "RUN", "-j", "2", *words)
+    process = start(shop.folder, "run", "suite.yaml", "--out", "RUN", "-j", "1" if kind == "blocks" else "2", *words)
     outputs, calls = shop.run / "outputs.jsonl", shop.folder / "calls.txt"
-    hanging = 4 if kind == "blocks" else 5  # a blocked loop starts no second call
+    hanging = 4 if kind == "blocks" else 5
     wait_until(lambda: calls.exists() and len(calls.read_text().split()) >= hanging)
     wait_until(lambda: outputs.exists() and outputs.read_bytes().count(b"\n") >= 3)
     if kind == "program":
@@ -148,6 +148,29 @@ def test_a_program_that_ignores_sigterm_is_ended_with_the_run(shop: Workshop) ->
     interrupt(process, signal.SIGINT)
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+def test_a_second_signal_ends_the_programs_too(shop: Workshop) -> None:
+    process = started(shop, "program")
+    child = int((shop.folder / "child.pid").read_text())
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "once more to kill" not in process.stderr.readline():
+        pass
+    interrupt(process, signal.SIGINT)
+    try:
+        wait_until(lambda: not is_alive(child), seconds=2)
+    finally:
+        if is_alive(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_json_of_an_interrupted_run_is_whole(shop: Workshop) -> None:

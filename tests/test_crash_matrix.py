@@ -47,23 +47,24 @@ def check_run(directory: Path, told: Told, undisturbed: dict[str, Any]) -> None:
     assert [record.status for record in records].count("ok") == counts["ok"]
     finished = finished_ids(directory)
     assert len(finished) == len(set(finished)) == counts["ok"], "one ok record a case"
+    assert list(directory.glob("*.tmp")) == [], "what a killed sitting left half written is cleared away"
 
 
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_been_left_alone(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    """Each of 40 runs is killed one to three times, at moments spread over its whole length, then resumed."""
+    """Each of 56 runs is killed one to three times, at moments spread over its whole length, then resumed."""
     rng = random.Random(20240229)
     whole = play([job_in(tmp_path / "timed", [])])[0][0]["seconds"]
     jobs = [
         job_in(
             tmp_path / f"{number}",
             [
-                {"seconds": rng.uniform(0.02, 1.2) * whole, "parallelism": rng.randint(8, 20)}
+                {"seconds": rng.uniform(0.02, 0.8) * whole, "parallelism": rng.randint(8, 20)}
                 for _ in range(rng.randint(1, 3))
             ],
         )
-        for number in range(40)
+        for number in range(56)
     ]
     told = play(jobs)
     for job, sittings in zip(jobs, told, strict=True):
@@ -77,9 +78,9 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_been_left_alone(
 WORKING = [
     *((point, nth) for point in ("before append", "in the middle of a line") for nth in (1, 2, 150, CASES)),
     *(("after append, before commit", nth) for nth in (1, 37, CASES)),
-    *(("before a commit's sync", nth) for nth in (1, 3)),
-    *(("after a commit's sync, before its index rows", nth) for nth in (1, 3)),
-    *(("in the middle of an index row", nth) for nth in (1, 3)),
+    *(("before a commit's sync", nth) for nth in (1, 2)),
+    *(("after a commit's sync, before its index rows", nth) for nth in (1, 2)),
+    ("in the middle of an index row", 1),
     ("before metrics are composed", 1),
     ("before metrics.json is renamed", 1),
     ("after metrics.json is renamed", 1),

@@ -21,6 +21,7 @@ from support_journal import CountedModel, a_record, cases, drawn_answer, reopen,
 
 COUNT = 12
 HEADER = 24
+A_CASE, EDITED = "00000000deadbeef", "00000000cafecafe"
 
 
 @pytest.fixture(autouse=True)
@@ -28,15 +29,19 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     without_syncs(monkeypatch)
 
 
-def rows_of(*rows: tuple[int, int, int, int, bool]) -> np.ndarray:
-    """Index rows of (offset, id, index, trial, ok)."""
-    packed = [pack_row(offset, id, 10, index, trial, ok, None) for offset, id, index, trial, ok in rows]
+def rows_of(*rows: tuple[int, int, int, int, bool], case_fps: dict[int, str] | None = None) -> np.ndarray:
+    """Index rows of (offset, id, index, trial, ok), of one wording unless an offset has its own fingerprint."""
+    fps = case_fps or {}
+    packed = [
+        pack_row(offset, id, 10, index, trial, ok, None, fps.get(offset, A_CASE))
+        for offset, id, index, trial, ok in rows
+    ]
     return np.frombuffer(b"".join(packed), dtype=ROWS)
 
 
 def test_a_row_has_the_layout_that_numpy_reads() -> None:
-    row = np.frombuffer(pack_row(2**40, 2**63 + 1, 20_000_000, 7, 3, True, False), dtype=ROWS)[0]
-    assert row.tolist() == (2**40, 2**63 + 1, 20_000_000, 7, 3, 1, 0, 0)
+    row = np.frombuffer(pack_row(2**40, 2**63 + 1, 20_000_000, 7, 3, True, False, A_CASE), dtype=ROWS)[0]
+    assert row.tolist() == (2**40, 2**63 + 1, 20_000_000, 7, 3, 1, 0, 0xDEADBEEF)
 
 
 def test_the_last_ok_row_wins_and_an_error_only_where_there_is_no_ok() -> None:
@@ -49,6 +54,22 @@ def test_the_last_ok_row_wins_and_an_error_only_where_there_is_no_ok() -> None:
 def test_trials_of_one_case_are_kept_apart_and_in_order() -> None:
     rows = rows_of((0, 9, 1, 1, True), (10, 9, 1, 0, True), (20, 4, 0, 0, True))
     assert winners(rows)["offset"].tolist() == [20, 10, 0]
+
+
+def test_of_an_edited_case_only_rows_of_its_last_wording_count() -> None:
+    rows = rows_of((0, 9, 0, 0, True), (10, 9, 0, 0, False), (20, 4, 1, 0, True), case_fps={10: EDITED})
+    assert winners(rows)["offset"].tolist() == [10, 20]
+
+
+def test_an_edited_cases_record_is_the_new_one_even_without_the_index(tmp_path: Path) -> None:
+    run, asked = tmp_path / "run", cases(3)
+    run_in(run, CountedModel(), asked)
+    asked[1].prompt = "another question"
+    reopen(run, (run / "outputs.jsonl").read_bytes())
+    run_in(run, CountedModel(fails_by([True, False, True])), asked)
+    statuses = [record.status for record in Result.load(run).load_responses()]
+    (run / "outputs.idx").unlink()
+    assert [record.status for record in Result.load(run).load_responses()] == statuses == ["ok", "error", "ok"]
 
 
 def test_no_rows_have_no_winners() -> None:
@@ -126,7 +147,7 @@ SPOILT: dict[str, Callable[[Path], bytes | None]] = {
     "a row that points elsewhere": with_zeroed_offset,
     "two rows that have changed places": swapped_ids,
     "of another run": other_runs_index,
-    "beyond the end": lambda run: (run / "outputs.idx").read_bytes() + pack_row(10**9, 1, 10, 0, 0, True, None),
+    "beyond the end": lambda run: (run / "outputs.idx").read_bytes() + pack_row(10**9, 1, 10, 0, 0, True, None, A_CASE),
     "with a gap": lambda run: (
         (run / "outputs.idx").read_bytes()[: HEADER + ROWS.itemsize]
         + (run / "outputs.idx").read_bytes()[-ROWS.itemsize :]
@@ -207,7 +228,7 @@ def fails_by(answers: list[bool]) -> Callable[[EvalCase, InvocationContext], Inv
 def test_an_abandoned_index_leaves_the_old_one(tmp_path: Path) -> None:
     (tmp_path / "outputs.idx").write_bytes(b"old")
     builder = IndexBuilder(tmp_path)
-    builder.add(pack_row(0, 1, 10, 0, 0, True, None))
+    builder.add(pack_row(0, 1, 10, 0, 0, True, None, A_CASE))
     builder.abandon()
     assert [path.name for path in tmp_path.iterdir()] == ["outputs.idx"]
     assert (tmp_path / "outputs.idx").read_bytes() == b"old"

@@ -69,13 +69,16 @@ def test_many_lines_share_one_commit_off_the_thread_that_appends(
 ) -> None:
     syncs = Syncs(monkeypatch)
     writer = writer_in(tmp_path)
-    for _ in range(5_000):
+    began = time.monotonic()
+    for _ in range(300):
         writer.append(b"line\n")
-    appended_by = len(syncs.threads)
+        time.sleep(0.0005)
+    commits = len(syncs.threads)
+    most = (time.monotonic() - began) / 0.05 + 2
     writer.close()
-    assert appended_by < 500, "far fewer commits than lines"
-    assert set(syncs.threads[:appended_by]) <= {"steelyard-commit"}
-    assert syncs.sizes[-1][1] == 25_000, "what is left is committed when it closes"
+    assert 1 <= commits <= most
+    assert set(syncs.threads[:commits]) == {"steelyard-commit"}
+    assert syncs.sizes[-1][1] == 1_500, "what is left is committed when it closes"
 
 
 def test_a_line_is_committed_within_a_tenth_of_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +91,8 @@ def test_a_line_is_committed_within_a_tenth_of_a_second(tmp_path: Path, monkeypa
         landed.append((time.monotonic(), writer.size))
         time.sleep(0.005)
     time.sleep(0.12)
-    committed = list(syncs.sizes)
     writer.close()
-    delays = sorted(next(when for when, size in committed if size >= end) - at for at, end in landed)
+    delays = sorted(next(when for when, size in syncs.sizes if size >= end) - at for at, end in landed)
     assert delays[len(delays) // 2] <= 0.1
     assert delays[-1] <= 0.3, "even on a busy machine"
 
@@ -99,10 +101,12 @@ def test_nothing_new_means_no_more_commits(tmp_path: Path, monkeypatch: pytest.M
     syncs = Syncs(monkeypatch)
     writer = writer_in(tmp_path)
     writer.append(b"line\n")
+    while not syncs.threads:
+        time.sleep(0.001)
     time.sleep(0.2)
-    count = len(syncs.threads)
-    assert 1 <= count <= 2
+    commits = len(syncs.threads)
     writer.close()
+    assert commits <= 2
 
 
 def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
@@ -220,10 +224,10 @@ def test_after_a_failed_sync_nothing_more_is_taken(tmp_path: Path, monkeypatch: 
     writer = writer_in(tmp_path)
     writer.append(b"first\n")
     assert failed.wait(5)
+    while writer._failure is None:
+        time.sleep(0.001)
     with pytest.raises(JournalError, match="dead"):
-        for _ in range(1000):
-            writer.append(b"more\n")
-            time.sleep(0.001)
+        writer.append(b"more\n")
     with pytest.raises(JournalError, match="dead"):
         writer.close()
 
@@ -245,6 +249,42 @@ def test_figures_that_cannot_be_written_stop_the_run_and_leave_it_resumable(
             run_in(run, CountedModel(), cases(COUNT))
     assert list(run.glob("*.tmp")) == []
     assert run_in(run, CountedModel(), cases(COUNT)).complete
+
+
+@pytest.mark.parametrize("entry", [{}, {"salvage": True}, {"force": True}], ids=["resume", "salvage", "force"])
+@pytest.mark.parametrize("broken", ["open", "os.open", "os.replace", "os.fsync"])
+def test_a_directory_that_can_no_longer_be_written_is_a_journal_error_not_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, entry: dict[str, bool]
+) -> None:
+    """Whichever call it is that meets the failing disk first, the run says so and lets go of the directory."""
+    run = tmp_path / "run"
+    run_in(run, CountedModel(), cases(COUNT))
+    (run / "metrics.json").unlink()
+    journal = (run / "outputs.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "outputs.jsonl").write_bytes(b"".join([b"damaged\n"] * ("salvage" in entry) + journal[:-1]) + b"torn")
+    model = CountedModel()
+    with monkeypatch.context() as patch:
+        module, _, name = broken.rpartition(".")
+        original = getattr(os, name) if module else open
+        patch.setattr(f"{module or 'builtins'}.{name}", read_only(original))
+        with pytest.raises(JournalError) as caught:
+            run_in(run, model, cases(COUNT), entry=entry)
+    assert caught.value.errno == errno.EROFS
+    assert model.called == []
+    assert run_in(run, model, cases(COUNT), entry=entry).complete, "the lock was let go"
+
+
+def read_only(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the file system that reads, but writes nothing of a run except its lock."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        how = args[1] if len(args) > 1 else None
+        reads = how == "rb" or how == os.O_RDONLY or str(args[0]).endswith(".lock") or ".py" in str(args[0])
+        if reads:
+            return original(*args, **kwargs)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    return refuse
 
 
 def test_an_index_that_fails_while_it_is_written_does_not_fail_the_run(
@@ -280,8 +320,8 @@ def run_command(folder: Path, run: Path, **how: Any) -> subprocess.CompletedProc
     """`steelyard run` of 200 cases, in a process of its own."""
     suite = folder / "full.py"
     suite.write_text(textwrap.dedent(SUITE.format(log=str(folder / "calls"))))
-    command = [sys.executable, "-m", "steelyard", "run", f"{suite}:runner", "--out", str(run), "--no-progress"]
-    command[1:3] = ["-c", "from steelyard.cli import main; main()"]
+    program = [sys.executable, "-c", "from steelyard.cli import main; main()"]
+    command = [*program, "run", f"{suite}:runner", "--out", str(run), "--no-progress"]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **how)
 
 

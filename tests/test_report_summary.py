@@ -11,7 +11,7 @@ import pytest
 
 from steelyard import EvalCase, EvalSet, InvocationResponse, Runner
 from steelyard.journal.lock import RunLock
-from steelyard.metrics import Books, compose
+from steelyard.metrics import Books, Errors, compose
 from steelyard.records import Score
 from steelyard.report.summary import summary
 from steelyard.stats.running import RunningStats
@@ -49,12 +49,14 @@ def composed(
     for _ in range(error):
         scores.update([], failed=True)
     stats.active_seconds = 1e6
+    errors = Errors()
+    errors.counts.update({f"Error{number}": 1 for number in range(error)})
     return compose(
         about={"suite": "suite", "target": {}, "model_id": "model", "seed": 0},
         books=Books(planned=ok + error + left, ok=ok, error=error, cancelled=left // 2, not_started=left - left // 2),
         stats=stats,
         scores=scores,
-        errors={f"Error{number}": 1 for number in range(error)},
+        errors=errors,
         left_out=1_000_000,
         stopped=stopped,
     )
@@ -130,6 +132,13 @@ def test_a_stopped_run_says_why_and_what_is_left() -> None:
     assert "3 of 8 done, not complete" in text
     assert "SIGINT" in text
     assert "2 cancelled, 3 not started" in text
+
+
+def test_a_run_stopped_before_its_first_answer_gives_no_rates() -> None:
+    text = summary(composed(ok=0, left=5, stopped="SIGINT"))
+    assert "0 of 5 done" in text
+    assert "%" not in text
+    assert "requests/min" not in text
 
 
 def test_names_from_elsewhere_cannot_steer_the_terminal() -> None:

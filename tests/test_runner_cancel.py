@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_engine import make_suite, until, wait_for
 
 from steelyard import CancellationToken, EvalCase, Result, RunCancelled, Runner
+from support_engine import make_suite, until, wait_for
 
 QUIET: dict[str, Any] = {"progress": "off"}
 
@@ -156,8 +156,10 @@ def test_one_token_stops_several_runs() -> None:
 def test_a_target_sees_the_cancellation_through_its_context() -> None:
     token = CancellationToken()
     seen: list[bool] = []
+    inside = threading.Event()
 
     async def answer(case: EvalCase, context: Any) -> str:
+        inside.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -165,7 +167,7 @@ def test_a_target_sees_the_cancellation_through_its_context() -> None:
         return ""
 
     runner = Runner(answer, make_suite(1), token=token, **QUIET)
-    threading.Timer(0.05, token.cancel).start()
+    threading.Thread(target=lambda: (inside.wait(10), token.cancel())).start()
     runner.run_sync()
     assert seen == [True]
 
@@ -194,10 +196,18 @@ def test_a_timeout_around_a_run_works(tmp_path) -> None:
 
     async def main() -> None:
         runner = Runner(target, make_suite(100), parallelism=2, output_path=tmp_path / "run", **QUIET)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(runner.run(), 0.5)
+        async with asyncio.timeout(None) as limit:
 
-    asyncio.run(main())
+            async def expire() -> None:
+                await until(lambda: target.waiting == 2)
+                limit.reschedule(0)
+
+            expiring = asyncio.create_task(expire())
+            await runner.run()
+        await expiring
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
     assert json.loads((tmp_path / "run" / "partial.json").read_text())["counts"]["ok"] == 3
 
 

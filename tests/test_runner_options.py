@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from support_engine import make_suite
 
 from steelyard import ConfigurationError, EvalCase, InvocationResponse, Runner, RunOptions, TransientError
 from steelyard.options import RunChanges
+from support_engine import make_suite
 
 
 def echo(case: EvalCase) -> str:

@@ -10,11 +10,9 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support_engine import make_suite
 
 from steelyard import (
     ConfigurationError,
@@ -28,6 +26,7 @@ from steelyard import (
     Runner,
 )
 from steelyard.targets import Simulated
+from support_engine import make_suite
 
 QUIET: dict[str, Any] = {"progress": "off"}
 

@@ -115,6 +115,11 @@ def metrics_of(content: str) -> Callable[[Path], None]:
         pytest.param(metrics_of('{"complete": false, "n": 4}'), 4, id="metrics.json says not complete"),
         pytest.param(metrics_of('{"complete": true}'), 4, id="metrics.json without figures"),
         pytest.param(metrics_of('{"complete": true, "n": 6}'), 4, id="metrics.json without counts"),
+        pytest.param(
+            metrics_of('{"complete": true, "n": 6, "counts": {}, "scores": {}, "stats": {}}'),
+            4,
+            id="hollow metrics.json",
+        ),
         pytest.param(metrics_of("[]"), 4, id="metrics.json is no object"),
         pytest.param(metrics_of("\udcff".encode("utf-8", "surrogateescape").decode("latin-1")), 4, id="not JSON"),
     ],

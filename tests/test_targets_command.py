@@ -233,7 +233,7 @@ def test_identity_names_what_is_run_without_any_value_of_the_environment() -> No
         "argv": ["/bin/cat", "-u"],
         "output": "json",
         "env": ["A", "B_KEY"],
-        "cwd": "/",
+        "~cwd": "/",
     }
     assert "s3cret" not in repr(command)
 

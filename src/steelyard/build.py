@@ -101,7 +101,10 @@ def _simulated(path: Path, arguments: Any) -> Target:
 
 
 def _command(path: Path, arguments: Any) -> Target:
-    """A program; `cwd` and a program named by a relative path are seen from the suite file's folder."""
+    """A program; `cwd` and a program named by a relative path are seen from the suite file's folder.
+
+    The folder is part of the target's identity: resolved, it is the same from wherever the suite is run.
+    """
     from steelyard.targets.command import Command
 
     if isinstance(arguments, (str, list)):
@@ -110,7 +113,7 @@ def _command(path: Path, arguments: Any) -> Target:
         cwd = arguments.get("cwd", ".")
         if not isinstance(cwd, str):
             raise SuiteError(f"target.command: cwd must be a folder's path, got {cwd!r}", path=path)
-        arguments = {**arguments, "cwd": path.parent / cwd}
+        arguments = {**arguments, "cwd": (path.parent / cwd).resolve()}
     made: Target = _make(Command, arguments, "target.command", path)
     return made
 
@@ -175,7 +178,8 @@ def load_object(reference: str, folder: Path) -> Any:
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
-            public = [known for known in vars(module) if not known.startswith("_")]
+            named = vars(module).items()
+            public = [known for known, it in named if not (known.startswith("_") or isinstance(it, ModuleType))]
             raise ConfigurationError(f"{place} has no {name!r}; {suggestion(name, public)}")
         value = getattr(value, part)
     return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -16,7 +15,7 @@ from steelyard.journal.index import UNSCORED as UNSCORED_ANSWER
 from steelyard.journal.reader import RecordReader
 from steelyard.journal.replay import DONE, ERRORED, PENDING, UNSCORED, Replay
 from steelyard.journal.writer import JournalWriter
-from steelyard.metrics import Books
+from steelyard.metrics import Books, Errors
 from steelyard.records import Job, Record, Score
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, verdict
@@ -43,7 +42,7 @@ class Ledger:
         self._closed = False
         self.stats = replay.stats if replay is not None else RunningStats()
         self.scores = replay.scores if replay is not None else ScoreStats()
-        self.errors: Counter[str] = Counter()
+        self.errors = Errors()
         self.kept: list[Record] | None = [] if keep else None
         self.done_before = self._count(DONE)
         self.resumed = any(self._states)
@@ -58,6 +57,15 @@ class Ledger:
     def done(self) -> int:
         """How many slots have a record that needs no more work in this sitting."""
         return self.done_before + self._emitted
+
+    def so_far(self) -> str:
+        """What earlier sittings have left, in words."""
+        parts = [f"{self.done_before:,} of {self._plan.slots:,} done"]
+        if again := self._count(ERRORED):
+            parts.append(f"{again:,} error(s) are asked again")
+        if stored := self._count(UNSCORED):
+            parts.append(f"{stored:,} stored answer(s) are scored again")
+        return ", ".join(parts)
 
     def jobs(self, reader: RecordReader | None) -> Iterator[Job]:
         """The jobs that are left, in suite order, read as workers ask for them."""
@@ -85,13 +93,16 @@ class Ledger:
             line = encode_record(record)
             offset = self._writer.append(line)
             self._writer.note(offset, len(line), slot, _said(record.scores) if ok else ERROR)
-        if self._states[slot] != UNSCORED | _STARTED:  # a stored response was counted when it was replayed
+        before = self._states[slot]
+        if before != UNSCORED | _STARTED:  # a stored response was counted when it was replayed
             self.stats.update(record)
         self.scores.update(record.scores, failed=not ok)
         self._states[slot] = DONE if ok else _FAILED
         self._emitted += 1
+        if before == ERRORED | _STARTED and self._replay is not None:
+            self._replay.forget_error(slot)
         if not ok:
-            self.errors[record.error_type or "error"] += 1
+            self.errors.add(record)
         if self.kept is not None:
             self.kept.append(record)
         if self.on_record is not None:
@@ -107,8 +118,8 @@ class Ledger:
         earlier_errors = self._count(ERRORED) + self._count(ERRORED | _STARTED)
         earlier_responses = self._count(UNSCORED) + self._count(UNSCORED | _STARTED)
         self.stats.update_failed(earlier_errors)
-        if earlier_errors:
-            self.errors["(earlier)"] += earlier_errors
+        if self._replay is not None:
+            self.errors.counts.update(self._replay.error_types)
         for _ in range(earlier_errors):
             self.scores.update([], failed=True)
         for _ in range(earlier_responses):

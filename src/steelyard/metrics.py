@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from steelyard.errors import BooksError
+from steelyard.records import Record
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats
 
 METRICS_VERSION = 1
+_LONGEST_EXAMPLE = 300
 
 
 class Books(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,13 +40,38 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
             raise BooksError(f"the statistics count {counted} ok and error, the scores {scores.n}; the books: {self}")
 
 
+class Errors:
+    """How often each type of error came, with one example of each: the first in case order, whenever it came."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._examples: dict[str, Record] = {}
+
+    def add(self, record: Record) -> None:
+        """Count an error record."""
+        kind = record.error_type or "error"
+        self.counts[kind] += 1
+        known = self._examples.get(kind)
+        if known is None or (record.index, record.trial) < (known.index, known.trial):
+            self._examples[kind] = record
+
+    def to_metrics(self) -> dict[str, Any]:
+        """The counts, the most frequent first, and the examples."""
+        examples = {
+            kind: {"id": record.id, "error": (record.error or "")[:_LONGEST_EXAMPLE]}
+            for kind, record in sorted(self._examples.items())
+        }
+        ranked = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
+        return {"errors": dict(ranked), "error_examples": examples}
+
+
 def compose(
     *,
     about: Mapping[str, Any],
     books: Books,
     stats: RunningStats,
     scores: ScoreStats,
-    errors: Mapping[str, int],
+    errors: Errors,
     left_out: int,
     stopped: str | None,
 ) -> dict[str, Any]:
@@ -58,7 +86,7 @@ def compose(
         "n": books.ok + books.error,
         "counts": msgspec.structs.asdict(books),
         "pass_rate": scores.pass_rate,
-        "pass_rate_ci95": scores.pass_rate_ci95,
+        "pass_rate_ci95": None if scores.pass_rate_ci95 is None else list(scores.pass_rate_ci95),
         "pass_rate_all": scores.pass_rate_all,
         "error_rate": scores.error_rate,
         "p50_latency_s": flat["time_to_last_token-p50"],
@@ -68,7 +96,7 @@ def compose(
         "scoring_errors": scores.scoring_errors,
         "left_out": left_out,
         "active_seconds": stats.active_seconds,
-        "errors": dict(sorted(errors.items(), key=lambda item: (-item[1], item[0]))),
+        **errors.to_metrics(),
         "scores": scores.to_metrics()["scores"],
         "stats": flat,
     }

@@ -15,7 +15,7 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import iter_records
 from steelyard.journal.replay import DONE, ERRORED, Replay
 from steelyard.journal.states import RunState, read_metrics, run_state
-from steelyard.metrics import Books, compose
+from steelyard.metrics import Books, Errors, compose
 from steelyard.records import Record
 
 
@@ -84,12 +84,14 @@ def _replayed_metrics(run: Path) -> dict[str, Any]:
     done = replay.states.count(DONE)
     planned = max(manifest.planned if manifest is not None else 0, done + errored)
     books = Books(planned=planned, ok=done, error=errored, cancelled=0, not_started=planned - done - errored)
+    errors = Errors()
+    errors.counts.update(replay.error_types)
     metrics = compose(
         about=about_run(manifest, run),
         books=books,
         stats=replay.stats,
         scores=replay.scores,
-        errors=replay.error_types,
+        errors=errors,
         left_out=replay.left_out,
         stopped="not finished",
     )
@@ -115,6 +117,7 @@ class _AsRecorded:
     def __init__(self) -> None:
         self.states = bytearray()
         self._numbers: dict[tuple[int, int], int] = {}
+        self._fingerprints: dict[int, str] = {}
 
     def slot_of(self, id_digests: npt.NDArray[np.uint64], trials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         pairs = zip(id_digests.tolist(), trials.tolist(), strict=True)
@@ -125,8 +128,9 @@ class _AsRecorded:
     def index(self, slot: int, recorded: int) -> int:  # noqa: ARG002 - the plan's own form needs the slot
         return recorded
 
-    def same_case(self, slot: int, case_fp: str) -> bool:  # noqa: ARG002 - as recorded: there is no other
-        return True
+    def same_case(self, slot: int, case_fp: str) -> bool:
+        """Whether this is the case as it was asked last: a journal is read from its end."""
+        return self._fingerprints.setdefault(slot, case_fp) == case_fp
 
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool:  # noqa: ARG002 - nothing is re-scored
         return False

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from steelyard.contracts import Tally
 from steelyard.errors import JournalError
-from steelyard.journal.files import CASES, DAMAGED, METRICS, OUTPUTS, PARTIAL, write_json
+from steelyard.journal.files import CASES, DAMAGED, METRICS, OUTPUTS, PARTIAL, clear_drafts, disk_errors, write_json
 from steelyard.journal.index import IndexBuilder, pack_columns
 from steelyard.journal.lock import RunLock
 from steelyard.journal.manifest import Manifest, Sitting, compare, now, read_manifest, write_manifest
@@ -54,16 +54,45 @@ class RunDirectory:
         self._reader: RecordReader | None = None
         self._left_out = 0
 
+    def enter(self, manifest: Manifest, suite: EvalSet) -> None:
+        """Check that this run belongs here, and only then move aside what it replaces."""
+        with disk_errors(self.path):
+            clear_drafts(self.path)
+            old = None if self._entry.force else read_manifest(self.path)
+            if old is not None:
+                if not self._entry.retry_errors:
+                    refuse_finished(self.path)
+                for difference in compare(self.path, old, manifest):
+                    log.warning("%s: changed since the run began: %s", self.path, difference)
+                manifest.created, manifest.sittings = old.created, old.sittings
+            in_use = suite.path is not None and suite.path.absolute() == (self.path / CASES).absolute()
+            self._state = enter(
+                self.path,
+                force=self._entry.force,
+                retry_errors=self._entry.retry_errors,
+                keep=CASES if in_use else None,
+            )
+
     def open(self, plan: Plan, manifest: Manifest, *, keep: bool, check: Callable[[], None]) -> Ledger:
         """Recover what is there and get ready to append; the ledger knows what is left to do."""
-        state = self._enter(manifest)
+        with disk_errors(self.path):
+            replay = self._recover(PlanSlots(plan), plan.slots, check)
+            self._reader = RecordReader(self.path)
+        assert self._writer is not None
+        ledger = Ledger(plan, replay=replay, writer=self._writer, keep=keep)
+        self._left_out = replay.left_out
+        manifest.sittings.append(Sitting(started=now(), done_before=ledger.done_before))
+        write_manifest(self.path, manifest)
+        return ledger
+
+    def _recover(self, slots: PlanSlots, count: int, check: Callable[[], None]) -> Replay:
+        """Mend and read the journal, build its index anew, and open both for more."""
         path = self.path / OUTPUTS
-        slots = PlanSlots(plan)
         index = IndexBuilder(self.path)
         try:
-            replay = Replay(self.path, slots, bytearray(plan.slots), index.add)
+            replay = Replay(self.path, slots, bytearray(count), index.add)
             size = 0
-            if state is RunState.INCOMPLETE and path.exists():
+            if self._state is RunState.INCOMPLETE and path.exists():
                 self._mend(path)
                 replay.read(check)
                 size = path.stat().st_size
@@ -72,23 +101,7 @@ class RunDirectory:
             index.abandon()
             raise
         self._writer = JournalWriter(self.path, slots.make_rows, indexing=indexing)
-        self._reader = RecordReader(self.path)
-        ledger = Ledger(plan, replay=replay, writer=self._writer, keep=keep)
-        self._left_out = replay.left_out
-        manifest.sittings.append(Sitting(started=now(), done_before=ledger.done_before))
-        write_manifest(self.path, manifest)
-        return ledger
-
-    def _enter(self, manifest: Manifest) -> RunState:
-        """Check that this run belongs here before anything is moved or cut."""
-        old = None if self._entry.force else read_manifest(self.path)
-        if old is not None:
-            if not self._entry.retry_errors:
-                refuse_finished(self.path)
-            for difference in compare(self.path, old, manifest):
-                log.warning("%s: changed since the run began: %s", self.path, difference)
-            manifest.created, manifest.sittings = old.created, old.sittings
-        return enter(self.path, force=self._entry.force, retry_errors=self._entry.retry_errors)
+        return replay
 
     def _mend(self, path: Path) -> None:
         if cut := mend_tail(path):
@@ -115,7 +128,8 @@ class RunDirectory:
         )
         if books.complete:
             write_json(self.path / METRICS, metrics)
-            (self.path / PARTIAL).unlink(missing_ok=True)
+            with disk_errors(self.path):
+                (self.path / PARTIAL).unlink(missing_ok=True)
         else:
             write_json(self.path / PARTIAL, metrics)
         return metrics
@@ -154,13 +168,14 @@ class PlanSlots:
         return self._plan.index(slot)
 
     def same_case(self, slot: int, case_fp: str) -> bool:
-        return self._plan.case_fp(slot) == case_fp
+        return self._plan.is_of_case(slot, case_fp)
 
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool:
-        return has_errors or self._plan.scored_by(slot) != scored_by
+        return has_errors or not self._plan.is_scored_by(slot, scored_by)
 
     def make_rows(self, notes: npt.NDArray[np.int64]) -> bytes:
         """Rows of the index for records that were noted by their slots."""
         positions, trials = np.divmod(notes[:, 2], self._plan.trials)
         indices = np.asarray(self._plan.indices)[positions] if self._filtered else positions
-        return pack_columns(notes, self._plan.id_digests[positions], indices, trials)
+        ids, fingerprints = self._plan.id_digests[positions], self._plan.case_fingerprints[positions]
+        return pack_columns(notes, ids, indices, trials, fingerprints)

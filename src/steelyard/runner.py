@@ -43,6 +43,10 @@ class Runner:
         self.suite = suite
         self.scorers = as_scorers(scorers)
         self.options = _checked((options or RunOptions()).replace(**changes))
+        if not isinstance(self.target.default_parallelism, int) or self.target.default_parallelism < 1:
+            raise ConfigurationError(
+                f"the target's default_parallelism must be >= 1, got {self.target.default_parallelism!r}"
+            )
         self.engine = engine
         self.token = token
 
@@ -66,7 +70,8 @@ class Runner:
         try:
             return await sitting.run(Entry(force=force, retry_errors=retry_errors, salvage=salvage))
         finally:
-            self.suite = sitting.suite  # a one-shot's cases have been written down: the next run reads them there
+            if options.output_path is not None:
+                self.suite = sitting.suite  # a one-shot's cases were written down: the next run reads them there
             if forget is not None:
                 forget()
 

@@ -6,20 +6,20 @@ import asyncio
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from steelyard.contracts import Engine, Scorer, Tally, Target
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.retry import Retrying, RetryPolicy
-from steelyard.errors import RunCancelled
+from steelyard.errors import RunCancelled, SuiteError
 from steelyard.journal.manifest import Manifest, now, versions
 from steelyard.journal.reader import iter_records
 from steelyard.ledger import Ledger
 from steelyard.metrics import compose
 from steelyard.options import RunOptions
-from steelyard.records import Record
+from steelyard.records import Job, Record
 from steelyard.result import Result, about_run
 from steelyard.rundir import Entry, RunDirectory
 from steelyard.stats.live import LiveDisplay
@@ -51,6 +51,7 @@ class Sitting:
         self._spec = parse_progress_bar_stats(options.progress_bar_stats)
         self._directory: RunDirectory | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._broken_off: str | None = None
 
     def follow(self, token: CancellationToken) -> Callable[[], None]:
         """Stop when the caller's token is cancelled; what stops this run leaves that token alone."""
@@ -74,20 +75,22 @@ class Sitting:
         path = self._options.output_path
         # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
         plan = None if self.suite.one_shot else self._make_plan()
+        self._manifest = manifest_of(self._target, self.suite, self._scorers, self._options)
         if path is not None:
             self._directory = RunDirectory(Path(path), entry)
+            self._directory.enter(self._manifest, self.suite)
         if plan is None:
             self._spool()
             plan = self._make_plan()
         self._plan = plan
-        self._manifest = manifest_of(self._target, plan.suite, self._scorers, self._options, planned=plan.slots)
+        self._manifest.planned = plan.slots
         keep = not self._options.low_memory
         if self._directory is None:
             self._ledger = Ledger(plan, replay=None, writer=None, keep=keep)
         else:
             self._ledger = self._directory.open(plan, self._manifest, keep=keep, check=self._check)
-        if self._ledger.done_before:
-            log.info("resuming %s: %s of %s done", path, f"{self._ledger.done_before:,}", f"{plan.slots:,}")
+        if self._ledger.resumed:
+            log.info("resuming %s: %s", path, self._ledger.so_far())
 
     def _make_plan(self) -> Plan:
         return plan_of(self.suite, self._scorers, self._options, self._check)
@@ -121,7 +124,9 @@ class Sitting:
         return self._finish(tally)
 
     async def _run_engine(self) -> Tally:
-        jobs = self._directory.jobs(self._ledger) if self._directory is not None else self._ledger.jobs(None)
+        jobs = self._until_the_suite_changes(
+            self._directory.jobs(self._ledger) if self._directory is not None else self._ledger.jobs(None)
+        )
         if self._options.stop_error_rate is not None:
             self._ledger.on_record = self._stop_on_errors
         running = asyncio.create_task(
@@ -136,6 +141,14 @@ class Sitting:
             self.token.cancel("the task was cancelled")
             self._finish(await running)
             raise
+
+    def _until_the_suite_changes(self, jobs: Iterator[Job]) -> Iterator[Job]:
+        """The jobs; a suite that is edited under us ends them, and what is in flight may finish."""
+        try:
+            yield from jobs
+        except SuiteError as error:
+            log.error("%s; stopping here, what is done stays done", error)
+            self._broken_off = str(error)
 
     @property
     def _parallelism(self) -> int:
@@ -166,9 +179,9 @@ class Sitting:
             await asyncio.sleep(_REFRESH_SECONDS)
 
     def _finish(self, tally: Tally) -> Result:
-        stopped = self.token.reason
+        stopped = self.token.reason or self._broken_off
         metrics = self._metrics(tally, stopped)
-        path = self._directory.path if self._directory is not None else None
+        path = self._directory.path.absolute() if self._directory is not None else None
         if excess := int(getattr(self._target, "excess", 0)):
             log.warning("%d call(s) outlived their time and still run in threads that cannot be stopped", excess)
         return Result(
@@ -217,7 +230,7 @@ def plan_of(
 
 
 def manifest_of(
-    target: Target, suite: EvalSet, scorers: Sequence[Scorer], options: RunOptions, *, planned: int
+    target: Target, suite: EvalSet, scorers: Sequence[Scorer], options: RunOptions, *, planned: int = 0
 ) -> Manifest:
     """What run.json says of a run that is about to begin."""
     return Manifest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import numbers
 import time
 from collections.abc import Sequence
@@ -90,19 +91,29 @@ class CaseWork:
                 if deadlines is not None:
                     late = deadlines.end(task)
             return _checked(response)
-        except asyncio.CancelledError as error:
-            if late:
-                return _failed(TimeoutError(f"no answer within {self._timeout:g} s"))
-            # Ours when this task is being cancelled; otherwise the target's own, and then it is only an error.
-            if task.cancelling():
-                raise
-            return _failed(error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a target is the user's code: its crash is data
-            return _failed(error)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # a target is the user's code: its crash is data
+            if isinstance(error, asyncio.CancelledError):
+                if late:
+                    error = TimeoutError(f"no answer within {self._timeout:g} s")
+                elif self._wants_to_end(task):
+                    raise
+            return _failed(error, context.attempt - 1)
+
+    def _wants_to_end(self, task: asyncio.Task[Any]) -> bool:
+        """Whether a cancellation is for us. One that nobody asked for is the target's own, and taken back here."""
+        if not task.cancelling():
+            return False
+        if self._token is None or self._token.cancelled:
+            return True
+        while task.uncancel():
+            pass
+        return False
 
 
-def _failed(error: BaseException) -> InvocationResponse:
-    return InvocationResponse(error=describe(error), error_type=type(error).__name__)
+def _failed(error: BaseException, retries: int) -> InvocationResponse:
+    return InvocationResponse(error=describe(error), error_type=type(error).__name__, retries=retries)
 
 
 def _checked(response: Any) -> InvocationResponse:
@@ -132,8 +143,9 @@ def _coerced(name: str, value: Any, wanted: type) -> Any:
     if wanted is list and isinstance(value, (list, tuple)):
         return list(value)
     if wanted in (int, float) and isinstance(value, numbers.Real) and not isinstance(value, bool):
-        plain = wanted(float(value))
-        if plain == value:
+        number = float(value)
+        plain = wanted(number) if math.isfinite(number) else number
+        if plain == value and type(plain) is wanted:
             return plain
     raise TypeError(f"the response's {name} is {type(value).__name__} {value!r:.100}, not {wanted.__name__}")
 

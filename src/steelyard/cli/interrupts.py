@@ -71,6 +71,10 @@ class _Signals:
 
 def leave(code: int) -> None:
     """End the process now. What finished is in the kernel's hands; threads that still run are not waited for."""
+    if "steelyard.targets.process" in sys.modules:
+        from steelyard.targets.process import kill_all
+
+        kill_all()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

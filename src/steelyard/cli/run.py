@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from steelyard.result import Result
 from steelyard.rundir import Entry
 from steelyard.runner import Runner
 from steelyard.suite.evalset import EvalSet
+
+log = logging.getLogger("steelyard")
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +98,7 @@ def command(**given: Any) -> int:
     place = choose_place(runner, flags)
     # Nothing here needs the responses in memory: the summary comes from the statistics.
     runner.options = runner.options.replace(output_path=place, low_memory=True)
+    _tell(runner, place)
     entry = Entry(force=flags.force, retry_errors=flags.retry_errors, salvage=flags.salvage)
     if flags.dry_run:
         from steelyard.cli.dry_run import look_ahead
@@ -103,6 +107,21 @@ def command(**given: Any) -> int:
         show_json(planned) if flags.as_json else show(planned.describe())
         return 0
     return _run(runner, gate, flags, entry)
+
+
+def _tell(runner: Runner, place: Path) -> None:
+    """Say, to whoever asked for more words, what is about to be run and how."""
+    options, target = runner.options, runner.target
+    log.debug("suite %s from %s", runner.suite.id, runner.suite.path or "memory")
+    log.debug("target %s", dict(target.identity()))
+    log.debug(
+        "%s at a time, timeout %s, %s retries, seed %s, in %s",
+        options.parallelism or target.default_parallelism,
+        "none" if options.timeout is None else f"{options.timeout:g} s",
+        options.retries,
+        options.seed,
+        place,
+    )
 
 
 def _run(runner: Runner, gate: Gate, flags: Flags, entry: Entry) -> int:
@@ -129,11 +148,11 @@ def _show(result: Result, flags: Flags, place: Path) -> None:
 def _verdict(result: Result, gate: Gate) -> int:
     """The exit code of a complete run; too many errors outrank a missed gate."""
     metrics = result.metrics
-    if metrics["error_rate"] > gate.max_error_rate:
-        say(
-            f"error rate {metrics['error_rate']:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); "
-            "--retry-errors asks them again"
-        )
+    # An answer that could not be scored is no better for a gate than one that did not come.
+    rate = metrics["error_rate"] + metrics["scoring_errors"] / metrics["n"]
+    if rate > gate.max_error_rate:
+        kind = "error rate, scoring errors included," if metrics["scoring_errors"] else "error rate"
+        say(f"{kind} {rate:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); --retry-errors asks them again")
         return TOO_MANY_ERRORS
     if gate.min_pass_rate is not None:
         rate = metrics["pass_rate"]

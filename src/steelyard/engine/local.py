@@ -83,19 +83,26 @@ class _Pool:
             raise
         finally:
             self._stopping = True
-            await _wind_up([*workers, watcher], grace)
-            self._closed = True
-            self.in_flight.clear()
-            self._tally.cancelled = self._tally.started - self._tally.finished
+            try:
+                await _wind_up([*workers, watcher], grace)
+            finally:
+                self._close()
         if self._failure is not None:
             raise self._failure
         return self._tally
 
+    def _close(self) -> None:
+        """Count what never finished as cancelled; from here on nothing changes the books."""
+        self._closed = True
+        self.in_flight.clear()
+        self._tally.cancelled = self._tally.started - self._tally.finished
+
     async def _worker(self, number: int) -> None:
         task = asyncio.current_task()
         assert task is not None
-        tally, calls, turn = self._tally, self.in_flight, self._turn
-        while not (self._stopping or self._token.cancelled):
+        tally, calls, turn, token = self._tally, self.in_flight, self._turn, self._token
+        work, deliver = self._work, self._deliver
+        while not (self._stopping or token.cancelled):
             job = next(self._jobs, None)
             if job is None:
                 return
@@ -105,8 +112,9 @@ class _Pool:
             if len(calls) > tally.peak_in_flight:
                 tally.peak_in_flight = len(calls)
             try:
-                await self._work(job, self._deliver)
-                tally.finished += not self._closed
+                await work(job, deliver)
+                if not self._closed:
+                    tally.finished += 1
             except asyncio.CancelledError:
                 if self._stopping:
                     raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
@@ -20,7 +21,11 @@ class LoopThread(Generic[T]):
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], loop_factory: LoopFactory | None = None) -> None:
-        self._loop = (loop_factory or asyncio.new_event_loop)()
+        try:
+            self._loop = (loop_factory or asyncio.new_event_loop)()
+        except BaseException:
+            coroutine.close()
+            raise
         self._task = self._loop.create_task(coroutine)
         self._done = threading.Event()
         self._value: T
@@ -34,7 +39,7 @@ class LoopThread(Generic[T]):
 
     def cancel(self) -> None:
         """Cancel the coroutine, from any thread."""
-        if not self._done.is_set():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended already
             self._loop.call_soon_threadsafe(self._task.cancel)
 
     def result(self) -> T:

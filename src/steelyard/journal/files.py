@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,24 @@ def atomic_write(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise JournalError(error.errno, f"cannot write {path}: {error.strerror or error}") from error
+
+
+def clear_drafts(run: Path) -> None:
+    """Remove what a killed writer left half written. Only for whoever holds the run's lock."""
+    for name in (MANIFEST, OUTPUTS, INDEX, METRICS, PARTIAL):
+        for draft in run.glob(f"{name}.*.tmp"):
+            draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def disk_errors(run: Path) -> Iterator[None]:
+    """Whatever the disk refuses within becomes a JournalError: the run stops, what is there stays."""
+    try:
+        yield
+    except JournalError:
+        raise
+    except OSError as error:
+        raise JournalError(error.errno, f"cannot write to {run}: {error.strerror or error}") from error
 
 
 def sync_directory(path: Path) -> None:

@@ -31,7 +31,7 @@ ROWS = np.dtype(
         ("trial", "<u2"),
         ("ok", "u1"),
         ("verdict", "u1"),
-        ("spare", "<u4"),
+        ("case", "<u4"),
     ]
 )
 ERROR, FAILED, PASSED, UNSCORED = -1, 0, 1, 2
@@ -40,19 +40,35 @@ ERROR, FAILED, PASSED, UNSCORED = -1, 0, 1, 2
 Rows = npt.NDArray[np.void]
 
 
-def pack_row(offset: int, id_digest: int, length: int, index: int, trial: int, ok: bool, verdict: bool | None) -> bytes:
-    """One row as bytes."""
-    return _ROW.pack(offset, id_digest, length, index, trial, ok, UNSCORED if verdict is None else verdict, 0)
+def pack_row(
+    offset: int, id_digest: int, length: int, index: int, trial: int, ok: bool, verdict: bool | None, case_fp: str
+) -> bytes:
+    """One row as bytes. Of the case's fingerprint it keeps 32 bits: enough to tell a case from its edited self."""
+    said = UNSCORED if verdict is None else verdict
+    return _ROW.pack(offset, id_digest, length, index, trial, ok, said, short_fingerprint(case_fp))
+
+
+def short_fingerprint(case_fp: str) -> int:
+    """The last 32 bits of a fingerprint of 16 hex digits; anything else counts as one odd case."""
+    try:
+        return int(case_fp, 16) & 0xFFFFFFFF
+    except ValueError:
+        return 0
 
 
 def pack_columns(
-    notes: npt.NDArray[np.int64], ids: npt.NDArray[np.uint64], indices: npt.NDArray[Any], trials: npt.NDArray[Any]
+    notes: npt.NDArray[np.int64],
+    ids: npt.NDArray[np.uint64],
+    indices: npt.NDArray[Any],
+    trials: npt.NDArray[Any],
+    fingerprints: npt.NDArray[np.uint64],
 ) -> bytes:
     """Many rows at once: `notes` has the columns offset, length, slot and verdict."""
     rows = np.zeros(len(notes), dtype=ROWS)
     verdicts = notes[:, 3]
     rows["offset"], rows["length"] = notes[:, 0], notes[:, 1]
     rows["id"], rows["index"], rows["trial"] = ids, indices, trials
+    rows["case"] = fingerprints & np.uint64(0xFFFFFFFF)
     rows["ok"] = verdicts != ERROR
     rows["verdict"] = np.where(verdicts == ERROR, UNSCORED, verdicts)
     return rows.tobytes()
@@ -146,12 +162,23 @@ def _unbroken(rows: Rows, built: int, covered: int) -> tuple[Rows, int]:
 
 
 def winners(rows: Rows) -> Rows:
-    """The row that counts for each (id, trial), in case order: the last ok one, else the last error."""
+    """The row that counts for each (id, trial), in case order: the last ok one, else the last error.
+
+    Where a case was edited, only rows of the case as it was asked last count.
+    """
     if not len(rows):
         return rows
-    order = np.lexsort((rows["offset"], rows["ok"], rows["trial"], rows["id"]))
-    ranked = rows[order]
-    last = np.ones(len(ranked), dtype=bool)
-    last[:-1] = (ranked["id"][1:] != ranked["id"][:-1]) | (ranked["trial"][1:] != ranked["trial"][:-1])
-    kept = ranked[last]
+    rows = rows[np.lexsort((rows["offset"], rows["trial"], rows["id"]))]
+    newest = _last_of_each(rows)
+    asked_last = rows["case"][newest][np.cumsum(newest) - newest]
+    rows = rows[rows["case"] == asked_last]
+    rows = rows[np.lexsort((rows["offset"], rows["ok"], rows["trial"], rows["id"]))]
+    kept = rows[_last_of_each(rows)]
     return kept[np.lexsort((kept["trial"], kept["index"]))]
+
+
+def _last_of_each(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Which rows, sorted by id and trial, are the last of theirs."""
+    last = np.ones(len(rows), dtype=bool)
+    last[:-1] = (rows["id"][1:] != rows["id"][:-1]) | (rows["trial"][1:] != rows["trial"][:-1])
+    return last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from datetime import UTC, datetime
@@ -40,7 +41,7 @@ class RunLock:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
         except OSError as error:
             raise JournalError(error.errno, f"cannot open {self._path}: {error.strerror}") from error
-        if not filelock.lock_descriptor(descriptor, blocking=False):
+        if not self._locked(descriptor):
             os.close(descriptor)
             holder = self.holder()
             raise RunLocked(
@@ -51,8 +52,17 @@ class RunLock:
             )
         self._descriptor = descriptor
         me = Holder(os.getpid(), socket.gethostname(), datetime.now(UTC).isoformat(timespec="seconds"))
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, msgspec.json.encode(me) + b"\n", 0)
+        with contextlib.suppress(OSError):  # on a full disk the name finds no room, but the lock is held
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, msgspec.json.encode(me) + b"\n", 0)
+
+    def _locked(self, descriptor: int) -> bool:
+        """Whether the lock could be taken; a file system without locks is an error, not a refusal."""
+        try:
+            return filelock.lock_descriptor(descriptor, blocking=False)
+        except OSError as error:
+            os.close(descriptor)
+            raise JournalError(error.errno, f"cannot lock {self._path}: {error.strerror}") from error
 
     def holder(self) -> Holder:
         """Who wrote its name into the lock file last."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from steelyard.errors import ConfigurationError
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import ROWS, Rows, pack_row, read_index, winners
 from steelyard.journal.scan import damage, decode_entry, lines_forward, readable_end
@@ -39,6 +40,8 @@ class RecordReader:
 
 def iter_records(run: Path) -> Iterator[Record]:
     """The record that counts for each (case, trial), in case order, one in memory at a time."""
+    if not run.is_dir():
+        raise ConfigurationError(f"there is no run directory {run}")
     if not (run / OUTPUTS).exists():
         return
     rows = winners(index_rows(run))
@@ -81,4 +84,6 @@ def _rows_after(run: Path, descriptor: int, start: int, end: int) -> Iterable[by
             raise damage(run / OUTPUTS, descriptor, offset)
         said = verdict(entry.scores)
         digest = id_digest(entry.id)
-        yield pack_row(offset, digest, len(line) + 1, entry.index, entry.trial, entry.status == "ok", said)
+        yield pack_row(
+            offset, digest, len(line) + 1, entry.index, entry.trial, entry.status == "ok", said, entry.case_fp
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -15,15 +15,17 @@ import numpy.typing as npt
 from steelyard.errors import RunRefused
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import pack_row
-from steelyard.journal.scan import Entry, damage, decode_entry, is_newer, lines_backward, readable_end
-from steelyard.records import id_digest
+from steelyard.journal.scan import Entry, damage, decode_entry, lines_backward, readable_end
+from steelyard.records import RECORD_VERSION, Score, id_digest
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, verdict
 
 PENDING, DONE, ERRORED, UNSCORED = 0, 1, 2, 3
 """What is known of a slot: nothing; an ok record; only errors (ask again); a response whose scores are not of use."""
 
-_BATCH = 4096
+_BATCH = 256
+"""Records looked up at once: few enough that holding them never wakes the garbage collector."""
+_MOST_KINDS = 1 << 16
 
 
 class Slots(Protocol):
@@ -36,6 +38,22 @@ class Slots(Protocol):
     def same_case(self, slot: int, case_fp: str) -> bool: ...
 
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool: ...
+
+
+class _Batch:
+    """Entries on their way to be looked up together, and where each one lies."""
+
+    __slots__ = ("entries", "lengths", "offsets")
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.lengths: list[int] = []
+        self.entries: list[Entry] = []
+
+    def add(self, offset: int, length: int, entry: Entry) -> None:
+        self.offsets.append(offset)
+        self.lengths.append(length)
+        self.entries.append(entry)
 
 
 class Replay:
@@ -51,7 +69,7 @@ class Replay:
         self.stats = RunningStats()
         self.scores = ScoreStats()
         self.run_time = 0.0
-        self.error_types: Counter[str] = Counter()
+        self._kinds = _ErrorKinds()
         self.left_out = 0
         self.superseded = 0
         self._offsets: array[int] | None = None
@@ -61,38 +79,47 @@ class Replay:
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
             end = readable_end(descriptor)
-            batch: list[tuple[int, int, Entry]] = []
+            batch = _Batch()
             for offset, line in lines_backward(descriptor, end):
                 entry = decode_entry(line)
                 if entry is None:
                     raise damage(self._path, descriptor, offset)
-                if is_newer(entry):
-                    raise RunRefused(
-                        f"{self._path} was written by a newer Steelyard (record version {entry.v})",
-                        path=self._path.parent,
-                    )
-                batch.append((offset, len(line), entry))
-                if len(batch) == _BATCH:
+                if entry.v > RECORD_VERSION:
+                    message = f"{self._path} was written by a newer Steelyard (record version {entry.v})"
+                    raise RunRefused(message, path=self._path.parent)
+                batch.add(offset, len(line), entry)
+                if len(batch.entries) == _BATCH:
                     self._take(batch)
-                    batch.clear()
+                    batch = _Batch()
                     check()
             self._take(batch)
         finally:
             os.close(descriptor)
+
+    @property
+    def error_types(self) -> Mapping[str, int]:
+        """How many slots ended in each type of error."""
+        return self._kinds.counts
+
+    def forget_error(self, slot: int) -> None:
+        """Take back the error of a slot that has a newer record now."""
+        self._kinds.remove(slot)
 
     def stored_at(self, slot: int) -> int:
         """Where the record lies whose response is to be scored again: for slots that are UNSCORED."""
         assert self._offsets is not None
         return self._offsets[slot]
 
-    def _take(self, batch: list[tuple[int, int, Entry]]) -> None:
-        digests = np.fromiter((id_digest(entry.id) for _, _, entry in batch), dtype=np.uint64, count=len(batch))
-        trials = np.fromiter((entry.trial for _, _, entry in batch), dtype=np.int64, count=len(batch))
-        numbers = self._slots.slot_of(digests, trials).tolist()
-        for slot, digest, (offset, length, entry) in zip(numbers, digests.tolist(), batch, strict=True):
+    def _take(self, batch: _Batch) -> None:
+        digests = [id_digest(entry.id) for entry in batch.entries]
+        trials = np.array([entry.trial for entry in batch.entries], dtype=np.int64)
+        numbers = self._slots.slot_of(np.array(digests, dtype=np.uint64), trials).tolist()
+        same_case = self._slots.same_case
+        rows = zip(numbers, digests, batch.offsets, batch.lengths, batch.entries, strict=True)
+        for slot, digest, offset, length, entry in rows:
             if entry.run_time > self.run_time:
                 self.run_time = entry.run_time
-            if slot < 0 or not self._slots.same_case(slot, entry.case_fp):
+            if slot < 0 or not same_case(slot, entry.case_fp):
                 self.left_out += 1
             elif not self._wins(slot, entry, offset):
                 self.superseded += 1
@@ -100,7 +127,7 @@ class Replay:
                 index = self._slots.index(slot, entry.index)
                 said = verdict(entry.scores) if self.states[slot] == DONE else None
                 ok = entry.status == "ok"
-                self._add_row(pack_row(offset, digest, length + 1, index, entry.trial, ok, said))
+                self._add_row(pack_row(offset, digest, length + 1, index, entry.trial, ok, said, entry.case_fp))
 
     def _wins(self, slot: int, entry: Entry, offset: int) -> bool:
         """Whether this entry, older than all seen so far, is the one that counts for its slot."""
@@ -109,13 +136,13 @@ class Replay:
             return False
         if entry.status == "error":
             self.states[slot] = ERRORED
-            self.error_types[entry.error_type or "error"] += 1
+            self._kinds.add(slot, entry.error_type or "error")
             return True
         if state == ERRORED:
+            self._kinds.remove(slot)
             self.superseded += 1
         self.stats.update(entry)
-        has_errors = any(score.value is None for score in entry.scores)
-        if self._slots.needs_scoring(slot, entry.scored_by, has_errors):
+        if self._slots.needs_scoring(slot, entry.scored_by, _lacks_a_value(entry.scores)):
             self.states[slot] = UNSCORED
             if self._offsets is None:
                 self._offsets = array("Q", bytes(8 * len(self.states)))
@@ -124,3 +151,36 @@ class Replay:
             self.states[slot] = DONE
             self.scores.update(entry.scores, failed=False)
         return True
+
+
+def _lacks_a_value(scores: list[Score]) -> bool:
+    return None in [score.value for score in scores]
+
+
+class _ErrorKinds:
+    """The type of error of each slot that has one: two bytes a slot, and only once there is any."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._names = ["error"]
+        self._numbers = {"error": 0}
+        self._of_slot = array("H")
+
+    def add(self, slot: int, kind: str) -> None:
+        if kind not in self._numbers:
+            if len(self._names) < _MOST_KINDS:
+                self._numbers[kind] = len(self._names)
+                self._names.append(kind)
+            else:
+                kind = "error"
+        if slot >= len(self._of_slot):
+            self._of_slot.frombytes(bytes(2 * (slot + 1 - len(self._of_slot))))
+        self._of_slot[slot] = self._numbers[kind]
+        self.counts[kind] += 1
+
+    def remove(self, slot: int) -> None:
+        """Take a slot's error back: an older record has an answer."""
+        kind = self._names[self._of_slot[slot]]
+        self.counts[kind] -= 1
+        if not self.counts[kind]:
+            del self.counts[kind]

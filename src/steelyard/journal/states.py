@@ -6,6 +6,8 @@ import enum
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from steelyard.errors import ConfigurationError, JournalError, RunFinished
 from steelyard.journal.files import (
     CASES,
@@ -32,16 +34,36 @@ class RunState(enum.Enum):
     COMPLETE = "complete"
 
 
+class _Counts(msgspec.Struct):
+    planned: int
+    ok: int
+    error: int
+    cancelled: int
+    not_started: int
+
+
+class _CompleteMetrics(msgspec.Struct):
+    """What the metrics of a complete run have at the least; a file without it was not written by one."""
+
+    suite: str
+    n: int
+    counts: _Counts
+    scoring_errors: int
+    errors: dict[str, int]
+    scores: dict[str, Any]
+    stats: dict[str, Any]
+
+
 def read_metrics(run: Path) -> dict[str, Any] | None:
     """The metrics of a complete run; None when they are absent, torn, empty or say that they are not complete."""
     try:
         metrics = read_json_object(run / METRICS)
-    except (NotADirectoryError, IsADirectoryError):
+        if metrics is None or metrics.get("complete") is not True:
+            return None
+        msgspec.convert(metrics, _CompleteMetrics)
+    except (NotADirectoryError, IsADirectoryError, msgspec.ValidationError):
         return None
-    if metrics is None or metrics.get("complete") is not True or not isinstance(metrics.get("n"), int):
-        return None
-    # A file that says it is complete but lacks what a complete run has was not written by one.
-    return metrics if all(isinstance(metrics.get(part), dict) for part in ("counts", "scores", "stats")) else None
+    return metrics
 
 
 def run_state(run: Path) -> RunState:
@@ -63,11 +85,14 @@ def create(run: Path) -> None:
         raise JournalError(error.errno, f"cannot create {run}: {error.strerror}") from error
 
 
-def enter(run: Path, *, force: bool, retry_errors: bool) -> RunState:
-    """Make a locked run directory ready to be written: fresh or incomplete, or refuse. Nothing is ever deleted."""
+def enter(run: Path, *, force: bool, retry_errors: bool, keep: str | None = None) -> RunState:
+    """Make a locked run directory ready to be written: fresh or incomplete, or refuse. Nothing is ever deleted.
+
+    `keep` names a file that the run about to begin reads itself and that therefore stays where it is.
+    """
     state = run_state(run)
     if force and state is not RunState.FRESH:
-        move_aside(run, _ALL_FILES)
+        move_aside(run, tuple(name for name in _ALL_FILES if name != keep))
         return RunState.FRESH
     if state is RunState.COMPLETE:
         if not retry_errors:
@@ -82,8 +107,7 @@ def refuse_finished(run: Path) -> None:
     metrics = read_metrics(run)
     if metrics is None:
         return
-    errors = int(metrics.get("counts", {}).get("error", 0)) + int(metrics.get("scoring_errors", 0))
-    retry = f" --retry-errors asks its {errors} errored record(s) again;" if errors else ""
-    raise RunFinished(
-        f"{run} is complete ({metrics['n']} records).{retry} --force starts over there", path=run, errors=errors
-    )
+    errors = metrics["counts"]["error"] + metrics["scoring_errors"]
+    retry = f" --retry-errors asks its {errors:,} errored record(s) again;" if errors else ""
+    message = f"{run} is complete ({metrics['n']:,} records).{retry} --force starts over there"
+    raise RunFinished(message, path=run, errors=errors)

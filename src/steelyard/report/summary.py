@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from steelyard.stats.wording import format_number, format_seconds, safe_text
+from steelyard.stats.wording import format_number, format_seconds, safe_text, trim
 
 _TIMES = {
     "time_to_first_token": "time to first token",
@@ -15,6 +15,7 @@ _TIMES = {
 _TOKENS = {"num_tokens_input": "input tokens", "num_tokens_output": "output tokens"}
 _COLUMNS = ("average", "p50", "p90", "p99", "min", "max")
 _MOST_ERRORS = 5
+_WIDTH = 80
 
 
 def summary(metrics: Mapping[str, Any], place: str | None = None) -> str:
@@ -46,7 +47,8 @@ def _quality(metrics: Mapping[str, Any]) -> list[str]:
         passed = f"{metrics['passed']:,} of {metrics['scored']:,}"
         rows.append(("passed", _percent(metrics["pass_rate"]), passed, _interval(metrics["pass_rate_ci95"])))
     counts = metrics["counts"]
-    rows.append(("errors", _percent(metrics["error_rate"]), f"{counts['error']:,} of {metrics['n']:,}", ""))
+    if metrics["n"]:
+        rows.append(("errors", _percent(metrics["error_rate"]), f"{counts['error']:,} of {metrics['n']:,}", ""))
     if metrics["unscored"]:
         rows.append(("unscored", "", f"{metrics['unscored']:,}", ""))
     if metrics["scoring_errors"]:
@@ -56,8 +58,8 @@ def _quality(metrics: Mapping[str, Any]) -> list[str]:
         rows.append(
             (f"score {safe_text(name)}", mean, f"n {score['n']:,}", _interval(score["mean_ci95"], percent=False))
         )
-    width = max(len(row[0]) for row in rows)
-    share = max(len(row[2]) for row in rows)
+    width = max((len(row[0]) for row in rows), default=0)
+    share = max((len(row[2]) for row in rows), default=0)
     return [f"  {label:<{width}}  {value:>6}  {part:>{share}}  {note}".rstrip() for label, value, part, note in rows]
 
 
@@ -72,7 +74,7 @@ def _speed(metrics: Mapping[str, Any]) -> list[str]:
     if rows:
         lines = [f"  {'':<22}" + "".join(f"{column:>9}" for column in _COLUMNS)]
         lines += [f"  {row[0]:<22}" + "".join(f"{cell:>9}" for cell in row[1:]) for row in rows]
-    if stats["requests_per_minute"] is not None:
+    if stats["requests_per_minute"] is not None and metrics["n"]:
         tokens = f", {stats['output_tps']:,.0f} output tokens/s" if stats["total_output_tokens"] else ""
         active = format_seconds(metrics["active_seconds"])
         lines.append(f"  {stats['requests_per_minute']:,.0f} requests/min{tokens} over {active}")
@@ -86,7 +88,11 @@ def _format_tokens(count: float) -> str:
 
 def _errors(metrics: Mapping[str, Any]) -> list[str]:
     errors = list(metrics["errors"].items())
-    lines = [f"  {count:>7,} × {safe_text(kind)}" for kind, count in errors[:_MOST_ERRORS]]
+    lines = []
+    for kind, count in errors[:_MOST_ERRORS]:
+        lines.append(f"  {count:>7,} × {safe_text(kind)}")
+        if (example := metrics["error_examples"].get(kind)) is not None:
+            lines.append(trim(safe_text(f"            {example['id']}: {example['error']}"), _WIDTH))
     if len(errors) > _MOST_ERRORS:
         lines.append(f"  and {len(errors) - _MOST_ERRORS} more kinds")
     return lines

@@ -47,15 +47,16 @@ class _NamedScores:
         self.values: Blocks = Blocks()
 
     def update(self, score: Score) -> None:
-        if is_scoring_error(score):
+        value = score.value
+        if value is None and score.errors:
             self.errors += 1
             return
         self.n += 1
         if score.passed is not None:
             self.decided += 1
             self.passed += score.passed
-        if score.value is not None and math.isfinite(score.value):
-            self.values.append(score.value)
+        if value is not None and math.isfinite(value):
+            self.values.append(value)
             if not self.n % _SEAL_EVERY:
                 self.values.seal()
 
@@ -111,8 +112,9 @@ class ScoreStats:
         else:
             self.scored += 1
             self.passed += passed
+        by_name = self._by_name
         for score in record_scores:
-            self._named(score.name).update(score)
+            (by_name.get(score.name) or self._named(score.name)).update(score)
 
     def merge(self, other: ScoreStats) -> None:
         """Take in another's records, as if each had been seen here."""

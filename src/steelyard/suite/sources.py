@@ -220,6 +220,8 @@ def open_file(path: Path) -> BinaryIO:
     """A file open for reading bytes; SuiteError if there is no such file or it may not be read."""
     if path.is_dir():
         raise SuiteError("is a directory, not a file", path=path)
+    if path.exists() and not path.is_file():
+        raise SuiteError("is not a regular file, and cases are read twice: write them to one first", path=path)
     try:
         return path.open("rb")
     except FileNotFoundError:

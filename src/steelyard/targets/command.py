@@ -74,7 +74,7 @@ class Command:
             "argv": list(self.argv),
             "output": self.output,
             "env": sorted(self._env),
-            "cwd": None if self.cwd is None else str(self.cwd),
+            "~cwd": None if self.cwd is None else str(self.cwd),
         }
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:

@@ -25,6 +25,15 @@ REAP_SECONDS = 1.0
 STDERR_BYTES = 4096
 _CHUNK_BYTES = 1 << 18
 
+_alive: set[ChildProcess] = set()
+"""Programs that were started and not buried yet: a session of their own would let them outlive this process."""
+
+
+def kill_all() -> None:
+    """End every program that still runs, at once: for a process that is about to leave without winding up."""
+    for child in list(_alive):
+        child._signal(signal.SIGKILL)  # no more than that: its pipes belong to a loop in another thread
+
 
 class ChildProcess:
     """A running program in a session of its own. Whoever makes one must await `end()`, whatever happens."""
@@ -60,6 +69,7 @@ class ChildProcess:
             cwd=cwd,
             start_new_session=True,
         )
+        _alive.add(self)
         try:
             self._begin()
         except BaseException:
@@ -118,6 +128,7 @@ class ChildProcess:
         self._bury()
 
     def _bury(self) -> None:
+        _alive.discard(self)
         for descriptor in tuple(self._open):
             self._close(descriptor)
         with suppress(subprocess.TimeoutExpired):

@@ -1,0 +1,209 @@
+"""What the docs say is run: their Python, their suite files and their commands, and their lists are complete.
+
+A block after `<!-- file: NAME -->` is written to that file. Python blocks of a page share one namespace, and an
+expression before `# → VALUE` must have that value. In a console block the lines after `$ command` are its output,
+where `…` stands for anything. A YAML block that is no file is laid over a small suite, which must then build.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+import yaml
+
+from steelyard import EvalCase, EvalSet, Record, Runner, RunOptions
+from steelyard.build import _RUN_KEYS, Gate, build_suite
+from steelyard.cli.main import group
+from steelyard.suite.yaml_file import KEYS
+from steelyard.targets import CallableTarget, Command, Simulated
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+NOT_ON_EVERY_MACHINE = ("jq",)
+
+_BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    language: str
+    file: str | None
+    text: str
+
+
+def page_text(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str) -> list[Block]:
+    return [Block(found["language"], found["file"], found["text"]) for found in _BLOCK.finditer(page_text(page))]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to run a page in; what its suites import is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_a_page_do_what_it_says(page: str, place: Path) -> None:
+    names: dict[str, Any] = {"__name__": "docs_" + page.removesuffix(".md")}
+    for block in blocks(page):
+        if block.file is not None:
+            (place / block.file).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            run_python(block.text, names)
+        elif block.language == "console":
+            run_console(block.text)
+        elif block.language == "yaml":
+            build_fragment(block.text, place)
+
+
+def run_python(text: str, names: dict[str, Any]) -> None:
+    lines = text.splitlines()
+    for statement in ast.parse(text).body:
+        code = ast.unparse(statement)
+        _, arrow, said = lines[(statement.end_lineno or 1) - 1].partition("# → ")
+        if isinstance(statement, ast.Expr) and arrow:
+            assert repr(eval(code, names)) == said.strip(), code
+        else:
+            assert not arrow, f"only an expression can have a value: {code}"
+            exec(compile(ast.Module([statement], []), "<docs>", "exec"), names)
+
+
+def run_console(text: str) -> None:
+    for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
+        command, _, said = part.partition("\n")
+        program = command.split()[0]
+        if program in NOT_ON_EVERY_MACHINE and shutil.which(program) is None:
+            continue
+        got = run_command(command)
+        pattern = re.escape(said.rstrip()).replace("…", ".*")
+        assert re.fullmatch(pattern, got.rstrip(), flags=re.S), f"$ {command}\n{got}\n--- the page says\n{said}"
+
+
+def run_command(command: str) -> str:
+    """What a command prints, with this environment's programs first; both streams, as on a terminal."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    ended = subprocess.run(
+        ["sh", "-c", command],
+        env={**os.environ, "PATH": path, "PYTHONUTF8": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60,
+        check=False,
+    )
+    return ended.stdout.decode("utf-8")
+
+
+def build_fragment(text: str, place: Path) -> None:
+    suite = {"target": "simulated", "cases": [{"prompt": "hello"}], **yaml.safe_load(text)}
+    path = place / "fragment.yaml"
+    path.write_text(yaml.safe_dump(suite), encoding="utf-8")
+    built = build_suite(path)
+    Runner(built.target, built.suite, built.scorers, options=RunOptions().replace(**built.options))
+
+
+@pytest.mark.parametrize("page", [*PAGES, "../CHANGELOG.md"])
+def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
+    for link in _LINK.findall(page_text(page)):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = DOCS / (file or page)
+        assert target.is_file(), link
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+def anchors(text: str) -> set[str]:
+    """The headings as GitHub turns them into anchors."""
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_index_links_every_page() -> None:
+    assert set(_LINK.findall(page_text("index.md"))) == set(PAGES) - {"index.md"}
+
+
+def assert_all_named(names: Iterator[str] | list[str] | tuple[str, ...], page: str) -> None:
+    """Every name stands in the page as code: alone, or in code that holds more."""
+    code = " ".join(re.findall(r"`([^`\n]+)`", page_text(page)))
+    missing = [name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", code)]
+    assert not missing, f"{page} does not tell of {missing}"
+
+
+def test_suites_tells_of_every_key_of_a_suite_file() -> None:
+    assert_all_named([*KEYS, *_RUN_KEYS, *Gate.__struct_fields__], "suites.md")
+
+
+def test_suites_tells_of_every_field_of_a_case() -> None:
+    assert_all_named(EvalCase.__struct_fields__, "suites.md")
+
+
+@pytest.mark.parametrize("kind", [CallableTarget, Command, Simulated])
+def test_targets_tells_of_every_argument_of_a_target(kind: type) -> None:
+    arguments = [name for name in inspect.signature(kind).parameters if name != "function"]
+    assert_all_named(arguments, "targets.md")
+
+
+def test_runs_tells_of_every_field_of_a_record() -> None:
+    assert_all_named(Record.__struct_fields__, "runs.md")
+
+
+def test_runs_lists_as_always_there_exactly_the_fields_of_the_shortest_record(tmp_path: Path) -> None:
+    runner = Runner(lambda case: None, EvalSet("one", [{"prompt": "?"}]), output_path=tmp_path, progress="off")
+    runner.run_sync()
+    line = yaml.safe_load((tmp_path / "outputs.jsonl").read_text(encoding="utf-8"))
+    section = page_text("runs.md").partition("## A record")[2].partition("These are there only")[0]
+    listed = {
+        name for row in re.findall(r"^\| (`.+?`) \|", section, flags=re.M) for name in re.findall(r"`(\w+)`", row)
+    }
+    assert listed == set(line) - {"error_type"}
+
+
+def test_statistics_tells_of_every_field_of_the_metrics() -> None:
+    metrics = Runner(lambda case: "x", EvalSet("one", [{"prompt": "?"}]), ["exact"], progress="off").run_sync().metrics
+    metrics_of_a_score = ("n", "mean", "mean_ci95", "passed", "pass_rate", "pass_rate_ci95", "errors")
+    counters = [name for name in metrics["stats"] if "-" not in name]
+    measured = {name.partition("-")[0] for name in metrics["stats"] if "-" in name}
+    endings = sorted({name.partition("-")[2] for name in metrics["stats"] if "-" in name})
+    assert_all_named([*metrics, *metrics["counts"], *metrics_of_a_score, *counters, *measured], "statistics.md")
+    assert all(f"-{ending}`" in page_text("statistics.md") for ending in endings)
+
+
+def test_the_docs_tell_of_every_command_and_flag() -> None:
+    text = "".join(page_text(page) for page in PAGES)
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        assert f"steelyard {name}" in text
+        command = group.get_command(context, name)
+        assert command is not None
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                spellings = [rf"(?<![\w-]){re.escape(flag)}(?![\w-])" for flag in parameter.opts]
+                assert any(re.search(spelling, text) for spelling in spellings), f"{name}: {parameter.opts}"
+
+
+def test_the_docs_tell_of_every_option_of_a_run() -> None:
+    text = "".join(page_text(page) for page in PAGES)
+    assert [name for name in RunOptions.__struct_fields__ if not re.search(rf"\b{name}\b", text)] == []
