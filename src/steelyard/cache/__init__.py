@@ -1,0 +1,61 @@
+"""The task-result cache: what an answer depends on, and where it is kept until it is asked for again."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steelyard.cache.cached import Cached, is_hit
+    from steelyard.cache.fingerprint import CacheKey, CaseFingerprint, fingerprint_of, tool_set_hash
+    from steelyard.cache.local import LocalFileTaskResultStore
+    from steelyard.cache.single_flight import SingleFlight
+    from steelyard.cache.sqlite import SqliteTaskResultStore
+    from steelyard.cache.store import EvaluationDataStore, ManagedStore, StoreError, StoreInfo, is_cacheable
+
+_HOMES = {
+    "CacheKey": "steelyard.cache.fingerprint",
+    "Cached": "steelyard.cache.cached",
+    "CaseFingerprint": "steelyard.cache.fingerprint",
+    "EvaluationDataStore": "steelyard.cache.store",
+    "LocalFileTaskResultStore": "steelyard.cache.local",
+    "ManagedStore": "steelyard.cache.store",
+    "SingleFlight": "steelyard.cache.single_flight",
+    "SqliteTaskResultStore": "steelyard.cache.sqlite",
+    "StoreError": "steelyard.cache.store",
+    "StoreInfo": "steelyard.cache.store",
+    "fingerprint_of": "steelyard.cache.fingerprint",
+    "is_cacheable": "steelyard.cache.store",
+    "is_hit": "steelyard.cache.cached",
+    "tool_set_hash": "steelyard.cache.fingerprint",
+}
+
+__all__ = [
+    "CacheKey",
+    "Cached",
+    "CaseFingerprint",
+    "EvaluationDataStore",
+    "LocalFileTaskResultStore",
+    "ManagedStore",
+    "SingleFlight",
+    "SqliteTaskResultStore",
+    "StoreError",
+    "StoreInfo",
+    "fingerprint_of",
+    "is_cacheable",
+    "is_hit",
+    "tool_set_hash",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name's home when it is first asked for: files need no sqlite3, and the other way round."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

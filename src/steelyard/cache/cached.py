@@ -1,0 +1,147 @@
+"""A target that answers from a store what it has answered before."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from typing import Any
+
+from steelyard.cache.fingerprint import CacheKey, fingerprint_of
+from steelyard.cache.single_flight import SingleFlight, flights_of
+from steelyard.cache.store import EvaluationDataStore, is_cacheable
+from steelyard.contracts import Identity, InvocationContext, Target
+from steelyard.errors import describe
+from steelyard.records import EvalCase, InvocationResponse
+
+log = logging.getLogger("steelyard")
+
+
+class Hit(InvocationResponse, kw_only=True, omit_defaults=True):
+    """A response that was not asked for: its times and tokens are those of the call that was made once."""
+
+    cached: bool = True
+
+
+def is_hit(response: InvocationResponse) -> bool:
+    """Whether a response came out of a store, or from a call that another caller made."""
+    return bool(getattr(response, "cached", False))
+
+
+class Cached:
+    """Looks a case up in the store before it asks the target, and stores what completed normally.
+
+    A store that fails never fails a case: that is warned of once per kind of failure, and the target is asked.
+    `parameters` are what decides an answer beside model and case; unless given, all that the target's identity says.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        store: EvaluationDataStore,
+        eval_set_id: str,
+        *,
+        session: Any = None,
+        tools: Iterable[Any] = (),
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._target = target
+        self._store = store
+        self._eval_set_id = eval_set_id
+        self._session = deepcopy(session)  # what a case does to its session must not change the next one's key
+        self._tools = list(tools)
+        self._parameters = dict(target.identity() if parameters is None else parameters)
+        self._warned: set[str] = set()
+
+    @property
+    def model_id(self) -> str | None:
+        return self._target.model_id
+
+    @property
+    def default_parallelism(self) -> int:
+        return self._target.default_parallelism
+
+    @property
+    def excess(self) -> int:
+        """How many calls of the target outlived their timeout and still run in a thread."""
+        return int(getattr(self._target, "excess", 0))
+
+    def identity(self) -> Identity:
+        return self._target.identity()
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        """The stored response, marked as a hit; else the target's, stored when it completed normally."""
+        key = self._key_of(case, context)
+        if key is None:
+            return await self._target.invoke(case, context)
+        stored = self._look_up(case.id, key)
+        if stored is not None:
+            return _as_hit(stored)
+        asked = False
+
+        async def ask() -> InvocationResponse:
+            nonlocal asked
+            asked = True
+            response = await self._target.invoke(case, context)
+            if _is_whole(response, context):
+                await self._keep(case.id, key, response)
+            return response
+
+        flights: SingleFlight[InvocationResponse] = flights_of(self._store)
+        place = (self._eval_set_id, case.id, key)
+        response = await flights.get_or_ask(place, ask, lambda answer: _is_whole(answer, context))
+        return response if asked else _as_hit(response)
+
+    def _key_of(self, case: EvalCase, context: InvocationContext) -> CacheKey | None:
+        """The key; None, and a warning, when the answer cannot be told apart from others."""
+        try:
+            fingerprint = fingerprint_of(
+                case,
+                session=self._session,
+                target_parameters=self._parameters_of(context),
+                model_id=self.model_id,
+                tools=self._tools,
+                trial=context.trial,
+            )
+            if fingerprint is None:
+                self._warn("identity", "the target has no model_id: its answers are not cached")
+            return fingerprint.key if fingerprint is not None else None
+        except ValueError as error:
+            self._warn("key", f"case {case.id!r:.100} is not cached: {error}")
+            return None
+
+    def _parameters_of(self, context: InvocationContext) -> dict[str, Any]:
+        """The target's, and the run's seed where there is one: a target may draw its answer from it."""
+        return {**self._parameters, "run_seed": context.seed} if context.seed else self._parameters
+
+    def _look_up(self, case_id: str, key: CacheKey) -> InvocationResponse | None:
+        try:
+            stored = self._store.get(self._eval_set_id, case_id, key)
+        except Exception as error:  # noqa: BLE001 - a store may be anybody's; its failure is a miss
+            self._warn("read", f"cannot be read, the target is asked instead: {describe(error)}")
+            return None
+        # A store of somebody else's may hold what ours refuse.
+        return stored if is_cacheable(stored) else None
+
+    async def _keep(self, case_id: str, key: CacheKey, response: InvocationResponse) -> None:
+        """Store in a thread: a disk may take its time, and the event loop is timing other calls."""
+        try:
+            await asyncio.to_thread(self._store.put, self._eval_set_id, case_id, key, response)
+        except Exception as error:  # noqa: BLE001 - as above: the answer is there, only not kept
+            self._warn("write", f"cannot be written, the answers are not kept: {describe(error)}")
+
+    def _warn(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning("cache: %s", message)
+
+
+def _is_whole(response: object, context: InvocationContext) -> bool:
+    """Whether a response may be served again: a target that saw the cancellation may have cut its answer short."""
+    return is_cacheable(response) and not (context.token is not None and context.token.cancelled)
+
+
+def _as_hit(response: InvocationResponse) -> InvocationResponse:
+    """A copy marked as a hit: the one who asked, and a store in memory, keep theirs as it is."""
+    return Hit(**{name: getattr(response, name) for name in InvocationResponse.__struct_fields__})
