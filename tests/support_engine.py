@@ -10,6 +10,7 @@ from typing import Any
 from steelyard.contracts import InvocationContext, Scorer, Target
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.records import EvalCase, InvocationResponse, Job, Record
+from steelyard.scoring.panel import Panel
 from steelyard.suite.evalset import EvalSet
 from steelyard.work import CaseWork
 
@@ -78,7 +79,7 @@ def one_record(
 ) -> Record:
     """The one record that the work makes of a job."""
     records: list[Record] = []
-    work = CaseWork(target, scorers, timeout=timeout, seed=0, token=token)
+    work = CaseWork(target, Panel(scorers, timeout=timeout), timeout=timeout, seed=0, token=token)
     asyncio.run(work(job or make_job(), records.append))
     assert len(records) == 1
     return records[0]

@@ -55,7 +55,7 @@ def test_version_says_the_version(tmp_path: Path) -> None:
     ("words", "named"),
     [
         (["rnu"], "did you mean 'run'?"),
-        (["xyzzy"], "known here: run, report, ls"),
+        (["xyzzy"], "known here: run, score, report, ls"),
         (["run", "suite.yaml", "--retry-error"], "--retry-errors"),
         (["run"], "SUITE"),
         (["run", "nowhere.yaml"], "nowhere.yaml: no such file"),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from steelyard.contracts import InvocationContext
 from steelyard.engine.deadlines import Deadlines
 from steelyard.records import EvalCase, InvocationResponse, Record
+from steelyard.scoring.panel import Panel
 from steelyard.work import CaseWork
 from support_engine import Asked, make_job
 
@@ -23,7 +24,7 @@ class Limited:
     """Calls under one limit."""
 
     def __init__(self, seconds: float) -> None:
-        self._work = CaseWork(Asked(self._answer), (), timeout=seconds, seed=0)
+        self._work = CaseWork(Asked(self._answer), Panel(()), timeout=seconds, seed=0)
 
     async def _answer(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         return InvocationResponse(response_text=await case.metadata["call"]())

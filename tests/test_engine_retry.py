@@ -18,6 +18,7 @@ from steelyard.engine.local import LocalEngine
 from steelyard.engine.retry import Retrying, RetryPolicy
 from steelyard.errors import TargetError, TransientError
 from steelyard.records import EvalCase, InvocationResponse, Record
+from steelyard.scoring.panel import Panel
 from steelyard.targets.function import CallableTarget
 from steelyard.targets.simulated import Simulated
 from steelyard.work import CaseWork
@@ -144,7 +145,7 @@ def test_a_call_in_backoff_keeps_its_permit() -> None:
             raise TransientError("once")
         return InvocationResponse()
 
-    work = CaseWork(Retrying(Asked(answer), AT_ONCE), (), timeout=None, seed=0)
+    work = CaseWork(Retrying(Asked(answer), AT_ONCE), Panel(()), timeout=None, seed=0)
     records: list[Record] = []
 
     async def main() -> None:
@@ -159,7 +160,7 @@ def test_cancellation_ends_a_backoff_at_once() -> None:
     policy = RetryPolicy(first_wait=3600.0, longest_wait=3600.0, total_seconds=1e9)
     target = Failing(TransientError("busy"))
     token = CancellationToken()
-    work = CaseWork(Retrying(target, policy), (), timeout=None, seed=0, token=token)
+    work = CaseWork(Retrying(target, policy), Panel(()), timeout=None, seed=0, token=token)
     records: list[Record] = []
 
     async def main() -> None:

@@ -15,8 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from steelyard import EvalCase, Runner
-from steelyard.targets import threads
+from steelyard import EvalCase, Runner, threads
 from support_engine import make_suite, wait_for
 
 QUIET: dict[str, Any] = {"progress": "off"}

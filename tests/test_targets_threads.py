@@ -16,9 +16,9 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
+from steelyard import threads as threads_module
 from steelyard.errors import TargetError
-from steelyard.targets import threads as threads_module
-from steelyard.targets.threads import DaemonThreads
+from steelyard.threads import DaemonThreads
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
@@ -323,7 +323,7 @@ def test_a_pickled_copy_starts_without_threads_and_works() -> None:
 def test_a_forked_process_does_not_wait_for_the_parents_threads() -> None:
     script = """
 import asyncio, os, signal
-from steelyard.targets.threads import DaemonThreads
+from steelyard.threads import DaemonThreads
 threads = DaemonThreads()
 asyncio.run(threads.run(int))
 pid = os.fork()
@@ -338,7 +338,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 def test_a_hung_function_does_not_hold_up_the_exit() -> None:
     script = """
 import asyncio, threading
-from steelyard.targets.threads import DaemonThreads
+from steelyard.threads import DaemonThreads
 async def main():
     entered = threading.Event()
     def hang():

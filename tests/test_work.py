@@ -21,6 +21,7 @@ from steelyard.journal.encode import encode_record
 from steelyard.records import EvalCase, InvocationResponse, Job, Record, Score
 from steelyard.runner import Runner
 from steelyard.scoring import Exact, FunctionScorer
+from steelyard.scoring.panel import Panel
 from steelyard.targets.function import CallableTarget
 from steelyard.targets.simulated import Simulated
 from steelyard.work import CaseWork
@@ -351,7 +352,7 @@ def test_cancelling_the_work_makes_no_record() -> None:
     async def main() -> list[Record]:
         records: list[Record] = []
         token = CancellationToken()
-        work = CaseWork(Asked(hang), (), timeout=60.0, seed=0, token=token)
+        work = CaseWork(Asked(hang), Panel(()), timeout=60.0, seed=0, token=token)
         task = asyncio.create_task(work(make_job(), records.append))
         await until(lambda: inside)
         token.cancel()
@@ -364,7 +365,7 @@ def test_cancelling_the_work_makes_no_record() -> None:
 
 
 def test_work_can_be_sent_to_another_process() -> None:
-    work = CaseWork(Simulated(latency=0, tokens_per_second=0), [Exact()], timeout=5.0, seed=1)
+    work = CaseWork(Simulated(latency=0, tokens_per_second=0), Panel([Exact()]), timeout=5.0, seed=1)
     records: list[Record] = []
     asyncio.run(pickle.loads(pickle.dumps(work))(make_job(prompt="p", expected="e"), records.append))
     assert records[0].status == "ok"

@@ -22,7 +22,19 @@ from steelyard.suite.keys import reject_unknown
 from steelyard.suite.yaml_file import SuiteFile, read_suite_file
 from steelyard.targets.function import CallableTarget
 
-_RUN_KEYS = ("parallelism", "timeout", "retries", "seed", "low_memory", "stop_error_rate", "progress_bar_stats")
+_RUN_KEYS = (
+    "parallelism",
+    "timeout",
+    "retries",
+    "seed",
+    "low_memory",
+    "num_runs",
+    "trials",
+    "initial_session_file",
+    "cache",
+    "stop_error_rate",
+    "progress_bar_stats",
+)
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +64,18 @@ def build_suite(path: str | Path) -> BuiltSuite:
         suite=file.cases,
         target=_build_target(file, file.target),
         scorers=_build_scorers(file),
-        options=dict(file.run),
+        options=_run_options(file),
         gate=build_gate(file.gate, file.path),
     )
+
+
+def _run_options(file: SuiteFile) -> dict[str, Any]:
+    """The suite's own options; paths are seen from its folder."""
+    options = dict(file.run)
+    for name in ("initial_session_file", "cache"):
+        if isinstance(options.get(name), str):
+            options[name] = file.path.parent / options[name]
+    return options
 
 
 def build_gate(raw: Mapping[str, Any], path: Path | None = None) -> Gate:
@@ -82,15 +103,40 @@ def _build_scorers(file: SuiteFile) -> list[Scorer]:
         name, arguments = _name_and_arguments(raw, where, file.path)
         if name == "python":
             scorers.append(_load_argument(file.path, arguments, where))
+        elif name == "judge":
+            scorers.append(_build_judge(file, arguments, f"{where}.judge"))
         elif name in SCORERS:
             scorers.append(_make(SCORERS[name], arguments, f"{where}.{name}", file.path))
         else:
-            known = (*SCORERS, "python")
+            known = (*SCORERS, "judge", "python")
             raise SuiteError(f"{where}: no scorer is named {name!r}; {suggestion(name, known)}", path=file.path)
     try:
         return as_scorers(scorers)
     except ConfigurationError as error:
         raise SuiteError(f"scorers: {error}", path=file.path) from error
+
+
+def _build_judge(file: SuiteFile, arguments: Any, where: str) -> Scorer:
+    """A judge; without a `target` of its own it asks the suite's kind of target for another model."""
+    from steelyard.scoring.judge import Judge
+
+    if not isinstance(arguments, dict):
+        raise SuiteError(f"{where} takes a mapping of arguments, with at least a model", path=file.path)
+    given = dict(arguments)
+    if "model" not in given:
+        raise SuiteError(f"{where}: name its model; a judge has no default", path=file.path)
+    given["target"] = _build_target(file, _judge_target(file, given, where))
+    made: Scorer = _make(Judge, given, where, file.path)
+    return made
+
+
+def _judge_target(file: SuiteFile, given: dict[str, Any], where: str) -> Any:
+    if "target" in given:
+        return given["target"]
+    kind, arguments = _name_and_arguments(file.target, "target", file.path)
+    if not isinstance(arguments, dict) or "model" not in arguments:
+        raise SuiteError(f"{where}: give it a target; the suite's own takes no model", path=file.path)
+    return {kind: {**arguments, "model": given["model"]}}
 
 
 def _simulated(path: Path, arguments: Any) -> Target:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from steelyard.records import EvalCase, InvocationResponse, Job, Record, Score
+from steelyard.records import EvalCase, InvocationResponse, Job, Record, Sample, Score, StoredSample, Unjudged
 
 Identity: TypeAlias = Mapping[str, Any]
 """JSON-able facts that decide a target's or scorer's answers. Keys that start with `~` only warn when they change."""
 
 ScoreResult: TypeAlias = Score | list[Score] | None
-Emit: TypeAlias = Callable[[Record], None]
+Emit: TypeAlias = Callable[[Record | Unjudged | StoredSample], None]
+"""Takes in what work has to say: an answer before it is judged, each thing a judge said, and the finished record."""
 
 
 class Cancellation(Protocol):
@@ -30,6 +31,13 @@ class Cancellation(Protocol):
     async def wait(self) -> str: ...
 
 
+class Session(msgspec.Struct, forbid_unknown_fields=True):
+    """What a case begins with: whatever the target makes of `data`, and messages that come before the case's own."""
+
+    data: dict[str, Any] = {}
+    messages: list[dict[str, Any]] = []
+
+
 class InvocationContext(msgspec.Struct, kw_only=True):
     """What a target may know beside the case: which try this is, and a source of randomness that is its own."""
 
@@ -38,6 +46,8 @@ class InvocationContext(msgspec.Struct, kw_only=True):
     attempt: int = 1
     seed: int = 0
     token: Cancellation | None = None
+    session: Session | None = None
+    """A copy of the run's initial session, for this case alone."""
 
     @property
     def rng(self) -> random.Random:
@@ -76,6 +86,31 @@ class Scorer(Protocol):
     def identity(self) -> Identity: ...
 
     def score(self, case: EvalCase, response: InvocationResponse) -> ScoreResult | Awaitable[ScoreResult]: ...
+
+
+@runtime_checkable
+class RepeatedJudge(Protocol):
+    """A scorer that asks a model, and may be asked several times about one response."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def by(self) -> str: ...
+
+    @property
+    def when(self) -> str: ...
+
+    @property
+    def advisory(self) -> bool: ...
+
+    def identity(self) -> Identity: ...
+
+    def bound(self, wrap: Callable[[Target], Target]) -> RepeatedJudge: ...
+
+    async def sample(self, case: EvalCase, response: InvocationResponse, context: InvocationContext) -> Sample: ...
+
+    def combine(self, samples: Sequence[Sample], *, escalated: bool = False) -> Score: ...
 
 
 class Work(Protocol):

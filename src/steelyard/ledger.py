@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +13,15 @@ from steelyard.errors import BooksError
 from steelyard.journal.encode import encode_record
 from steelyard.journal.index import ERROR
 from steelyard.journal.index import UNSCORED as UNSCORED_ANSWER
+from steelyard.journal.invocations import Invocations
 from steelyard.journal.reader import RecordReader
 from steelyard.journal.replay import DONE, ERRORED, PENDING, UNSCORED, Replay
 from steelyard.journal.writer import JournalWriter
 from steelyard.metrics import Books, Errors
-from steelyard.records import Job, Record, Score
+from steelyard.records import Job, Record, Score, StoredSample, Unjudged
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, verdict
+from steelyard.stats.trials import TrialStats
 from steelyard.suite.plan import Plan
 
 _FAILED = 4
@@ -31,10 +34,21 @@ _STARTED = 0x80
 class Ledger:
     """What is done, what is counted and, unless memory is to stay low, the records themselves."""
 
-    def __init__(self, plan: Plan, *, replay: Replay | None, writer: JournalWriter | None, keep: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        replay: Replay | None,
+        writer: JournalWriter | None,
+        keep: bool,
+        invocations: Invocations | None = None,
+        trials: TrialStats | None = None,
+    ) -> None:
         self._plan = plan
         self._writer = writer
         self._replay = replay
+        self._invocations = invocations
+        self._trials = trials
         self._states = replay.states if replay is not None else bytearray(plan.slots)
         self._earlier = replay.run_time if replay is not None else 0.0
         self._began = time.monotonic()
@@ -75,6 +89,9 @@ class Ledger:
             slot = slot_at(job.index, job.trial)
             if states[slot] == UNSCORED:
                 job.stored = self._stored(slot, reader)
+            if self._invocations is not None:
+                job.stored = job.stored or self._invocations.answer(slot)
+                job.samples = self._invocations.samples(slot)
             states[slot] |= _STARTED
             yield job
 
@@ -84,8 +101,12 @@ class Ledger:
         assert reader is not None
         return reader.at(self._replay.stored_at(slot))
 
-    def emit(self, record: Record) -> None:
-        """Take in one record: to the kernel, then into the counts."""
+    def emit(self, record: Record | Unjudged | StoredSample) -> None:
+        """Take in one record: to the kernel, then into the counts. What comes before it only goes to the kernel."""
+        if not isinstance(record, Record):
+            if self._invocations is not None:
+                self._invocations.append(record)
+            return
         record.run_time = self._earlier + time.monotonic() - self._began
         ok = record.status == "ok"
         slot = self._plan.slot_at(record.index, record.trial)
@@ -97,6 +118,9 @@ class Ledger:
         if before != UNSCORED | _STARTED:  # a stored response was counted when it was replayed
             self.stats.update(record)
         self.scores.update(record.scores, failed=not ok)
+        if self._trials is not None:
+            position, trial = divmod(slot, self._plan.trials)
+            self._trials.update(position, trial, verdict(record.scores) if ok else None, record.scores)
         self._states[slot] = DONE if ok else _FAILED
         self._emitted += 1
         if before == ERRORED | _STARTED and self._replay is not None:
@@ -132,6 +156,16 @@ class Ledger:
             cancelled=self._count(PENDING | _STARTED),
             not_started=self._count(PENDING),
         )
+
+    def trial_metrics(self) -> dict[str, Any] | None:
+        """What repeating showed, with the flaky cases by name; None when nothing was repeated."""
+        if self._trials is None:
+            return None
+        metrics = self._trials.to_metrics()
+        names = self._plan.ids_at({int(case["id"]) for case in metrics["flaky_cases"]})
+        for case in metrics["flaky_cases"]:
+            case["id"] = names.get(int(case["id"]), case["id"])
+        return metrics
 
     def _count(self, state: int) -> int:
         return self._states.count(state)

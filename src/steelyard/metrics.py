@@ -74,10 +74,14 @@ def compose(
     errors: Errors,
     left_out: int,
     stopped: str | None,
+    trials: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The metrics of a run as they stand on disk. The books are checked first."""
     books.check(stats, scores)
     flat = stats.to_stats()
+    interval = scores.pass_rate_ci95
+    if trials is not None and trials["trials"] > 1:
+        interval = trials["pass_rate_ci95"]  # trials of one case are not independent: clustered by case
     return {
         "v": METRICS_VERSION,
         "complete": books.complete,
@@ -86,7 +90,7 @@ def compose(
         "n": books.ok + books.error,
         "counts": msgspec.structs.asdict(books),
         "pass_rate": scores.pass_rate,
-        "pass_rate_ci95": None if scores.pass_rate_ci95 is None else list(scores.pass_rate_ci95),
+        "pass_rate_ci95": None if interval is None else list(interval),
         "pass_rate_all": scores.pass_rate_all,
         "error_rate": scores.error_rate,
         "p50_latency_s": flat["time_to_last_token-p50"],
@@ -94,9 +98,11 @@ def compose(
         "passed": scores.passed,
         "unscored": scores.unscored,
         "scoring_errors": scores.scoring_errors,
+        "cached": stats.cached_requests,
         "left_out": left_out,
         "active_seconds": stats.active_seconds,
         **errors.to_metrics(),
         "scores": scores.to_metrics()["scores"],
         "stats": flat,
+        **({"trials": trials} if trials is not None else {}),
     }

@@ -13,7 +13,7 @@ from steelyard.errors import ConfigurationError, suggestion
 
 Progress = Literal["auto", "bar", "lines", "off"]
 
-_CHANGES_NO_ANSWER = frozenset({"output_path", "progress", "progress_bar_stats", "low_memory"})
+_CHANGES_NO_ANSWER = frozenset({"output_path", "progress", "progress_bar_stats", "low_memory", "cache"})
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +31,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How often a call is tried again after a transient fault."""
     retry_on: tuple[type[Exception], ...] = ()
     """More exceptions of your own callable that are worth another try."""
+    num_runs: int = 1
+    """How often each judge is asked about one response."""
+    trials: int = 1
+    """How often the target is asked each case."""
+    initial_session_file: str | Path | None = None
+    """JSON with `data` and `messages`: the session each case begins with."""
+    cache: Any = None
+    """Where answers are kept across runs: a folder, a .sqlite file, or an EvaluationDataStore."""
     seed: int = 0
     """Where random choices derive from, together with the case's id and the trial."""
     limit: int | None = None
@@ -50,6 +58,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.limit is not None:
             _whole("limit", self.limit, least=1)
         _whole("retries", self.retries, least=0)
+        _whole("num_runs", self.num_runs, least=1)
+        _whole("trials", self.trials, least=1)
         _whole("seed", self.seed, least=None)
         if self.timeout is not None and not (_is_number(self.timeout) and self.timeout > 0):
             raise ConfigurationError(f"timeout must be a number of seconds above 0, got {self.timeout!r}")
@@ -84,6 +94,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The options that belong in run.json, as JSON."""
         values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in _CHANGES_NO_ANSWER}
         values["retry_on"] = [kind.__qualname__ for kind in self.retry_on]
+        if self.initial_session_file is not None:
+            values["initial_session_file"] = str(self.initial_session_file)
         return values
 
 
@@ -96,6 +108,10 @@ class RunChanges(TypedDict, total=False):
     timeout: float | None
     retries: int
     retry_on: tuple[type[Exception], ...]
+    num_runs: int
+    trials: int
+    initial_session_file: str | Path | None
+    cache: Any
     seed: int
     limit: int | None
     match: str | None

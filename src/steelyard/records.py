@@ -42,6 +42,25 @@ class Score(msgspec.Struct, omit_defaults=True, gc=False):
     mean: float | None = None
     std_dev: float | None = None
     errors: list[str] = []
+    reasons: list[str | None] | None = None
+    """What was said in each sample, in their order."""
+    by: str | None = None
+    """Who judged: model, prompt and its version; None for a deterministic scorer."""
+    escalated: bool = False
+    """Asked only because the scorers before it said no; its verdict stands in their place."""
+    overruled: bool = False
+    """Kept for the record: an escalated judge's verdict stands in its place."""
+    advisory: bool = False
+    """From a judge that is not calibrated: shown, but it decides nothing."""
+
+
+class Sample(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """What a judge said when it was asked once; `score` is None when it could not be asked or understood."""
+
+    score: float | None = None
+    passed: bool | None = None
+    reason: str | None = None
+    error: str | None = None
 
 
 class InvocationResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -64,6 +83,8 @@ class InvocationResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop_reason: str | None = None
     error: str | None = None
     error_type: str | None = None
+    cached: bool = False
+    """Not asked for: from the cache, or from a call that another case made. Its times are of the call back then."""
 
 
 class _Answered(msgspec.Struct, omit_defaults=True, gc=False):
@@ -98,6 +119,7 @@ class _Answered(msgspec.Struct, omit_defaults=True, gc=False):
     num_tokens_output_reasoning: int | None = None
     retries: int = 0
     error_type: str | None = None
+    cached: bool = False
     notes: list[str] = []
 
 
@@ -112,6 +134,24 @@ class Record(_Answered, kw_only=True, omit_defaults=True, gc=False):
         return InvocationResponse(**{name: getattr(self, name) for name in InvocationResponse.__struct_fields__})
 
 
+class StoredSample(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """One line of `invocations.jsonl`: what a judge said of an answer, written down as soon as it was paid for."""
+
+    id: str
+    trial: int
+    answer_fp: str
+    """The fingerprint of the answer it is about: another answer's samples are of no use."""
+    by: str
+    run: int
+    sample: Sample
+
+
+class Unjudged(msgspec.Struct, frozen=True, gc=False):
+    """An answer that is about to be judged: kept first, so that a crash costs a judgement and not the answer."""
+
+    record: Record
+
+
 class Job(msgspec.Struct, kw_only=True, gc=False):
     """One (case, trial) for the engine: to be asked, or, with a stored response, only to be scored."""
 
@@ -121,3 +161,4 @@ class Job(msgspec.Struct, kw_only=True, gc=False):
     case_fp: str
     scored_by: str
     stored: Record | None = None
+    samples: tuple[StoredSample, ...] = ()

@@ -16,17 +16,20 @@ from steelyard.contracts import Tally
 from steelyard.errors import JournalError
 from steelyard.journal.files import CASES, DAMAGED, METRICS, OUTPUTS, PARTIAL, clear_drafts, disk_errors, write_json
 from steelyard.journal.index import IndexBuilder, pack_columns
+from steelyard.journal.invocations import Invocations
 from steelyard.journal.lock import RunLock
 from steelyard.journal.manifest import Manifest, Sitting, compare, now, read_manifest, write_manifest
 from steelyard.journal.reader import RecordReader
-from steelyard.journal.replay import Replay
+from steelyard.journal.replay import DONE, Replay
 from steelyard.journal.scan import mend_tail, salvage
 from steelyard.journal.states import RunState, create, enter, refuse_finished
 from steelyard.journal.writer import JournalWriter
 from steelyard.ledger import Ledger
 from steelyard.metrics import compose
-from steelyard.records import Job
+from steelyard.records import Job, Score, id_digest
 from steelyard.result import about_run
+from steelyard.stats.scores import verdict
+from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.plan import Plan
 
@@ -52,6 +55,7 @@ class RunDirectory:
         self._lock.acquire()
         self._writer: JournalWriter | None = None
         self._reader: RecordReader | None = None
+        self._invoked: Invocations | None = None
         self._left_out = 0
 
     def enter(self, manifest: Manifest, suite: EvalSet) -> None:
@@ -73,24 +77,48 @@ class RunDirectory:
                 keep=CASES if in_use else None,
             )
 
-    def open(self, plan: Plan, manifest: Manifest, *, keep: bool, check: Callable[[], None]) -> Ledger:
+    def open(
+        self,
+        plan: Plan,
+        manifest: Manifest,
+        *,
+        keep: bool,
+        judged: bool,
+        trials: TrialStats | None,
+        check: Callable[[], None],
+    ) -> Ledger:
         """Recover what is there and get ready to append; the ledger knows what is left to do."""
         with disk_errors(self.path):
-            replay = self._recover(PlanSlots(plan), plan.slots, check)
-            self._reader = RecordReader(self.path)
+            replay = self._recover(PlanSlots(plan), plan.slots, trials, check)
+            self._reader = RecordReader(self.path / OUTPUTS)
+            invocations = self._invocations(plan, replay) if judged else None
         assert self._writer is not None
-        ledger = Ledger(plan, replay=replay, writer=self._writer, keep=keep)
+        ledger = Ledger(plan, replay=replay, writer=self._writer, invocations=invocations, trials=trials, keep=keep)
         self._left_out = replay.left_out
         manifest.sittings.append(Sitting(started=now(), done_before=ledger.done_before))
         write_manifest(self.path, manifest)
         return ledger
 
-    def _recover(self, slots: PlanSlots, count: int, check: Callable[[], None]) -> Replay:
+    def _invocations(self, plan: Plan, replay: Replay) -> Invocations:
+        """The answers and judgements of slots that were not finished, found again."""
+        self._invoked = Invocations(self.path)
+
+        def unfinished(case_id: str, trial: int) -> int | None:
+            found = plan.slot_of(np.array([id_digest(case_id)], dtype=np.uint64), np.array([trial]))
+            slot = int(found[0])
+            return None if slot < 0 or replay.states[slot] == DONE else slot
+
+        self._invoked.read(unfinished, plan.is_of_case)
+        return self._invoked
+
+    def _recover(self, slots: PlanSlots, count: int, trials: TrialStats | None, check: Callable[[], None]) -> Replay:
         """Mend and read the journal, build its index anew, and open both for more."""
         path = self.path / OUTPUTS
         index = IndexBuilder(self.path)
         try:
             replay = Replay(self.path, slots, bytearray(count), index.add)
+            if trials is not None:
+                replay.on_done = slots.into(trials)
             size = 0
             if self._state is RunState.INCOMPLETE and path.exists():
                 self._mend(path)
@@ -125,6 +153,7 @@ class RunDirectory:
             errors=ledger.errors,
             left_out=self._left_out,
             stopped=stopped,
+            trials=ledger.trial_metrics(),
         )
         if books.complete:
             write_json(self.path / METRICS, metrics)
@@ -149,6 +178,9 @@ class RunDirectory:
             self._lock.release()
 
     def _close_journal(self) -> None:
+        if self._invoked is not None:
+            invoked, self._invoked = self._invoked, None
+            invoked.close()
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.close()
@@ -172,6 +204,15 @@ class PlanSlots:
 
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool:
         return has_errors or not self._plan.is_scored_by(slot, scored_by)
+
+    def into(self, trials: TrialStats) -> Callable[[int, list[Score]], None]:
+        """What tells the trial statistics of a slot that is done."""
+
+        def tell(slot: int, scores: list[Score]) -> None:
+            position, trial = divmod(slot, self._plan.trials)
+            trials.update(position, trial, verdict(scores), scores)
+
+        return tell
 
     def make_rows(self, notes: npt.NDArray[np.int64]) -> bytes:
         """Rows of the index for records that were noted by their slots."""

@@ -49,6 +49,10 @@ class Runner:
             )
         self.engine = engine
         self.token = token
+        self.suite_file: str | None = None
+        """Where the suite was read from, for run.json."""
+        self.scored_from: str | None = None
+        """The run whose answers are scored again, for run.json."""
 
     async def run(
         self,
@@ -66,6 +70,7 @@ class Runner:
         """
         options = _checked(self.options.replace(**changes))
         sitting = Sitting(self.target, self.suite, self.scorers, options, self.engine or LocalEngine())
+        sitting.origin = {"suite_file": self.suite_file, "scored_from": self.scored_from}
         forget = sitting.follow(self.token) if self.token is not None else None
         try:
             return await sitting.run(Entry(force=force, retry_errors=retry_errors, salvage=salvage))

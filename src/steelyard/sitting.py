@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from steelyard.contracts import Engine, Scorer, Tally, Target
+from steelyard.cache.cached import Cached
+from steelyard.cache.opening import open_store
+from steelyard.cache.store import EvaluationDataStore, ManagedStore
+from steelyard.contracts import Engine, RepeatedJudge, Scorer, Session, Tally, Target
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.retry import Retrying, RetryPolicy
 from steelyard.errors import RunCancelled, SuiteError
@@ -22,12 +25,15 @@ from steelyard.options import RunOptions
 from steelyard.records import Job, Record
 from steelyard.result import Result, about_run
 from steelyard.rundir import Entry, RunDirectory
+from steelyard.scoring.panel import Panel
+from steelyard.session import read_session
 from steelyard.stats.live import LiveDisplay
 from steelyard.stats.spec import parse_progress_bar_stats
+from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.identity import canonical
 from steelyard.suite.plan import Plan, make_plan
-from steelyard.targets.threads import DaemonThreads
+from steelyard.threads import DaemonThreads
 from steelyard.work import CaseWork
 
 log = logging.getLogger("steelyard")
@@ -44,6 +50,8 @@ class Sitting:
     ) -> None:
         self.suite = suite
         self.token = CancellationToken()
+        self.origin: dict[str, str | None] = {}
+        """What run.json says of where this comes from."""
         self._target = target
         self._scorers = scorers
         self._options = options
@@ -52,6 +60,8 @@ class Sitting:
         self._directory: RunDirectory | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._broken_off: str | None = None
+        self._session: Session | None = None
+        self._store: EvaluationDataStore | None = None
 
     def follow(self, token: CancellationToken) -> Callable[[], None]:
         """Stop when the caller's token is cancelled; what stops this run leaves that token alone."""
@@ -71,11 +81,16 @@ class Sitting:
             self._close()
 
     def _prepare(self, entry: Entry) -> None:
-        """Everything before the first call: the plan, the lock, the recovery."""
+        """Everything before the first call: the session, the cache, the plan, the lock, the recovery."""
         path = self._options.output_path
+        if self._options.initial_session_file is not None:
+            self._session = read_session(self._options.initial_session_file)
+        self._store = open_store(self._options.cache)
         # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
         plan = None if self.suite.one_shot else self._make_plan()
-        self._manifest = manifest_of(self._target, self.suite, self._scorers, self._options)
+        self._manifest = manifest_of(self._target, self.suite, self._scorers, self._options, session=self._session)
+        for name, value in self.origin.items():
+            setattr(self._manifest, name, value)
         if path is not None:
             self._directory = RunDirectory(Path(path), entry)
             self._directory.enter(self._manifest, self.suite)
@@ -85,10 +100,15 @@ class Sitting:
         self._plan = plan
         self._manifest.planned = plan.slots
         keep = not self._options.low_memory
+        repeated = self._options.trials > 1 or self._options.num_runs > 1
+        trials = TrialStats(plan.cases, plan.trials) if repeated else None
         if self._directory is None:
-            self._ledger = Ledger(plan, replay=None, writer=None, keep=keep)
+            self._ledger = Ledger(plan, replay=None, writer=None, trials=trials, keep=keep)
         else:
-            self._ledger = self._directory.open(plan, self._manifest, keep=keep, check=self._check)
+            judged = any(isinstance(scorer, RepeatedJudge) for scorer in self._scorers)
+            self._ledger = self._directory.open(
+                plan, self._manifest, keep=keep, judged=judged, trials=trials, check=self._check
+            )
         if self._ledger.resumed:
             log.info("resuming %s: %s", path, self._ledger.so_far())
 
@@ -157,11 +177,19 @@ class Sitting:
     def _case_work(self) -> CaseWork:
         options = self._options
         policy = RetryPolicy(attempts=options.retries + 1, retry_on=options.retry_on)
+        target: Target = Retrying(self._target, policy)
+        if self._store is not None:
+            target = Cached(target, self._store, self._plan.suite.id, session=self._session)
+        scorers = [
+            scorer.bound(lambda judge: Retrying(judge, policy)) if isinstance(scorer, RepeatedJudge) else scorer
+            for scorer in self._scorers
+        ]
         return CaseWork(
-            Retrying(self._target, policy),
-            self._scorers,
+            target,
+            Panel(scorers, num_runs=options.num_runs, timeout=options.timeout),
             timeout=options.timeout,
             seed=options.seed,
+            session=self._session,
             token=self.token,
         )
 
@@ -202,6 +230,7 @@ class Sitting:
             errors=self._ledger.errors,
             left_out=0,
             stopped=stopped,
+            trials=self._ledger.trial_metrics(),
         )
 
     def _responses(self) -> list[Record]:
@@ -215,6 +244,8 @@ class Sitting:
     def _close(self) -> None:
         if self._directory is not None:
             self._directory.close()
+        if self._store is not None and self._store is not self._options.cache and isinstance(self._store, ManagedStore):
+            self._store.close()
         if self._scratch is not None:
             self._scratch.cleanup()
 
@@ -225,17 +256,31 @@ def plan_of(
     """Which cases a run is of; reads the suite once, so that a bad one is refused before anything is called."""
     digest = b""
     if scorers:
-        digest = hashlib.sha256(canonical([scorer.identity() for scorer in scorers])).digest()
-    return make_plan(suite, limit=options.limit, match=options.match, scorers_digest=digest, check=check)
+        asked: list[object] = [scorer.identity() for scorer in scorers]
+        if options.num_runs > 1 and any(isinstance(scorer, RepeatedJudge) for scorer in scorers):
+            asked.append({"num_runs": options.num_runs})
+        digest = hashlib.sha256(canonical(asked)).digest()
+    return make_plan(
+        suite, limit=options.limit, match=options.match, trials=options.trials, scorers_digest=digest, check=check
+    )
 
 
 def manifest_of(
-    target: Target, suite: EvalSet, scorers: Sequence[Scorer], options: RunOptions, *, planned: int = 0
+    target: Target,
+    suite: EvalSet,
+    scorers: Sequence[Scorer],
+    options: RunOptions,
+    *,
+    planned: int = 0,
+    session: Session | None = None,
 ) -> Manifest:
     """What run.json says of a run that is about to begin."""
+    identity = dict(target.identity())
+    if session is not None:  # another session, another answer: it belongs to who is asked
+        identity["initial_session"] = hashlib.sha256(canonical(session)).hexdigest()[:16]
     return Manifest(
         suite=suite.id,
-        target=dict(target.identity()),
+        target=identity,
         model_id=target.model_id,
         seed=options.seed,
         planned=planned,

@@ -6,16 +6,18 @@ import asyncio
 import math
 import numbers
 import time
-from collections.abc import Sequence
+from copy import deepcopy
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
-from steelyard.contracts import Cancellation, Emit, InvocationContext, Scorer, Target
+import msgspec
+
+from steelyard.contracts import Cancellation, Emit, InvocationContext, Session, Target
 from steelyard.engine.deadlines import Deadlines
 from steelyard.errors import describe
-from steelyard.records import RECORD_VERSION, InvocationResponse, Job, Record, Score
-from steelyard.scoring.base import run_scorers
+from steelyard.records import RECORD_VERSION, EvalCase, InvocationResponse, Job, Record, Score, Unjudged
+from steelyard.scoring.panel import Panel
 
 _NONE = type(None)
 _SHAPE: tuple[tuple[str, tuple[type, ...]], ...] = (
@@ -35,6 +37,7 @@ _SHAPE: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("num_tokens_output_reasoning", (int, _NONE)),
     ("retries", (int,)),
     ("error_type", (str, _NONE)),
+    ("cached", (bool,)),
 )
 """The response's fields in the order in which a record has them, with the types that can be read back."""
 
@@ -49,30 +52,38 @@ class CaseWork:
     def __init__(
         self,
         target: Target,
-        scorers: Sequence[Scorer],
+        panel: Panel,
         *,
         timeout: float | None,
         seed: int,
+        session: Session | None = None,
         token: Cancellation | None = None,
     ) -> None:
         self._target = target
-        self._scorers = scorers
+        self._panel = panel
         self._timeout = timeout
         self._deadlines = Deadlines(timeout) if timeout is not None else None
         self._seed = seed
+        self._session = session
         self._token = token
 
     async def __call__(self, job: Job, emit: Emit) -> None:
         """Ask (unless the response is already stored), score, emit."""
         started = time.perf_counter()
+        context = InvocationContext(case_id=job.case.id, trial=job.trial, seed=self._seed, token=self._token)
         if job.stored is not None:
             response, attempts, before = job.stored.response, job.stored.attempts, job.stored.elapsed
         else:
-            context = InvocationContext(case_id=job.case.id, trial=job.trial, seed=self._seed, token=self._token)
-            response, attempts, before = await self._ask(job, context), context.attempt, None
+            response, before = await self._ask(job, context), None
+            attempts = 0 if response.cached else context.attempt
         scores: list[Score] = []
-        if response.error is None and self._scorers:
-            scores = await run_scorers(self._scorers, job.case, response, timeout=self._timeout)
+        if response.error is None and self._panel:
+
+            def keep_answer() -> None:
+                if before is None:
+                    emit(Unjudged(_record(job, response, [], attempts, time.perf_counter() - started)))
+
+            scores = await self._panel.score(job, response, context, keep_answer, emit)
         elapsed = time.perf_counter() - started if before is None else before
         emit(_record(job, response, scores, attempts, elapsed))
 
@@ -82,11 +93,14 @@ class CaseWork:
         assert task is not None
         deadlines = self._deadlines
         late = False
+        case = job.case
+        if self._session is not None:
+            case = self._begin_session(case, context)
         if deadlines is not None:
             deadlines.begin(task)
         try:
             try:
-                response = await self._target.invoke(job.case, context)
+                response = await self._target.invoke(case, context)
             finally:
                 if deadlines is not None:
                     late = deadlines.end(task)
@@ -100,6 +114,13 @@ class CaseWork:
                 elif self._wants_to_end(task):
                     raise
             return _failed(error, context.attempt - 1)
+
+    def _begin_session(self, case: EvalCase, context: InvocationContext) -> EvalCase:
+        """The case after the session's messages; the context gets a copy of the session that is its own."""
+        context.session = session = deepcopy(self._session)
+        if session is None or not session.messages:
+            return case
+        return msgspec.structs.replace(case, messages=[*session.messages, *(case.messages or [])])
 
     def _wants_to_end(self, task: asyncio.Task[Any]) -> bool:
         """Whether a cancellation is for us. One that nobody asked for is the target's own, and taken back here."""

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steelyard.cache.cached import Cached, is_hit
+    from steelyard.cache.cached import Cached
     from steelyard.cache.fingerprint import CacheKey, CaseFingerprint, fingerprint_of, tool_set_hash
     from steelyard.cache.local import LocalFileTaskResultStore
     from steelyard.cache.single_flight import SingleFlight
@@ -26,7 +26,6 @@ _HOMES = {
     "StoreInfo": "steelyard.cache.store",
     "fingerprint_of": "steelyard.cache.fingerprint",
     "is_cacheable": "steelyard.cache.store",
-    "is_hit": "steelyard.cache.cached",
     "tool_set_hash": "steelyard.cache.fingerprint",
 }
 
@@ -43,7 +42,6 @@ __all__ = [
     "StoreInfo",
     "fingerprint_of",
     "is_cacheable",
-    "is_hit",
     "tool_set_hash",
 ]
 

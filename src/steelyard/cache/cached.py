@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
+
+import msgspec
 
 from steelyard.cache.fingerprint import CacheKey, fingerprint_of
 from steelyard.cache.single_flight import SingleFlight, flights_of
@@ -14,19 +15,9 @@ from steelyard.cache.store import EvaluationDataStore, is_cacheable
 from steelyard.contracts import Identity, InvocationContext, Target
 from steelyard.errors import describe
 from steelyard.records import EvalCase, InvocationResponse
+from steelyard.threads import DaemonThreads
 
 log = logging.getLogger("steelyard")
-
-
-class Hit(InvocationResponse, kw_only=True, omit_defaults=True):
-    """A response that was not asked for: its times and tokens are those of the call that was made once."""
-
-    cached: bool = True
-
-
-def is_hit(response: InvocationResponse) -> bool:
-    """Whether a response came out of a store, or from a call that another caller made."""
-    return bool(getattr(response, "cached", False))
 
 
 class Cached:
@@ -53,6 +44,7 @@ class Cached:
         self._tools = list(tools)
         self._parameters = dict(target.identity() if parameters is None else parameters)
         self._warned: set[str] = set()
+        self._threads = DaemonThreads()
 
     @property
     def model_id(self) -> str | None:
@@ -127,7 +119,7 @@ class Cached:
     async def _keep(self, case_id: str, key: CacheKey, response: InvocationResponse) -> None:
         """Store in a thread: a disk may take its time, and the event loop is timing other calls."""
         try:
-            await asyncio.to_thread(self._store.put, self._eval_set_id, case_id, key, response)
+            await self._threads.run(self._store.put, self._eval_set_id, case_id, key, response)
         except Exception as error:  # noqa: BLE001 - as above: the answer is there, only not kept
             self._warn("write", f"cannot be written, the answers are not kept: {describe(error)}")
 
@@ -144,4 +136,4 @@ def _is_whole(response: object, context: InvocationContext) -> bool:
 
 def _as_hit(response: InvocationResponse) -> InvocationResponse:
     """A copy marked as a hit: the one who asked, and a store in memory, keep theirs as it is."""
-    return Hit(**{name: getattr(response, name) for name in InvocationResponse.__struct_fields__})
+    return msgspec.structs.replace(response, cached=True, retries=0)

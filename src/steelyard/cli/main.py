@@ -17,8 +17,11 @@ INTERRUPTED, TERMINATED = 130, 143
 
 _COMMANDS = {
     "run": "Evaluate a suite; resumes by itself.",
+    "score": "Weigh stored answers again; no calls to the target.",
     "report": "Show the result of a run.",
     "ls": "List the runs in a folder.",
+    "calibrate": "Compare a run's judges with people's labels: may they be trusted?",
+    "cache": "Look at a cache of answers, or empty it.",
 }
 
 

@@ -29,6 +29,22 @@ from steelyard.suite.evalset import EvalSet
 log = logging.getLogger("steelyard")
 
 
+_OPTIONS = (
+    "parallelism",
+    "limit",
+    "match",
+    "seed",
+    "timeout",
+    "retries",
+    "num_runs",
+    "trials",
+    "cache",
+    "initial_session_file",
+    "stop_error_rate",
+)
+"""The flags that are options of a run, by the same names."""
+
+
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
     """What was given on the command line."""
 
@@ -40,6 +56,11 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None
     timeout: float | None
     retries: int | None
+    num_runs: int | None
+    trials: int | None
+    cache: Path | None
+    no_cache: bool
+    initial_session_file: Path | None
     low_memory: bool
     force: bool
     new: bool
@@ -64,6 +85,13 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--seed", type=int, help="Where random choices derive from.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="Time for one case, retries included [default: 600].")
 @click.option("--retries", type=int, help="Tries after the first, for transient faults [default: 4].")
+@click.option("--num-runs", type=int, help="How often each judge is asked about one response [default: 1].")
+@click.option("--trials", type=int, help="How often the target is asked each case [default: 1].")
+@click.option("--cache", type=click.Path(path_type=Path), help="Keep answers across runs: a folder or a .sqlite file.")
+@click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache that the suite names.")
+@click.option(
+    "--initial-session-file", type=click.Path(path_type=Path), help="JSON with the session each case begins with."
+)
 @click.option("--low-memory", is_flag=True, help="Keep no response in memory.")
 @click.option("--force", is_flag=True, help="Start over; old files are moved to RUN/previous.")
 @click.option("--new", is_flag=True, help="Start another run even where one could be resumed.")
@@ -165,18 +193,22 @@ def _verdict(result: Result, gate: Gate) -> int:
 
 def _load(flags: Flags) -> tuple[Runner, Gate]:
     """The runner that a suite names, with the flags on top of its own options."""
-    changes = {
-        name: value
-        for name in ("parallelism", "limit", "match", "seed", "timeout", "retries", "stop_error_rate")
-        if (value := getattr(flags, name)) is not None
-    }
+    changes = {name: value for name in _OPTIONS if (value := getattr(flags, name)) is not None}
     if flags.quiet or flags.no_progress:
         changes["progress"] = "off"
-    runner, gate = _from_python(flags.suite) if _names_python(flags.suite) else _from_yaml(flags.suite)
+    if flags.no_cache:
+        changes["cache"] = None
+    runner, gate = load_suite(flags.suite)
+    runner.suite_file = flags.suite
     runner.options = runner.options.replace(**changes)
     wanted = {"min_pass_rate": flags.min_pass_rate, "max_error_rate": flags.max_error_rate}
     asked = {name: value for name, value in wanted.items() if value is not None}
     return runner, build_gate({**msgspec.structs.asdict(gate), **asked})
+
+
+def load_suite(suite: str) -> tuple[Runner, Gate]:
+    """The runner that a suite file or file.py:name describes, and its gate."""
+    return _from_python(suite) if _names_python(suite) else _from_yaml(suite)
 
 
 def _names_python(suite: str) -> bool:

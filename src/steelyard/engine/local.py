@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from steelyard.contracts import Cancellation, Emit, InFlight, Tally, Work
 from steelyard.errors import ConfigurationError
-from steelyard.records import Job, Record
+from steelyard.records import Job, Record, StoredSample, Unjudged
 
 _LONGEST_TURN = 0.005
 """Seconds that all workers together may go on without giving the loop a turn, when a target never really waits."""
@@ -126,11 +126,11 @@ class _Pool:
                 turn.end()
                 await asyncio.sleep(0)
 
-    def _deliver(self, record: Record) -> None:
-        """Hand on a record, unless the run is over: its books and its journal may be closed by now."""
+    def _deliver(self, item: Record | Unjudged | StoredSample) -> None:
+        """Hand on what work emits, unless the run is over: its books and its journal may be closed by now."""
         if self._closed or self._failure is not None:
             raise asyncio.CancelledError("the run has ended")
-        self._emit(record)
+        self._emit(item)
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
         self._running -= 1

@@ -106,14 +106,14 @@ def _clean_record(record: Record) -> None:
             notes.append(f"{name}: a number that JSON cannot hold was left out")
     for score in record.scores:
         _clean_score(score, notes)
-    record.notes = [_text(note) for note in notes]
+    record.notes = [whole_text(note) for note in notes]
 
 
 def _clean_score(score: Score, notes: list[str]) -> None:
     if not _encodable(score):
-        score.name = _text(score.name)
-        score.reason = None if score.reason is None else _text(score.reason)
-        score.errors = [_text(error) for error in score.errors]
+        score.name = whole_text(score.name)
+        score.reason = None if score.reason is None else whole_text(score.reason)
+        score.errors = [whole_text(error) for error in score.errors]
         notes.append(f"scores.{score.name}: text that is not Unicode was replaced")
 
 
@@ -125,7 +125,7 @@ def _encodable(value: object) -> bool:
     return True
 
 
-def _text(text: str) -> str:
+def whole_text(text: str) -> str:
     """The same text with each lone surrogate replaced by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -143,7 +143,7 @@ class _Cleaner:
 
     def clean(self, value: Any, depth: int = 0) -> Any:
         if isinstance(value, str):
-            return self._clean_text(value)
+            return self._cleanwhole_text(value)
         if value is None or type(value) in (bool, int, float):
             return self._clean_number(value)
         if depth >= _DEEPEST:
@@ -164,8 +164,8 @@ class _Cleaner:
             parts.append(f"{self.others} value(s) that JSON cannot hold replaced")
         return ", ".join(parts)
 
-    def _clean_text(self, text: str) -> str:
-        cleaned = _text(text)
+    def _cleanwhole_text(self, text: str) -> str:
+        cleaned = whole_text(text)
         self.texts += cleaned != text
         self.others += type(text) is not str
         return cleaned
@@ -177,7 +177,7 @@ class _Cleaner:
         return value if _encodable(value) else self._stand_in(f"({type(value).__name__})")
 
     def _key(self, key: Any) -> str:
-        return self._clean_text(key) if isinstance(key, str) else self._stand_in(_repr(key))
+        return self._cleanwhole_text(key) if isinstance(key, str) else self._stand_in(_repr(key))
 
     def _as_read(self, value: Any) -> Any:
         """numpy's scalars as Python's, bytes, dates and the like as they are written, the rest as a short text."""
@@ -186,11 +186,11 @@ class _Cleaner:
             plain = value.item() if hasattr(value, "item") else value
             return msgspec.json.decode(_encoder.encode(plain))
         except Exception:  # noqa: BLE001 - nothing a payload does may lose its answer
-            return _text(_repr(value)[:_LONGEST_STAND_IN])
+            return whole_text(_repr(value)[:_LONGEST_STAND_IN])
 
     def _stand_in(self, text: str) -> str:
         self.others += 1
-        return _text(text[:_LONGEST_STAND_IN])
+        return whole_text(text[:_LONGEST_STAND_IN])
 
 
 def _repr(value: Any) -> str:

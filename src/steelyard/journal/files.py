@@ -16,6 +16,7 @@ from steelyard.errors import JournalError
 MANIFEST = "run.json"
 OUTPUTS = "outputs.jsonl"
 INDEX = "outputs.idx"
+INVOCATIONS = "invocations.jsonl"
 METRICS = "metrics.json"
 PARTIAL = "partial.json"
 CASES = "cases.jsonl"

@@ -34,6 +34,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     target: dict[str, Any]
     model_id: str | None = None
     seed: int = 0
+    suite_file: str | None = None
+    scored_from: str | None = None
     planned: int = 0
     scorers: list[dict[str, Any]] = []
     options: dict[str, Any] = {}

@@ -20,11 +20,11 @@ _decode_record = msgspec.json.Decoder(Record).decode
 
 
 class RecordReader:
-    """Whole records of one run, read by where they begin."""
+    """Whole records of one file, read by where they begin."""
 
-    def __init__(self, run: Path) -> None:
-        self._path = run / OUTPUTS
-        self._file = open(self._path, "rb")  # noqa: SIM115 - closed by close()
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
 
     def at(self, offset: int) -> Record:
         """The record that begins at this byte."""
@@ -45,7 +45,7 @@ def iter_records(run: Path) -> Iterator[Record]:
     if not (run / OUTPUTS).exists():
         return
     rows = winners(index_rows(run))
-    reader = RecordReader(run)
+    reader = RecordReader(run / OUTPUTS)
     try:
         for offset in rows["offset"].tolist():
             yield reader.at(offset)

@@ -73,6 +73,8 @@ class Replay:
         self.left_out = 0
         self.superseded = 0
         self._offsets: array[int] | None = None
+        self.on_done: Callable[[int, list[Score]], None] | None = None
+        """Called for each slot that needs no more work, with its scores."""
 
     def read(self, check: Callable[[], None] = lambda: None) -> None:
         """Read the whole journal; `check` is called now and then and may raise to give up."""
@@ -150,6 +152,8 @@ class Replay:
         else:
             self.states[slot] = DONE
             self.scores.update(entry.scores, failed=False)
+            if self.on_done is not None:
+                self.on_done(slot, entry.scores)
         return True
 
 

@@ -49,6 +49,7 @@ class Entry(msgspec.Struct, gc=False):
     num_tokens_output_reasoning: int | None = None
     retries: int = 0
     error_type: str | None = None
+    cached: bool = False
     notes: list[str] = []
 
 

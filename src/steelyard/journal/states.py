@@ -13,6 +13,7 @@ from steelyard.journal.files import (
     CASES,
     DAMAGED,
     INDEX,
+    INVOCATIONS,
     MANIFEST,
     METRICS,
     OUTPUTS,
@@ -22,7 +23,7 @@ from steelyard.journal.files import (
     read_json_object,
 )
 
-_ALL_FILES = (METRICS, OUTPUTS, INDEX, PARTIAL, CASES, DAMAGED, REPORT, MANIFEST)
+_ALL_FILES = (METRICS, OUTPUTS, INDEX, INVOCATIONS, PARTIAL, CASES, DAMAGED, REPORT, MANIFEST)
 """In the order in which --force moves them: metrics first, so that a crash in between never looks complete."""
 
 

@@ -23,23 +23,18 @@ MakeRows: TypeAlias = Callable[[npt.NDArray[np.int64]], bytes]
 _PAUSE = 0.05
 """Seconds between group commits: with the sync itself this keeps the disk within 100 ms of the kernel."""
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+
 _sync = getattr(os, "fdatasync", os.fsync)
 
 
-class JournalWriter:
-    """Appends lines to `outputs.jsonl` and rows to `outputs.idx`; a thread of its own commits them in groups."""
+class AppendOnlyFile:
+    """Appends whole lines to a file; a thread of its own commits them in groups."""
 
-    def __init__(self, run: Path, make_rows: MakeRows, *, indexing: bool = True) -> None:
-        self._path = run / OUTPUTS
-        self._make_rows = make_rows
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-        self._descriptor = os.open(self._path, flags, 0o644)
-        self._index: int | None = None
-        if indexing:
-            with contextlib.suppress(OSError):
-                self._index = os.open(run / INDEX, flags, 0o644)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, _FLAGS, 0o644)
         self.size = os.fstat(self._descriptor).st_size
-        self._notes = array("q")
         self._failure: OSError | None = None
         self._dirty = threading.Event()
         self._closing = threading.Event()
@@ -68,10 +63,6 @@ class JournalWriter:
             self._dirty.set()
         return offset
 
-    def note(self, offset: int, length: int, slot: int, verdict: int) -> None:
-        """Remember where a record lies; its row of the index is made and written with the next group commit."""
-        self._notes.extend((offset, length, slot, verdict))
-
     def close(self) -> None:
         """Commit what is left; raises JournalError if any commit failed."""
         if self._closing.is_set():
@@ -81,7 +72,6 @@ class JournalWriter:
         self._committer.join()
         self._commit()
         os.close(self._descriptor)
-        self._stop_indexing()
         if self._failure is not None:
             raise self._error(self._failure)
 
@@ -97,6 +87,40 @@ class JournalWriter:
             _sync(self._descriptor)
         except OSError as error:
             self._failure = self._failure or error
+
+    def _error(self, error: OSError) -> JournalError:
+        return JournalError(error.errno, f"cannot write {self._path}: {error.strerror or error}")
+
+
+class JournalWriter(AppendOnlyFile):
+    """Appends lines to `outputs.jsonl`, and with each group commit their rows to `outputs.idx`."""
+
+    def __init__(self, run: Path, make_rows: MakeRows, *, indexing: bool = True) -> None:
+        self._make_rows = make_rows
+        self._notes = array("q")
+        self._index: int | None = None
+        if indexing:
+            with contextlib.suppress(OSError):
+                self._index = os.open(run / INDEX, _FLAGS, 0o644)
+        try:
+            super().__init__(run / OUTPUTS)
+        except OSError:
+            self._stop_indexing()
+            raise
+
+    def note(self, offset: int, length: int, slot: int, verdict: int) -> None:
+        """Remember where a record lies; its row of the index is made and written with the next group commit."""
+        self._notes.extend((offset, length, slot, verdict))
+
+    def close(self) -> None:
+        """Commit what is left, rows included; raises JournalError if any commit failed."""
+        try:
+            super().close()
+        finally:
+            self._stop_indexing()
+
+    def _commit(self) -> None:
+        super()._commit()
         self._write_rows()
 
     def _write_rows(self) -> None:
@@ -118,6 +142,3 @@ class JournalWriter:
         if self._index is not None:
             os.close(self._index)
             self._index = None
-
-    def _error(self, error: OSError) -> JournalError:
-        return JournalError(error.errno, f"cannot write {self._path}: {error.strerror or error}")

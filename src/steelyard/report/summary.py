@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from steelyard.report.trials import lines as trial_lines
 from steelyard.stats.wording import format_number, format_seconds, safe_text, trim
 
 _TIMES = {
@@ -20,7 +21,8 @@ _WIDTH = 80
 
 def summary(metrics: Mapping[str, Any], place: str | None = None) -> str:
     """The headline, the verdicts, the latencies and the errors of a run."""
-    parts = [_headline(metrics), _quality(metrics), _speed(metrics), _errors(metrics)]
+    repeated = trial_lines(metrics["trials"]) if "trials" in metrics else []
+    parts = [_headline(metrics), _quality(metrics), repeated, _speed(metrics), _errors(metrics)]
     if place is not None:
         parts.append([f"results in {safe_text(place)}"])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
@@ -74,7 +76,9 @@ def _speed(metrics: Mapping[str, Any]) -> list[str]:
     if rows:
         lines = [f"  {'':<22}" + "".join(f"{column:>9}" for column in _COLUMNS)]
         lines += [f"  {row[0]:<22}" + "".join(f"{cell:>9}" for cell in row[1:]) for row in rows]
-    if stats["requests_per_minute"] is not None and metrics["n"]:
+    if "scored_from" in metrics:
+        lines.append(f"  answers and times of {safe_text(metrics['scored_from'])}; nothing was asked")
+    elif stats["requests_per_minute"] is not None and metrics["n"]:
         tokens = f", {stats['output_tps']:,.0f} output tokens/s" if stats["total_output_tokens"] else ""
         active = format_seconds(metrics["active_seconds"])
         lines.append(f"  {stats['requests_per_minute']:,.0f} requests/min{tokens} over {active}")

@@ -2,7 +2,65 @@
 
 from __future__ import annotations
 
-from steelyard.scoring.base import FunctionScorer
-from steelyard.scoring.text import Exact
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Exact", "FunctionScorer"]
+if TYPE_CHECKING:
+    from steelyard.scoring.base import FunctionScorer
+    from steelyard.scoring.choice import Choice
+    from steelyard.scoring.limits import Latency, Tokens
+    from steelyard.scoring.messages import ToolCall
+    from steelyard.scoring.number import Number
+    from steelyard.scoring.similarity import Bleu, RougeL, Similarity
+    from steelyard.scoring.structured import JsonMatch, JsonSchema
+    from steelyard.scoring.text import Contains, Exact, Regex
+    from steelyard.scoring.trajectory import Trajectory
+
+_HOMES = {
+    "Bleu": "steelyard.scoring.similarity",
+    "Choice": "steelyard.scoring.choice",
+    "Contains": "steelyard.scoring.text",
+    "Exact": "steelyard.scoring.text",
+    "FunctionScorer": "steelyard.scoring.base",
+    "JsonMatch": "steelyard.scoring.structured",
+    "JsonSchema": "steelyard.scoring.structured",
+    "Latency": "steelyard.scoring.limits",
+    "Number": "steelyard.scoring.number",
+    "Regex": "steelyard.scoring.text",
+    "RougeL": "steelyard.scoring.similarity",
+    "Similarity": "steelyard.scoring.similarity",
+    "Tokens": "steelyard.scoring.limits",
+    "ToolCall": "steelyard.scoring.messages",
+    "Trajectory": "steelyard.scoring.trajectory",
+}
+
+__all__ = [
+    "Bleu",
+    "Choice",
+    "Contains",
+    "Exact",
+    "FunctionScorer",
+    "JsonMatch",
+    "JsonSchema",
+    "Latency",
+    "Number",
+    "Regex",
+    "RougeL",
+    "Similarity",
+    "Tokens",
+    "ToolCall",
+    "Trajectory",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a scorer's home when it is first asked for: a run pays only for the scorers it uses."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

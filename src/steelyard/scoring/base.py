@@ -151,4 +151,9 @@ def _plain(score: Score, name: str) -> Score:
         mean=None if score.mean is None else float(score.mean),
         std_dev=None if score.std_dev is None else float(score.std_dev),
         errors=[str(error)[:_LONGEST_REASON] for error in score.errors],
+        reasons=None if score.reasons is None else [None if r is None else str(r) for r in score.reasons],
+        by=None if score.by is None else str(score.by),
+        escalated=bool(score.escalated),
+        overruled=bool(score.overruled),
+        advisory=bool(score.advisory),
     )

@@ -1,41 +1,164 @@
-"""Scorers that compare text."""
+"""Scorers that compare text: exact, contains, regex."""
 
 from __future__ import annotations
 
-from steelyard.contracts import Identity
+import re
+import string
+import unicodedata
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+from steelyard.errors import ConfigurationError
 from steelyard.records import EvalCase, InvocationResponse, Score
+from steelyard.scoring.plain import (
+    PlainScorer,
+    alternatives,
+    as_text,
+    check_choice,
+    check_flags,
+    shown,
+    shown_any,
+)
 
-_SHOWN = 200
+UnicodeForm: TypeAlias = Literal["NFC", "NFKC"]
+
+_FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
 
 
-class Exact:
+@dataclass(frozen=True, kw_only=True)
+class Exact(PlainScorer):
     """Passes when the answer, stripped, is the expected text, or one of them when `expected` is a list."""
 
-    def __init__(self, *, ignore_case: bool = False, name: str = "exact") -> None:
-        self.ignore_case = ignore_case
-        self.name = name
+    name: str = "exact"
+    ignore_case: bool = False
+    ignore_whitespace: bool = False
+    ignore_punctuation: bool = False
+    unicode: UnicodeForm | None = "NFC"
 
-    def identity(self) -> Identity:
-        return {"kind": "exact", "name": self.name, "ignore_case": self.ignore_case}
+    def _check(self) -> None:
+        check_choice("unicode", self.unicode, ("NFC", "NFKC", None))
+        check_flags(self, "ignore_case", "ignore_whitespace", "ignore_punctuation")
 
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
         """1.0 or 0.0; None when the case expects nothing."""
         if case.expected is None:
             return None
-        wanted = case.expected if isinstance(case.expected, list) else [case.expected]
+        wanted = alternatives(case.expected)
         got = self._normal(response.response_text or "")
-        if any(self._normal(_as_text(item)) == got for item in wanted):
-            return Score(self.name, 1.0, True)
-        shown = " or ".join(repr(_as_text(item)[:_SHOWN]) for item in wanted[:3])
-        return Score(self.name, 0.0, False, f"expected {shown}, got {got[:_SHOWN]!r}")
+        for item in wanted:
+            if self._normal(as_text(item)) == got:
+                return self._score(True)
+        return self._score(False, f"expected {shown_any(wanted) or 'one of no texts'}, got {shown(got)}")
 
     def _normal(self, text: str) -> str:
-        text = text.strip()
+        if self.unicode is not None and not text.isascii():
+            text = unicodedata.normalize(self.unicode, text)
+        if self.ignore_punctuation:
+            text = text.translate(_WITHOUT_PUNCTUATION)
+        if self.ignore_case:
+            text = text.casefold()
+        return " ".join(text.split()) if self.ignore_whitespace else text.strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contains(PlainScorer):
+    """Passes when the answer holds the expected text, any (or `all`) of a list, and nothing of `not_contains`."""
+
+    name: str = "contains"
+    ignore_case: bool = False
+    all: bool = False
+    not_contains: str | list[str] | None = None
+
+    def _check(self) -> None:
+        check_flags(self, "ignore_case", "all")
+        if not all(isinstance(text, str) and text for text in self._forbidden):
+            raise ConfigurationError(f"not_contains must be a text or a list of texts, got {self.not_contains!r}")
+
+    @cached_property
+    def _forbidden(self) -> list[Any]:
+        return [] if self.not_contains is None else alternatives(self.not_contains)
+
+    def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
+        """1.0 or 0.0; None when there is no text to look for."""
+        wanted = [] if case.expected is None else [as_text(item) for item in alternatives(case.expected)]
+        if not wanted and not self._forbidden:
+            return None
+        if "" in wanted:
+            raise ValueError("expected holds an empty text, which every answer contains")
+        text = self._normal(response.response_text or "")
+        for item in self._forbidden:
+            if self._normal(item) in text:
+                return self._score(False, f"the answer contains {shown(item)}")
+        missing = [item for item in wanted if self._normal(item) not in text]
+        if not missing or (not self.all and len(missing) < len(wanted)):
+            return self._score(True)
+        return self._score(False, f"the answer does not contain {shown_any(missing)}")
+
+    def _normal(self, text: str) -> str:
+        if not text.isascii():
+            text = unicodedata.normalize("NFC", text)
         return text.casefold() if self.ignore_case else text
 
 
-def _as_text(expected: object) -> str:
-    """The text a model would write for an expected value: JSON's true, not Python's True."""
-    if isinstance(expected, bool):
-        return "true" if expected else "false"
-    return expected if isinstance(expected, str) else str(expected)
+@dataclass(frozen=True, kw_only=True)
+class Regex(PlainScorer):
+    """Passes when `pattern`, or else the case's expected as a pattern, is found in the stripped answer.
+
+    Python's `re` has no time limit: a pattern such as `(a+)+$` can take for ever on an answer that is made for it.
+    """
+
+    name: str = "regex"
+    pattern: str | None = None
+    flags: str = ""
+    fullmatch: bool = False
+
+    def _check(self) -> None:
+        check_flags(self, "fullmatch")
+        if not isinstance(self.flags, str) or not set(self.flags) <= set(_FLAGS):
+            raise ConfigurationError(f"flags must be letters of {''.join(_FLAGS)!r}, got {self.flags!r}")
+        if self.pattern is not None and not isinstance(self.pattern, str):
+            raise ConfigurationError(f"pattern must be a text, got {self.pattern!r}")
+        try:
+            self._compile(self.pattern or "")
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ConfigurationError(f"pattern {self.pattern!r} is not a regular expression: {error}") from error
+
+    def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
+        """1.0 or 0.0; None when neither the scorer nor the case has a pattern."""
+        wanted = [self.pattern] if self.pattern is not None else alternatives(case.expected)
+        if wanted == [None]:
+            return None
+        text = (response.response_text or "").strip()
+        for item in wanted:
+            pattern = self._compile(as_text(item))
+            if pattern.fullmatch(text) if self.fullmatch else pattern.search(text):
+                return self._score(True)
+        return self._score(False, f"{shown(text)} does not match {shown_any(wanted)}")
+
+    def _compile(self, pattern: str) -> re.Pattern[str]:
+        """The pattern, from `re`'s own cache when it was seen before."""
+        return re.compile(pattern, self._flags)
+
+    @cached_property
+    def _flags(self) -> re.RegexFlag:
+        flags = re.RegexFlag(0)
+        for letter in self.flags:
+            flags |= _FLAGS[letter]
+        return flags
+
+
+def is_punctuation(character: str) -> bool:
+    """Whether it is punctuation in Unicode's view or in ASCII's, which also counts `$+<=>^|~` and the backtick."""
+    return character in string.punctuation or unicodedata.category(character)[0] == "P"
+
+
+class _WithoutPunctuation(dict[int, int | None]):
+    """A table for `str.translate` that learns each character when it first meets it."""
+
+    def __missing__(self, code: int) -> int | None:
+        self[code] = None if is_punctuation(chr(code)) else code
+        return self[code]
+
+
+_WITHOUT_PUNCTUATION = _WithoutPunctuation()

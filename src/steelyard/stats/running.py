@@ -28,6 +28,8 @@ class Measured(Protocol):
     @property
     def error(self) -> str | None: ...
     @property
+    def cached(self) -> bool: ...
+    @property
     def time_to_first_token(self) -> float | None: ...
     @property
     def time_to_last_token(self) -> float | None: ...
@@ -50,6 +52,7 @@ class RunningStats:
     def __init__(self) -> None:
         self.total_requests = 0
         self.failed_requests = 0
+        self.cached_requests = 0
         self.active_seconds = 0.0
         self._values: dict[str, Blocks] = {metric: Blocks() for metric in METRICS}
         self._prepare()
@@ -68,6 +71,9 @@ class RunningStats:
             self._fold()
         if response.error is not None:
             self.failed_requests += 1
+            return
+        if response.cached:
+            self.cached_requests += 1
             return
         first, last, per_token, tokens_in, tokens_out = _read_metrics(response)
         append_first, append_last, append_per_token, append_in, append_out = self._appends
@@ -92,6 +98,7 @@ class RunningStats:
         """Take in another's responses, as if each had been seen here. Both were at work at the same time."""
         self.total_requests += other.total_requests
         self.failed_requests += other.failed_requests
+        self.cached_requests += other.cached_requests
         self.active_seconds = max(self.active_seconds, other.active_seconds)
         self._fold()
         for metric, values in self._values.items():
@@ -140,7 +147,8 @@ class RunningStats:
         return round(math.fsum(self._values[metric]))
 
     def _requests_per_minute(self) -> float | None:
-        return _ratio((self.total_requests - self.failed_requests) * 60, self.active_seconds)
+        asked = self.total_requests - self.failed_requests - self.cached_requests
+        return _ratio(asked * 60, self.active_seconds)
 
     def _live_value(self, stat: ProgressStat) -> float | int | None:
         if stat.aggregate is None:

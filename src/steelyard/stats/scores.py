@@ -25,10 +25,12 @@ def verdict(scores: Iterable[Score]) -> bool | None:
     """Whether a case passed: every score that decides must have passed.
 
     None, for "unscored", when no score decides or when one could not be made. A score without `passed` is only
-    a measurement and decides nothing.
+    a measurement and decides nothing; nor does one that was overruled, or an advisory one.
     """
     said: bool | None = None
     for score in scores:
+        if score.overruled or score.advisory:
+            continue
         if is_scoring_error(score):
             return None
         if score.passed is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -65,6 +65,17 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
     def index(self, slot: int) -> int:
         """The place in the suite of a slot's case."""
         return self.indices[slot // self.trials]
+
+    def ids_at(self, positions: Collection[int]) -> dict[int, str]:
+        """The ids of a few selected cases, by position; reads the suite as far as the last of them."""
+        wanted = {self.indices[position]: position for position in positions}
+        found: dict[int, str] = {}
+        for index, (_, case) in enumerate(self.suite.numbered(Occurrences(self.repeated))):
+            if len(found) == len(wanted):
+                break
+            if index in wanted:
+                found[wanted[index]] = case.id
+        return found
 
     def case_fp(self, slot: int) -> str:
         """The fingerprint of what the target may see of this slot's case."""

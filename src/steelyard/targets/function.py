@@ -20,8 +20,8 @@ from typing import Any, NoReturn, TypeAlias
 from steelyard.contracts import Identity, InvocationContext, Target
 from steelyard.errors import ConfigurationError, TargetError
 from steelyard.records import EvalCase, InvocationResponse
-from steelyard.targets.threads import DaemonThreads
 from steelyard.targets.timing import time_per_output_token
+from steelyard.threads import DaemonThreads
 
 Ask: TypeAlias = Callable[[EvalCase, InvocationContext], Any]
 

@@ -1,0 +1,119 @@
+"""`steelyard cache info|clear`: what a cache of answers holds, and emptying it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from steelyard.cache.store import ManagedStore, StoreError
+from steelyard.cli.main import BROKEN
+from steelyard.cli.output import say, show, show_json
+from steelyard.errors import ConfigurationError
+from steelyard.stats.wording import safe_text
+
+CACHE = Path(".steelyard/cache")
+_SQLITE_ENDINGS = (".sqlite", ".db")
+
+_place = click.argument("place", metavar="[DIR]", type=click.Path(path_type=Path), default=CACHE)
+
+
+@click.group("cache")
+def command() -> None:
+    """Look at a cache of answers, or empty it.
+
+    DIR is a folder, or a .sqlite or .db file; without it .steelyard/cache.
+    """
+
+
+@command.command("info")
+@_place
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def info(place: Path, as_json: bool) -> int:
+    """Say how many answers are in DIR, and their size."""
+    try:
+        with _opened(place) as store:
+            held = store.info()
+    except StoreError as error:
+        return _broken(error)
+    if as_json:
+        show_json({"path": str(place), "entries": held.entries, "bytes": held.bytes})
+    else:
+        show(f"{safe_text(str(place))}: {_answers(held.entries)}, {_size(held.bytes)}")
+    return 0
+
+
+@command.command("clear")
+@_place
+@click.option("--suite", metavar="ID", help="Only the answers of the suite with this id.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
+def clear(place: Path, suite: str | None, yes: bool) -> int:
+    """Remove the answers in the cache in DIR. Files of any other kind stay."""
+    try:
+        with _opened(place) as store:
+            if not yes and not _confirmed(place, suite, store.info().entries):
+                say("nothing was removed")
+                return 0
+            removed = store.clear(suite)
+    except StoreError as error:
+        return _broken(error)
+    show(f"{safe_text(str(place))}: {_answers(removed)} removed")
+    return 0
+
+
+@contextmanager
+def _opened(place: Path) -> Iterator[ManagedStore]:
+    """The store that is at a place. One that is not there is an error: to look must not make it."""
+    store = _store(place)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _store(place: Path) -> ManagedStore:
+    if place.is_dir():
+        from steelyard.cache.local import LocalFileTaskResultStore
+
+        return LocalFileTaskResultStore(place)
+    if not place.exists():
+        raise ConfigurationError(f"there is no cache at {place}")
+    if place.suffix.lower() not in _SQLITE_ENDINGS:
+        raise ConfigurationError(f"{place} is neither a folder nor a {' or '.join(_SQLITE_ENDINGS)} file")
+    from steelyard.cache.sqlite import SqliteTaskResultStore
+
+    try:
+        return SqliteTaskResultStore(place)
+    except StoreError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _confirmed(place: Path, suite: str | None, entries: int) -> bool:
+    """Whether the person at the terminal agrees; where there is nobody to ask, that is a mistake, not a yes."""
+    what = _answers(entries) if suite is None else f"those of suite {suite!r} among {_answers(entries)}"
+    try:
+        return click.confirm(safe_text(f"Remove {what} in {place}?"), err=True)
+    except click.Abort as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        raise ConfigurationError("nobody answered, and nothing was removed; --yes removes without asking") from error
+
+
+def _broken(error: StoreError) -> int:
+    say(str(error))
+    return BROKEN
+
+
+def _answers(count: int) -> str:
+    return f"{count:,} answer" if count == 1 else f"{count:,} answers"
+
+
+def _size(count: float) -> str:
+    """Bytes as people read them: 512 B, 1.2 kB, 34 MB."""
+    for unit in ("B", "kB", "MB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 9.95 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"

@@ -1,0 +1,283 @@
+"""`steelyard calibrate RUN`: how well a run's judges agree with people's labels, and whether to trust them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from steelyard.cli.main import FAILED_GATE
+from steelyard.cli.output import say, show, show_json
+from steelyard.errors import ConfigurationError, SuiteError, suggestion
+from steelyard.journal.files import write_json
+from steelyard.journal.manifest import now
+from steelyard.records import Record, Score
+from steelyard.result import Result
+from steelyard.scoring.calibrate import (
+    MIN_SPEARMAN,
+    PASS_FROM,
+    Agreement,
+    Judged,
+    agreement,
+    calibration,
+    read_calibrations,
+)
+from steelyard.stats.wording import safe_text, trim
+from steelyard.suite.columns import Columns, found
+from steelyard.suite.sources import CsvSource, JsonlSource
+
+_WORDS = {"true": 1.0, "pass": 1.0, "yes": 1.0, "false": 0.0, "fail": 0.0, "no": 0.0}
+_WIDTH = 80
+_LONGEST_ID = 40
+
+
+class Label(msgspec.Struct, frozen=True):
+    """What a person said of one answer, and where."""
+
+    value: float
+    line: int
+    names_trial: bool
+
+
+class JudgeKey(msgspec.Struct, frozen=True, order=True):
+    """One judge of a run: the score's name, and who gave it."""
+
+    name: str
+    by: str
+
+
+Labels = dict[tuple[str, int], Label]
+
+
+@click.command("calibrate")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--labels",
+    "labels_path",
+    metavar="FILE",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="People's labels: CSV or JSONL with `id`, `label` (0..1, pass/fail, yes/no) and, if need be, `trial`.",
+)
+@click.option(
+    "--min-spearman",
+    type=click.FloatRange(0, 1),
+    metavar="RHO",
+    default=MIN_SPEARMAN,
+    help=f"The rho from which a judge is trusted [default: {MIN_SPEARMAN:.2f}].",
+)
+@click.option("--judge", metavar="NAME", help="Only the judge with this name.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="Write the calibration to this file, for a suite to demand."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def command(
+    run: Path, labels_path: Path, min_spearman: float, judge: str | None, out: Path | None, as_json: bool
+) -> int:
+    """Compare the judges of RUN with people's labels.
+
+    A judge is trusted when, on 10 labels or more, Spearman's rho is at least --min-spearman and the lower end of
+    its 95 % interval above 0.70. Exit 0 when every judge is trusted, 1 when one is not. No model is called.
+    """
+    _check_out(out)
+    labels = read_labels(labels_path)
+    pairs = _judged(run, labels, labels_path, judge)
+    found = [
+        agreement(key.name, key.by, judged, min_spearman=min_spearman, unscored=len(labels) - len(judged))
+        for key, judged in sorted(pairs.items())
+    ]
+    if out is not None:
+        _write(out, found, labels_path)
+    if as_json:
+        show_json(found)
+    else:
+        show("\n\n".join(_described(one) for one in found))
+    if out is not None:
+        say(f"the calibration is in {out}")
+    return 0 if all(one.trusted for one in found) else FAILED_GATE
+
+
+def read_labels(path: Path) -> Labels:
+    """The labels of a file, by case and trial; an error with its line for one that cannot be used."""
+    labels: Labels = {}
+    for line, row in _rows(path):
+        try:
+            place, label = _label(row, line)
+        except ValueError as error:
+            raise SuiteError(str(error), path=path, line=line) from error
+        if place in labels:
+            trial = f", trial {place[1]}," if place[1] else ""
+            message = f"case {_quoted(place[0])}{trial} has a label already, in line {labels[place].line}"
+            raise SuiteError(message, path=path, line=line)
+        labels[place] = label
+    if not labels:
+        raise SuiteError("holds no labels", path=path)
+    return labels
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a file of either kind, read as files of cases are: all columns go into the metadata of a case."""
+    source = CsvSource if path.suffix.lower() == ".csv" else JsonlSource
+    for line, case in source(path, lambda row: Columns({"prompt": "label"}, row)).read():
+        yield line or 0, case.metadata
+
+
+def _label(row: dict[str, Any], line: int) -> tuple[tuple[str, int], Label]:
+    for name in ("id", "label"):
+        if name not in row:
+            raise ValueError(f"has no {name!r}; columns: {', '.join(map(str, row)) or 'none'}")
+    trial = row.get("trial")
+    names_trial = trial is not None and trial != ""
+    label = Label(_value(row["label"]), line, names_trial)
+    return (_id(row["id"]), _trial(trial) if names_trial else 0), label
+
+
+def _id(value: Any) -> str:
+    """The id as text; a number in JSON is taken as it is in a file of cases."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
+        raise ValueError(f"id must be text or a number, got {found(value)}")
+    return str(value)
+
+
+def _trial(value: Any) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"trial must be a whole number from 0 on, got {found(value)}")
+    return value
+
+
+def _value(value: Any) -> float:
+    """A label as a number: what a person said in words is 1 or 0."""
+    number = math.nan
+    if isinstance(value, str):
+        word = value.strip().lower()
+        try:
+            number = _WORDS[word] if word in _WORDS else float(word)
+        except ValueError:
+            number = math.nan
+    elif isinstance(value, bool | int | float):
+        number = float(value) if -1 < value < 2 else math.nan
+    if not 0 <= number <= 1:
+        words = "/".join(_WORDS)
+        raise ValueError(f"label must be a number within 0..1 or one of {words}, got {found(value)}")
+    return number
+
+
+def _judged(run: Path, labels: Labels, path: Path, judge: str | None) -> dict[JudgeKey, list[Judged]]:
+    """For each judge of the run the labelled answers that it scored; the run is read a record at a time."""
+    result = Result.load(run)
+    pairs: dict[JudgeKey, list[Judged]] = {}
+    unmet = dict(labels)
+    for record in result.iter_responses():
+        label = _label_of(record, labels, path)
+        unmet.pop((record.id, record.trial), None)
+        for key, score in _judges(record.scores):
+            judged = pairs.setdefault(key, [])
+            if label is not None and (pair := _pair(label, score)) is not None:
+                judged.append(pair)
+    if unmet:
+        _refuse_unknown(unmet, path, run, complete=result.complete)
+    return _selected(pairs, judge, run)
+
+
+def _label_of(record: Record, labels: Labels, path: Path) -> Label | None:
+    if record.trial:
+        of_first = labels.get((record.id, 0))
+        if of_first is not None and not of_first.names_trial:
+            message = f"case {_quoted(record.id)} was asked several times: say in `trial` which answer this is of"
+            raise SuiteError(message, path=path, line=of_first.line)
+    return labels.get((record.id, record.trial))
+
+
+def _judges(scores: Iterable[Score]) -> Iterable[tuple[JudgeKey, Score]]:
+    """The scores that a model gave, one for each judge; what a deterministic scorer says needs no calibration."""
+    return {JudgeKey(score.name, score.by): score for score in scores if score.by is not None}.items()
+
+
+def _pair(label: Label, score: Score) -> Judged | None:
+    value = score.value if score.mean is None else score.mean
+    if value is None:
+        return None
+    return Judged(label.value, value, value >= PASS_FROM if score.passed is None else score.passed)
+
+
+def _refuse_unknown(unmet: Labels, path: Path, run: Path, *, complete: bool) -> None:
+    (case_id, trial), label = next(iter(unmet.items()))
+    which = f"case {_quoted(case_id)}" + (f", trial {trial}," if label.names_trial else "")
+    others = f" (nor are {len(unmet) - 1:,} others)" if len(unmet) > 1 else ""
+    hint = "" if complete else "; the run is not complete"
+    raise SuiteError(f"{which} is not in the run {run}{others}{hint}", path=path, line=label.line)
+
+
+def _selected(pairs: dict[JudgeKey, list[Judged]], judge: str | None, run: Path) -> dict[JudgeKey, list[Judged]]:
+    if not pairs:
+        raise ConfigurationError(f"{run} has no scores of a judge; deterministic scorers are not calibrated")
+    if judge is None:
+        return pairs
+    chosen = {key: judged for key, judged in pairs.items() if key.name == judge}
+    if not chosen:
+        names = sorted({key.name for key in pairs})
+        raise ConfigurationError(f"{run} has no judge named {judge!r}; {suggestion(judge, names)}")
+    return chosen
+
+
+def _check_out(out: Path | None) -> None:
+    """Refuse, before anything is read, a place where the calibration cannot go: another file is not overwritten."""
+    if out is None:
+        return
+    if out.is_dir() or not out.parent.is_dir():
+        raise ConfigurationError(f"cannot write {out}: " + ("it is a folder" if out.is_dir() else "no such folder"))
+    if out.exists() and out.stat().st_size:
+        try:
+            read_calibrations(out)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}; it is not overwritten") from error
+
+
+def _write(out: Path, agreements: list[Agreement], labels_path: Path) -> None:
+    digest = hashlib.sha256(labels_path.read_bytes()).hexdigest()
+    entries = [calibration(one, labels_digest=digest, created=now()) for one in agreements]
+    write_json(out, entries[0] if len(entries) == 1 else entries)
+
+
+def _described(one: Agreement) -> str:
+    """A judge's figures as a few lines for a terminal."""
+    head = f"{_plain(one.judge, _LONGEST_ID)}: {'trusted' if one.trusted else 'not trusted'}"
+    lines = [head, f"  {_plain(one.by, _WIDTH - 2)}"]
+    lines += textwrap.wrap(one.reason, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    unscored = f", and {one.unscored:,} without a score of this judge" if one.unscored else ""
+    lines += ["", f"  {'labels':<15} {one.n:,}{unscored}"]
+    if one.interval is not None:
+        low, high = one.interval
+        lines.append(f"  {'Spearman’s rho':<15} {one.rho:.3f}   95 % CI {low:.3f} – {high:.3f}")
+    if one.kappa is not None:
+        lines.append(f"  {'Cohen’s kappa':<15} {one.kappa:.3f}")
+    return "\n".join(lines + _table(one)) if one.n else "\n".join(lines)
+
+
+def _table(one: Agreement) -> list[str]:
+    """Who said pass and who said fail, people in rows and the judge in columns."""
+    met = {
+        (row, column): count
+        for row, counts in zip(one.confusion.labels, one.confusion.counts, strict=True)
+        for column, count in zip(one.confusion.labels, counts, strict=True)
+    }
+    lines = ["", f"  {'':<15} {'judge: pass':>12} {'judge: fail':>12}"]
+    for said, word in ((True, "pass"), (False, "fail")):
+        lines.append(f"  {'label: ' + word:<15} {met.get((said, True), 0):>12,} {met.get((said, False), 0):>12,}")
+    return lines
+
+
+def _quoted(case_id: str) -> str:
+    return repr(trim(case_id, _LONGEST_ID))
+
+
+def _plain(text: str, width: int) -> str:
+    return trim(safe_text(text), width)

@@ -1,0 +1,69 @@
+"""`steelyard score RUN`: weigh stored answers again, without a call to the target."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from steelyard.cli.interrupts import run_interruptibly
+from steelyard.cli.logs import log_to_stderr
+from steelyard.cli.main import TOO_MANY_ERRORS
+from steelyard.cli.output import show, show_json
+from steelyard.cli.run import load_suite
+from steelyard.errors import ConfigurationError
+from steelyard.report.summary import summary
+from steelyard.rescore import StoredAnswers
+from steelyard.runner import Runner
+
+
+@click.command("score")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--suite", help="Another suite file, for its scorers and expectations [default: the run's own].")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="New run directory [default: RUN-scored-TIME].")
+@click.option("-j", "--parallelism", type=int, help="Judge calls in flight [default: 50].")
+@click.option("--num-runs", type=int, help="How often each judge is asked about one response.")
+@click.option("--force", is_flag=True, help="Start over in --out; old files are moved aside.")
+@click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
+@click.option("--no-progress", is_flag=True, help="No bar and no progress lines.")
+def command(
+    run: Path,
+    suite: str | None,
+    out: Path | None,
+    parallelism: int | None,
+    num_runs: int | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+) -> int:
+    """Score the answers stored in RUN again. The target is not called; the result is a new run directory."""
+    log_to_stderr(quiet=quiet, verbose=False)
+    answers = StoredAnswers(run)
+    named = suite or (answers.manifest.suite_file if answers.manifest is not None else None)
+    if named is None:
+        raise ConfigurationError(f"{run} does not say which suite it is of: name one with --suite")
+    runner, _ = load_suite(named)
+    place = out or run.with_name(f"{run.name}-scored-{time.strftime('%Y%m%d-%H%M%S')}")
+    options = runner.options.replace(
+        output_path=place,
+        low_memory=True,
+        trials=answers.trials,
+        parallelism=parallelism,
+        cache=None,
+        initial_session_file=None,
+        num_runs=num_runs or runner.options.num_runs,
+        progress="off" if quiet or no_progress else "auto",
+    )
+    scoring = Runner(answers, runner.suite, runner.scorers, options=options)
+    scoring.suite_file, scoring.scored_from = named, str(run)
+    ending = run_interruptibly(scoring, f"steelyard score {run} --suite {named} --out {place}", force=force)
+    if ending.result is None:
+        return ending.signal_code
+    if as_json:
+        show_json(ending.result.metrics)
+    else:
+        show(summary(ending.result.metrics, str(place)))
+    return ending.signal_code or (0 if ending.result.complete else TOO_MANY_ERRORS)

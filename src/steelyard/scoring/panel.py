@@ -1,0 +1,104 @@
+"""All that weighs one response: the deterministic scorers first, then the judges, each as often as was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from steelyard.contracts import Emit, InvocationContext, RepeatedJudge, Scorer
+from steelyard.records import InvocationResponse, Job, Sample, Score, StoredSample
+from steelyard.scoring.base import run_scorers
+from steelyard.stats.scores import verdict
+
+
+class Panel:
+    """The scorers of a run. Judges ask one after another, so that a case never holds more than its one permit."""
+
+    def __init__(
+        self, scorers: Sequence[Scorer | RepeatedJudge], *, num_runs: int = 1, timeout: float | None = None
+    ) -> None:
+        self._scorers = [scorer for scorer in scorers if not isinstance(scorer, RepeatedJudge)]
+        self._judges = [scorer for scorer in scorers if isinstance(scorer, RepeatedJudge)]
+        self._num_runs = num_runs
+        self._timeout = timeout
+
+    def __bool__(self) -> bool:
+        return bool(self._scorers or self._judges)
+
+    async def score(
+        self,
+        job: Job,
+        response: InvocationResponse,
+        context: InvocationContext,
+        keep_answer: Callable[[], None],
+        emit: Emit,
+    ) -> list[Score]:
+        """All applicable scores. `keep_answer` is called before the first judge is asked, `emit` after each reply."""
+        scores = await run_scorers(self._scorers, job.case, response, timeout=self._timeout)
+        kept = False
+        for judge in self._judges:
+            escalated = judge.when == "failed"
+            if escalated and verdict(scores) is not False:
+                continue
+            if not kept:
+                keep_answer()
+                kept = True
+            samples = await self._samples(judge, job, response, context, emit)
+            score = judge.combine(samples, escalated=escalated)
+            score.advisory = judge.advisory
+            if escalated and score.value is not None and not score.advisory:
+                _overrule(scores)
+            scores.append(score)
+        return scores
+
+    async def _samples(
+        self, judge: RepeatedJudge, job: Job, response: InvocationResponse, context: InvocationContext, emit: Emit
+    ) -> list[Sample]:
+        """What the judge says, run by run; only runs that are not on record yet are asked."""
+        about = answer_fingerprint(response)
+        known = {
+            stored.run: stored.sample
+            for stored in job.samples
+            if stored.by == judge.by and stored.answer_fp == about and stored.sample.error is None
+        }
+        samples = []
+        for run in range(self._num_runs):
+            sample = known.get(run)
+            if sample is None:
+                sample = await self._ask(judge, job, response, context, run)
+                emit(
+                    StoredSample(id=job.case.id, trial=job.trial, answer_fp=about, by=judge.by, run=run, sample=sample)
+                )
+            samples.append(sample)
+        return samples
+
+    async def _ask(
+        self, judge: RepeatedJudge, job: Job, response: InvocationResponse, context: InvocationContext, run: int
+    ) -> Sample:
+        asked = InvocationContext(
+            case_id=f"{job.case.id}#{job.trial}", trial=run, seed=context.seed, token=context.token
+        )
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await judge.sample(job.case, response, asked)
+        except TimeoutError:
+            return Sample(error=f"TimeoutError: no verdict within {self._timeout:g} s")
+
+
+def _overrule(scores: list[Score]) -> None:
+    """The escalated judge's verdict stands in the place of those that said no."""
+    for score in scores:
+        if score.passed is False and not score.advisory:
+            score.overruled = True
+
+
+def answer_fingerprint(response: InvocationResponse) -> str:
+    """What was answered, in 16 hex digits: a judge's words about another answer are of no use."""
+    try:
+        said = msgspec.json.encode([response.response_text, response.messages], order="sorted")
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        said = (response.response_text or "").encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(said, digest_size=8).hexdigest()

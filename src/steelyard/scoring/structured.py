@@ -1,0 +1,256 @@
+"""Scorers for answers that are JSON: json_match compares by key, json_schema validates."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cached_property, lru_cache
+from typing import Any, TypeAlias
+
+from steelyard.errors import ConfigurationError, suggestion
+from steelyard.records import EvalCase, InvocationResponse, Score
+from steelyard.scoring.json_text import NoJson, read_json, same_json
+from steelyard.scoring.number import as_decimal, close
+from steelyard.scoring.number_text import final_number
+from steelyard.scoring.plain import GradedScorer, PlainScorer, as_text, check_flags, check_number, need_extra, shown
+
+Rule: TypeAlias = tuple[str, Mapping[str, Any]]
+
+_NAMED = 5
+_ABSENT = object()
+
+
+def _exact(wanted: Any, got: Any, *, ignore_case: bool = False) -> bool:
+    if ignore_case and isinstance(wanted, str) and isinstance(got, str):
+        return wanted.casefold() == got.casefold()
+    return same_json(wanted, got)
+
+
+def _contains(wanted: Any, got: Any, *, ignore_case: bool = False) -> bool:
+    if isinstance(got, list):
+        return any(_exact(wanted, item, ignore_case=ignore_case) for item in got)
+    inner, outer = as_text(wanted), as_text(got)
+    return inner.casefold() in outer.casefold() if ignore_case else inner in outer
+
+
+def _regex(wanted: Any, got: Any, *, ignore_case: bool = False) -> bool:
+    return re.search(as_text(wanted), as_text(got), re.IGNORECASE if ignore_case else 0) is not None
+
+
+def _number(wanted: Any, got: Any, *, tolerance: float = 0.0, relative_tolerance: float = 0.0) -> bool:
+    left, right = _read_number(wanted), _read_number(got)
+    if left is None:
+        raise ValueError(f"expected holds no number: {shown(wanted)}")
+    return right is not None and close(left, right, Decimal(repr(tolerance)), Decimal(repr(relative_tolerance)))
+
+
+def _read_number(value: Any) -> Decimal | None:
+    return final_number(value) if isinstance(value, str) else as_decimal(value)
+
+
+def _ignore(wanted: Any, got: Any) -> bool:  # noqa: ARG001 - one of the rules
+    return True
+
+
+_COMPARE: Mapping[str, Callable[..., bool]] = {
+    "exact": _exact,
+    "number": _number,
+    "contains": _contains,
+    "regex": _regex,
+    "ignore": _ignore,
+}
+_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "exact": ("ignore_case",),
+    "number": ("tolerance", "relative_tolerance"),
+    "contains": ("ignore_case",),
+    "regex": ("ignore_case",),
+    "ignore": (),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonMatch(GradedScorer):
+    """The share of keys that are as expected, in the JSON of the answer.
+
+    `rules` maps a key's path (`user.name`, `items.0.price`, `items.*.price`) to how it is compared: exact, number,
+    contains, regex or ignore, or a mapping from one of these to its options. Keys without a rule must be equal.
+    """
+
+    name: str = "json_match"
+    threshold: float = 1.0
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    allow_extra: bool = False
+
+    def _check(self) -> None:
+        check_flags(self, "allow_extra")
+        if not isinstance(self.rules, Mapping):
+            raise ConfigurationError(f"rules must be a mapping from keys to rules, got {self.rules!r}")
+        for path, rule in self.rules.items():
+            _read_rule(str(path), rule)
+
+    @cached_property
+    def _rules(self) -> list[tuple[list[str], Rule]]:
+        return [(str(path).split("."), _read_rule(str(path), rule)) for path, rule in self.rules.items()]
+
+    def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
+        """The share of keys that match; None when the case expects nothing."""
+        if case.expected is None:
+            return None
+        wanted = _expected_json(case.expected)
+        try:
+            got = read_json(response.response_text or "")
+        except NoJson as error:
+            return self._graded(0.0, f"{error}: {shown(response.response_text or '')}")
+        faults = _Faults()
+        total = sum(faults.note(kind, text) for kind, text in self._compared(wanted, got, ""))
+        return self._graded((total - faults.count) / total if total else 1.0, faults.reason())
+
+    def _compared(self, wanted: Any, got: Any, path: str) -> Iterator[tuple[str, str]]:
+        """One (kind of fault or "", words) for every key, the extra ones among them."""
+        rule = self._rule(path)
+        if rule is None and wanted and isinstance(wanted, (dict, list)):
+            there = _items(got) if type(got) is type(wanted) else {}
+            for key, item in _items(wanted).items():
+                yield from self._compared(item, there.get(key, _ABSENT), f"{path}.{key}" if path else key)
+            yield from self._extra(there, _items(wanted), path)
+            return
+        name, options = rule or ("exact", {})
+        if name == "ignore":
+            return
+        if got is _ABSENT:
+            yield "missing", path
+        elif _COMPARE[name](wanted, got, **options):
+            yield "", path
+        else:
+            yield "wrong", f"{path or 'the answer'}: expected {shown(wanted)}, got {shown(got)} ({name})"
+
+    def _extra(self, there: Mapping[str, Any], wanted: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
+        if self.allow_extra:
+            return
+        for key in there:
+            inner = f"{path}.{key}" if path else key
+            if key not in wanted and self._rule(inner) is None:
+                yield "extra", inner
+
+    def _rule(self, path: str) -> Rule | None:
+        """The first rule for a path."""
+        if not self._rules:
+            return None
+        parts = path.split(".")
+        for pattern, rule in self._rules:
+            if len(pattern) == len(parts) and all(
+                one in ("*", other) for one, other in zip(pattern, parts, strict=True)
+            ):
+                return rule
+        return None
+
+
+class _Faults:
+    """Counts what did not match and keeps the first few words about it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._words: dict[str, list[str]] = {"missing": [], "extra": [], "wrong": []}
+
+    def note(self, kind: str, words: str) -> int:
+        if kind:
+            self.count += 1
+            if len(self._words[kind]) < _NAMED:
+                self._words[kind].append(words)
+        return 1
+
+    def reason(self) -> str | None:
+        parts = [f"{kind}: {', '.join(self._words[kind])}" for kind in ("missing", "extra") if self._words[kind]]
+        return "; ".join(parts + self._words["wrong"]) or None
+
+
+def _items(value: Any) -> dict[str, Any]:
+    """The keys of an object, or the places of an array."""
+    if isinstance(value, dict):
+        return {str(key): item for key, item in value.items()}
+    return {str(index): item for index, item in enumerate(value)}
+
+
+def _expected_json(expected: Any) -> Any:
+    """What a case expects; from a CSV file it comes as JSON text."""
+    if not isinstance(expected, str):
+        return expected
+    try:
+        return read_json(expected)
+    except NoJson as error:
+        raise ValueError(f"expected is not JSON: {shown(expected)}") from error
+
+
+def _read_rule(path: str, raw: Any) -> Rule:
+    """A rule's name and options, checked."""
+    name, options = next(iter(raw.items())) if isinstance(raw, Mapping) and len(raw) == 1 else (raw, {})
+    if not isinstance(name, str) or name not in _COMPARE or not isinstance(options, Mapping):
+        raise ConfigurationError(f"rules.{path} must be one of {', '.join(_COMPARE)}, got {raw!r}")
+    for option, value in options.items():
+        if option not in _OPTIONS[name]:
+            raise ConfigurationError(
+                f"rules.{path}.{name} has no option {option!r}; {suggestion(option, _OPTIONS[name])}"
+            )
+        if option == "ignore_case" and not isinstance(value, bool):
+            raise ConfigurationError(f"rules.{path}.{name}.ignore_case must be true or false, got {value!r}")
+        if option != "ignore_case":
+            check_number(f"rules.{path}.{name}.{option}", value)
+    return name, dict(options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonSchema(PlainScorer):
+    """Passes when the JSON of the answer is valid by `schema`, or else by the case's `metadata["schema"]`.
+
+    The draft is 2020-12 unless the schema names another. References are never fetched from a network.
+    """
+
+    name: str = "json_schema"
+    schema: Mapping[str, Any] | None = None
+
+    def _check(self) -> None:
+        need_extra("jsonschema", "schema", "json_schema")
+        if self.schema is None:
+            return
+        if not isinstance(self.schema, Mapping):
+            raise ConfigurationError(f"schema must be a mapping, got {self.schema!r}")
+        try:
+            _validator(self._text)
+        except (TypeError, ValueError) as error:  # YAML also has dates and the like, which JSON has not
+            raise ConfigurationError(f"schema: {error}") from error
+
+    @cached_property
+    def _text(self) -> str:
+        return json.dumps(self.schema)
+
+    def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
+        """1.0 or 0.0 with the first error and its path; None when there is no schema."""
+        own = case.metadata.get("schema")
+        if self.schema is None and own is None:
+            return None
+        validator = _validator(self._text if self.schema is not None else json.dumps(own))
+        try:
+            answer = read_json(response.response_text or "")
+        except NoJson as error:
+            return self._score(False, f"{error}: {shown(response.response_text or '')}")
+        first = next(validator.iter_errors(answer), None)
+        return self._score(first is None, first and f"{first.json_path}: {first.message}")
+
+
+@lru_cache(maxsize=64)
+def _validator(schema: str) -> Any:
+    """The validator of a schema in JSON, kept: cases often share theirs. ValueError when it is not a schema."""
+    from jsonschema import Draft202012Validator, SchemaError
+    from jsonschema.validators import validator_for
+    from referencing.jsonschema import EMPTY_REGISTRY
+
+    plain = json.loads(schema)
+    kind = validator_for(plain, default=Draft202012Validator)
+    try:
+        kind.check_schema(plain)
+    except SchemaError as error:
+        raise ValueError(f"not a schema at {error.json_path}: {error.message[:300]}") from error
+    return kind(plain, registry=EMPTY_REGISTRY)
