@@ -125,6 +125,8 @@ def _build_judge(file: SuiteFile, arguments: Any, where: str) -> Scorer:
     given = dict(arguments)
     if "model" not in given:
         raise SuiteError(f"{where}: name its model; a judge has no default", path=file.path)
+    if isinstance(given.get("calibration"), str):
+        given["calibration"] = file.path.parent / given["calibration"]
     given["target"] = _build_target(file, _judge_target(file, given, where))
     made: Scorer = _make(Judge, given, where, file.path)
     return made
@@ -136,7 +138,8 @@ def _judge_target(file: SuiteFile, given: dict[str, Any], where: str) -> Any:
     kind, arguments = _name_and_arguments(file.target, "target", file.path)
     if not isinstance(arguments, dict) or "model" not in arguments:
         raise SuiteError(f"{where}: give it a target; the suite's own takes no model", path=file.path)
-    return {kind: {**arguments, "model": given["model"]}}
+    params = {**arguments.get("params", {}), **(given.get("params") or {})}
+    return {kind: {**arguments, "model": given["model"], **({"params": params} if params else {})}}
 
 
 def _simulated(path: Path, arguments: Any) -> Target:

@@ -101,10 +101,13 @@ class RepeatedJudge(Protocol):
     @property
     def when(self) -> str: ...
 
-    @property
-    def advisory(self) -> bool: ...
+    advisory: bool
 
     def identity(self) -> Identity: ...
+
+    def applies(self, case: EvalCase) -> bool: ...
+
+    def fingerprint(self, case: EvalCase, response: InvocationResponse) -> str: ...
 
     def bound(self, wrap: Callable[[Target], Target]) -> RepeatedJudge: ...
 
@@ -137,10 +140,13 @@ class Tally(msgspec.Struct, kw_only=True):
 
 
 class Engine(Protocol):
-    """Runs work over jobs, at most `parallelism` at once, in order of taking."""
+    """Runs work over jobs, at most `parallelism` at once, in order of taking.
+
+    `jobs` may yield None: there is none yet, and whoever asked should let others have a turn before asking again.
+    """
 
     async def run(
-        self, work: Work, jobs: Iterator[Job], emit: Emit, *, parallelism: int, token: Cancellation
+        self, work: Work, jobs: Iterator[Job | None], emit: Emit, *, parallelism: int, token: Cancellation
     ) -> Tally: ...
 
     def in_flight(self) -> InFlight: ...

@@ -81,11 +81,14 @@ class Ledger:
             parts.append(f"{stored:,} stored answer(s) are scored again")
         return ", ".join(parts)
 
-    def jobs(self, reader: RecordReader | None) -> Iterator[Job]:
-        """The jobs that are left, in suite order, read as workers ask for them."""
+    def jobs(self, reader: RecordReader | None) -> Iterator[Job | None]:
+        """The jobs that are left, in suite order, read as workers ask for them; None means: not yet, ask again."""
         states, slot_at = self._states, self._plan.slot_at
         done = bytearray((np.frombuffer(states, dtype=np.uint8) == DONE).tobytes())
         for job in self._plan.jobs(done):
+            if job is None:
+                yield None
+                continue
             slot = slot_at(job.index, job.trial)
             if states[slot] == UNSCORED:
                 job.stored = self._stored(slot, reader)
@@ -155,6 +158,7 @@ class Ledger:
             error=self._count(_FAILED) + earlier_errors,
             cancelled=self._count(PENDING | _STARTED),
             not_started=self._count(PENDING),
+            to_redo=earlier_errors + earlier_responses,
         )
 
     def trial_metrics(self) -> dict[str, Any] | None:

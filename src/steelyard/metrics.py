@@ -25,11 +25,13 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     error: int
     cancelled: int
     not_started: int
+    to_redo: int = 0
+    """How many of the ok and error ones were to be scored or asked again, and were not reached."""
 
     @property
     def complete(self) -> bool:
-        """Whether every planned (case, trial) has a record."""
-        return self.planned == self.ok + self.error
+        """Whether every planned (case, trial) has a record that stands."""
+        return self.planned == self.ok + self.error and not self.to_redo
 
     def check(self, stats: RunningStats, scores: ScoreStats) -> None:
         """Raise BooksError unless the counts add up, among themselves and with the statistics."""

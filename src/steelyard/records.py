@@ -140,7 +140,7 @@ class StoredSample(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     id: str
     trial: int
     answer_fp: str
-    """The fingerprint of the answer it is about: another answer's samples are of no use."""
+    """The fingerprint of all it depends on: a sample about another answer, or of another judge, is of no use."""
     by: str
     run: int
     sample: Sample

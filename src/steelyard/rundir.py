@@ -137,7 +137,7 @@ class RunDirectory:
         if self._entry.salvage and (bad := salvage(self.path)):
             log.warning("%s: moved %d unreadable line(s) to %s; their cases are asked again", path, bad, DAMAGED)
 
-    def jobs(self, ledger: Ledger) -> Iterator[Job]:
+    def jobs(self, ledger: Ledger) -> Iterator[Job | None]:
         """The jobs that are left, stored responses attached where only the scores are missing."""
         return ledger.jobs(self._reader)
 

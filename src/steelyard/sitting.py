@@ -25,6 +25,7 @@ from steelyard.options import RunOptions
 from steelyard.records import Job, Record
 from steelyard.result import Result, about_run
 from steelyard.rundir import Entry, RunDirectory
+from steelyard.scoring.calibrate import is_trusted
 from steelyard.scoring.panel import Panel
 from steelyard.session import read_session
 from steelyard.stats.live import LiveDisplay
@@ -162,7 +163,7 @@ class Sitting:
             self._finish(await running)
             raise
 
-    def _until_the_suite_changes(self, jobs: Iterator[Job]) -> Iterator[Job]:
+    def _until_the_suite_changes(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
         """The jobs; a suite that is edited under us ends them, and what is in flight may finish."""
         try:
             yield from jobs
@@ -181,8 +182,7 @@ class Sitting:
         if self._store is not None:
             target = Cached(target, self._store, self._plan.suite.id, session=self._session)
         scorers = [
-            scorer.bound(lambda judge: Retrying(judge, policy)) if isinstance(scorer, RepeatedJudge) else scorer
-            for scorer in self._scorers
+            self._bound(scorer, policy) if isinstance(scorer, RepeatedJudge) else scorer for scorer in self._scorers
         ]
         return CaseWork(
             target,
@@ -192,6 +192,16 @@ class Sitting:
             session=self._session,
             token=self.token,
         )
+
+    def _bound(self, judge: RepeatedJudge, policy: RetryPolicy) -> RepeatedJudge:
+        """The judge with retries; where a calibration was demanded and is not there, its word is only advice."""
+        bound = judge.bound(lambda target: Retrying(target, policy))
+        if (demanded := getattr(judge, "calibration", None)) is not None:
+            trusted, reason = is_trusted(demanded, judge.by)
+            if not trusted:
+                log.warning("judge %s is only advisory: %s", judge.name, reason)
+                bound.advisory = True
+        return bound
 
     def _stop_on_errors(self) -> None:
         limit, stats = self._options.stop_error_rate, self._ledger.stats

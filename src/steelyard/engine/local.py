@@ -9,10 +9,13 @@ from collections.abc import Iterator
 
 from steelyard.contracts import Cancellation, Emit, InFlight, Tally, Work
 from steelyard.errors import ConfigurationError
-from steelyard.records import Job, Record, StoredSample, Unjudged
+from steelyard.records import EvalCase, Job, Record, StoredSample, Unjudged
 
 _LONGEST_TURN = 0.005
 """Seconds that all workers together may go on without giving the loop a turn, when a target never really waits."""
+
+
+_NO_MORE = Job(index=-1, trial=0, case=EvalCase(), case_fp="", scored_by="")
 
 
 class LocalEngine:
@@ -26,7 +29,9 @@ class LocalEngine:
         self._grace = grace
         self._runs: list[_Pool] = []
 
-    async def run(self, work: Work, jobs: Iterator[Job], emit: Emit, *, parallelism: int, token: Cancellation) -> Tally:
+    async def run(
+        self, work: Work, jobs: Iterator[Job | None], emit: Emit, *, parallelism: int, token: Cancellation
+    ) -> Tally:
         """Run all jobs, or until the token is cancelled, or until work raises: then cancel the rest and raise."""
         if parallelism < 1:
             raise ConfigurationError(f"parallelism must be >= 1, got {parallelism}")
@@ -51,7 +56,7 @@ class LocalEngine:
 class _Pool:
     """The workers of one run, what they have in flight, and how it ends."""
 
-    def __init__(self, work: Work, jobs: Iterator[Job], emit: Emit, token: Cancellation) -> None:
+    def __init__(self, work: Work, jobs: Iterator[Job | None], emit: Emit, token: Cancellation) -> None:
         self.in_flight: dict[int, tuple[Job, float]] = {}
         self._work = work
         self._jobs = jobs
@@ -103,9 +108,12 @@ class _Pool:
         tally, calls, turn, token = self._tally, self.in_flight, self._turn, self._token
         work, deliver = self._work, self._deliver
         while not (self._stopping or token.cancelled):
-            job = next(self._jobs, None)
-            if job is None:
+            job = next(self._jobs, _NO_MORE)
+            if job is _NO_MORE:
                 return
+            if job is None:  # none yet: cases are being passed over, and the loop has calls to attend to
+                await asyncio.sleep(0)
+                continue
             now = time.monotonic()
             calls[number] = (job, now)
             tally.started += 1

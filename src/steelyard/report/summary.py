@@ -21,8 +21,9 @@ _WIDTH = 80
 
 def summary(metrics: Mapping[str, Any], place: str | None = None) -> str:
     """The headline, the verdicts, the latencies and the errors of a run."""
+    judges = _judges(metrics)
     repeated = trial_lines(metrics["trials"]) if "trials" in metrics else []
-    parts = [_headline(metrics), _quality(metrics), repeated, _speed(metrics), _errors(metrics)]
+    parts = [_headline(metrics), _quality(metrics), judges, repeated, _speed(metrics), _errors(metrics)]
     if place is not None:
         parts.append([f"results in {safe_text(place)}"])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
@@ -35,7 +36,9 @@ def _headline(metrics: Mapping[str, Any]) -> list[str]:
     lines = [f"{named}: {metrics['n']:,} of {counts['planned']:,} done, {state}"]
     if metrics["stopped"] and not metrics["complete"]:
         lines.append(f"  stopped: {safe_text(metrics['stopped'])}")
-    left = [f"{counts[key]:,} {key.replace('_', ' ')}" for key in ("cancelled", "not_started") if counts[key]]
+    left = [
+        f"{counts[key]:,} {key.replace('_', ' ')}" for key in ("cancelled", "not_started", "to_redo") if counts[key]
+    ]
     if left:
         lines.append(f"  left: {', '.join(left)}")
     if metrics["left_out"]:
@@ -63,6 +66,20 @@ def _quality(metrics: Mapping[str, Any]) -> list[str]:
     width = max((len(row[0]) for row in rows), default=0)
     share = max((len(row[2]) for row in rows), default=0)
     return [f"  {label:<{width}}  {value:>6}  {part:>{share}}  {note}".rstrip() for label, value, part, note in rows]
+
+
+def _judges(metrics: Mapping[str, Any]) -> list[str]:
+    """Who judged, how often only because others had said no, and whether their word counts."""
+    lines = []
+    for name, score in metrics["scores"].items():
+        if not score.get("by"):
+            continue
+        lines.append(trim(f"  {safe_text(name)} is {safe_text(', '.join(score['by']))}", _WIDTH))
+        if score["escalated"]:
+            lines.append(f"    asked about {score['escalated']:,} answer(s) that the scorers before it had failed")
+        if score["advisory"]:
+            lines.append("    advisory: not calibrated, so it decides nothing")
+    return lines
 
 
 def _speed(metrics: Mapping[str, Any]) -> list[str]:

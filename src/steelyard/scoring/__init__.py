@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steelyard.scoring.base import FunctionScorer
     from steelyard.scoring.choice import Choice
+    from steelyard.scoring.judge import Judge
     from steelyard.scoring.limits import Latency, Tokens
     from steelyard.scoring.messages import ToolCall
     from steelyard.scoring.number import Number
@@ -24,6 +25,7 @@ _HOMES = {
     "FunctionScorer": "steelyard.scoring.base",
     "JsonMatch": "steelyard.scoring.structured",
     "JsonSchema": "steelyard.scoring.structured",
+    "Judge": "steelyard.scoring.judge",
     "Latency": "steelyard.scoring.limits",
     "Number": "steelyard.scoring.number",
     "Regex": "steelyard.scoring.text",
@@ -42,6 +44,7 @@ __all__ = [
     "FunctionScorer",
     "JsonMatch",
     "JsonSchema",
+    "Judge",
     "Latency",
     "Number",
     "Regex",

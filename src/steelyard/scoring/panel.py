@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
-
-import msgspec
 
 from steelyard.contracts import Emit, InvocationContext, RepeatedJudge, Scorer
 from steelyard.records import InvocationResponse, Job, Sample, Score, StoredSample
@@ -41,7 +38,7 @@ class Panel:
         kept = False
         for judge in self._judges:
             escalated = judge.when == "failed"
-            if escalated and verdict(scores) is not False:
+            if not judge.applies(job.case) or (escalated and verdict(scores) is not False):
                 continue
             if not kept:
                 keep_answer()
@@ -58,7 +55,7 @@ class Panel:
         self, judge: RepeatedJudge, job: Job, response: InvocationResponse, context: InvocationContext, emit: Emit
     ) -> list[Sample]:
         """What the judge says, run by run; only runs that are not on record yet are asked."""
-        about = answer_fingerprint(response)
+        about = judge.fingerprint(job.case, response)
         known = {
             stored.run: stored.sample
             for stored in job.samples
@@ -93,12 +90,3 @@ def _overrule(scores: list[Score]) -> None:
     for score in scores:
         if score.passed is False and not score.advisory:
             score.overruled = True
-
-
-def answer_fingerprint(response: InvocationResponse) -> str:
-    """What was answered, in 16 hex digits: a judge's words about another answer are of no use."""
-    try:
-        said = msgspec.json.encode([response.response_text, response.messages], order="sorted")
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        said = (response.response_text or "").encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(said, digest_size=8).hexdigest()

@@ -46,6 +46,9 @@ class _NamedScores:
         self.decided = 0
         self.passed = 0
         self.errors = 0
+        self.escalated = 0
+        self.advisory = False
+        self.judges: set[str] = set()
         self.values: Blocks = Blocks()
 
     def update(self, score: Score) -> None:
@@ -54,6 +57,8 @@ class _NamedScores:
             self.errors += 1
             return
         self.n += 1
+        if score.by is not None:
+            self._count_judge(score)
         if score.passed is not None:
             self.decided += 1
             self.passed += score.passed
@@ -67,6 +72,9 @@ class _NamedScores:
         self.decided += other.decided
         self.passed += other.passed
         self.errors += other.errors
+        self.escalated += other.escalated
+        self.advisory = self.advisory or other.advisory
+        self.judges |= other.judges
         self.values.extend(other.values.joined())
 
     def to_metrics(self) -> dict[str, Any]:
@@ -79,7 +87,20 @@ class _NamedScores:
             "pass_rate": _rate(self.passed, self.decided),
             "pass_rate_ci95": _as_list(wilson(self.passed, self.decided)),
             "errors": self.errors,
+            **self._judge_metrics(),
         }
+
+    def _count_judge(self, score: Score) -> None:
+        assert score.by is not None
+        self.judges.add(score.by)
+        self.escalated += score.escalated
+        self.advisory = self.advisory or score.advisory
+
+    def _judge_metrics(self) -> dict[str, Any]:
+        """Who judged, how many were asked only after others said no, and whether it counts; nothing for others."""
+        if not self.judges:
+            return {}
+        return {"by": sorted(self.judges), "escalated": self.escalated, "advisory": self.advisory}
 
 
 class ScoreStats:

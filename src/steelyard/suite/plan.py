@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -27,6 +27,7 @@ Digests: TypeAlias = npt.NDArray[np.uint64]
 Selects: TypeAlias = Callable[[str], bool]
 
 CHECK_EVERY = 4096  # rows
+_TURN_EVERY = 128  # rows passed over: a millisecond or so
 _ONE_TRIAL = (0,)
 
 
@@ -117,24 +118,34 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
     def _order(self) -> npt.NDArray[np.int64]:
         return np.argsort(self.id_digests)
 
-    def jobs(self, done: bytearray | None = None) -> Iterator[Job]:
-        """The jobs whose slots are not done, in suite order, a case's trials together, read as they are taken."""
+    def jobs(self, done: bytearray | None = None) -> Iterator[Job | None]:
+        """The jobs whose slots are not done, in suite order, a case's trials together, read as they are taken.
+
+        None, now and then, while many cases are passed over: whoever takes jobs has other things to do as well.
+        """
         if done is not None and len(done) != self.slots:
             raise ValueError(f"done must have {self.slots} bytes, one a slot, got {len(done)}")
         position = rows = 0
-        cases, indices = self.cases, self.indices
+        cases, indices, passed_over = self.cases, self.indices, 0
         for rows, (line, case) in enumerate(self.suite.numbered(Occurrences(self.repeated)), 1):
             if rows > self.rows_read:
                 break
+            jobs: Sequence[Job] = ()
             if position < cases and indices[position] == rows - 1:
-                yield from self._jobs_of(position, case, line, done)
+                jobs = self._jobs_of(position, case, line, done)
                 position += 1
-                if position == cases and not self.read_all:
-                    return
+            if jobs:
+                yield from jobs
+            else:
+                passed_over += 1
+                if passed_over % _TURN_EVERY == 0:
+                    yield None
+            if position == cases and not self.read_all:
+                return
         if position < self.cases or (self.read_all and rows != self.rows_read):
             raise self._changed(f"it had {self.rows_read} cases, now {'more' if rows > self.rows_read else rows}")
 
-    def _jobs_of(self, position: int, case: EvalCase, line: int | None, done: bytearray | None) -> Iterable[Job]:
+    def _jobs_of(self, position: int, case: EvalCase, line: int | None, done: bytearray | None) -> Sequence[Job]:
         first = position * self.trials
         if self.trials == 1:
             trials: tuple[int, ...] = _ONE_TRIAL if done is None or not done[first] else ()
