@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 .PHONY: demo test check unit bench format clean
 
 demo: $(VENV)/.run-ready
-	@rm -rf runs/demo
+	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is gone on with
 	@$(BIN)/steelyard run examples/capitals.yaml -j 50 --out runs/demo
 
 test: check unit

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 
-BENCHMARKS = ("startup", "stats_cost", "engine_overhead", "low_memory", "resume_rate")
+BENCHMARKS = ("startup", "stats_cost", "engine_overhead", "low_memory", "resume_rate", "score_rate")
 
 
 def machine() -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import time
 from pathlib import Path
 
 import pytest
 
 from steelyard.journal.lock import RunLock
-from support_cli import Ended, Workshop, run_cli
+from support_cli import Ended, Workshop, finish, run_cli, start
 
 
 @pytest.fixture
@@ -200,6 +201,32 @@ def test_folders_that_are_not_runs_do_not_stand_in_the_way(shop: Workshop) -> No
     (folder / "file").write_text("")
     (folder / "gone").symlink_to(folder / "nowhere")
     assert go(shop).code == 0
+
+
+def test_runs_that_are_started_in_one_second_get_a_folder_each(shop: Workshop) -> None:
+    started = [start(shop.folder, "run", "suite.yaml", "--new", "--no-progress") for _ in range(4)]
+    ended = [finish(process) for process in started]
+    assert [one.code for one in ended] == [0] * 4, [one.err for one in ended]
+    assert len(runs(shop)) == 4
+    assert len(shop.asked()) == 24
+
+
+def test_a_folder_that_another_run_has_just_made_is_not_shared(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = shop.folder / "runs" / "shouting-20250101-000000"
+    others.mkdir(parents=True)
+    monkeypatch.setattr(time, "strftime", lambda _: "20250101-000000")
+    assert go(shop).code == 0
+    assert list(others.iterdir()) == []
+    assert [place.name for place in runs(shop)] == ["shouting-20250101-000000-2"]
+
+
+@pytest.mark.parametrize("words", [["--dry-run"], ["-k", "nothing-matches-this"], ["--cache", "suite.yaml"]])
+def test_what_calls_nothing_leaves_no_folder_behind(shop: Workshop, words: list[str]) -> None:
+    go(shop, *words)
+    assert shop.asked() == []
+    assert not (shop.folder / "runs").exists() or list((shop.folder / "runs").iterdir()) == []
 
 
 HOSTILE = [

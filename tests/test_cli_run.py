@@ -345,3 +345,17 @@ def test_a_terminal_that_cannot_write_our_characters_still_gets_the_result(
 def test_no_colour_codes_are_written_where_nobody_looks(shop: Workshop) -> None:
     ended = finish(start(shop.folder, "run", "suite.yaml", "--out", "RUN", NO_COLOR="1"))
     assert "\x1b" not in ended.out + ended.err
+
+
+CONTROLS = "\x1b\x7f\x9b\u061c\u200e\u202e\u2028\u2066"
+
+
+def test_json_holds_no_raw_control_characters_and_says_the_same(shop: Workshop) -> None:
+    shop.suite(id=f"a{CONTROLS}é日")
+    ran = run_cli(shop.folder, "run", "suite.yaml", "--out", "RUN", "--json", "--no-progress")
+    shown = run_cli(shop.folder, "report", "RUN", "-f", "json")
+    listed = run_cli(shop.folder, "ls", ".", "--json")
+    for ended in (ran, shown, listed):
+        assert not set(ended.out) & set(CONTROLS)
+        assert "é日" in ended.out
+    assert json.loads(ran.out)["suite"] == json.loads(shown.out)["suite"] == f"a{CONTROLS}é日"

@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,68 @@ def test_a_live_lock_is_not_inherited_by_the_programs_a_run_starts(tmp_path: Pat
         assert is_locked(tmp_path) is None
     finally:
         child.communicate(b"\n")
+
+
+def forked(action: Callable[[], None]) -> int:
+    """A child of this process that does this and then stays until it is killed."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+            os.write(writer, b"x")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    assert os.read(reader, 1) == b"x"
+    os.close(reader)
+    return pid
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork beside other threads
+def test_a_forked_child_neither_keeps_the_lock_nor_gives_it_away(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    lock.acquire()
+    child = forked(lock.release)
+    try:
+        found = is_locked(tmp_path)
+        assert found is not None
+        assert found.pid == os.getpid()
+        lock.release()
+        assert is_locked(tmp_path) is None
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_lock_that_is_taken_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    """Whoever looks whether a directory is locked holds the lock for that instant: a run that starts is not refused."""
+    looking = RunLock(tmp_path)
+    looking.acquire()
+    threading.Timer(0.03, looking.release).start()
+    with RunLock(tmp_path):
+        pass
+
+
+def test_a_run_can_start_while_others_look_whether_it_is_locked(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    over = threading.Event()
+    seen: list[object] = []
+
+    def look() -> None:
+        while not over.is_set():
+            seen.append(is_locked(tmp_path))
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(100):
+            with RunLock(tmp_path):
+                pass
+    finally:
+        over.set()
+        for looker in lookers:
+            looker.join()
+    assert seen

@@ -163,9 +163,10 @@ class RunDirectory:
             write_json(self.path / PARTIAL, metrics)
         return metrics
 
-    def spool(self, suite: EvalSet) -> EvalSet:
+    def spool(self, suite: EvalSet, limit: int | None) -> EvalSet:
         """A one-shot suite's cases, written down first so that they can be read again."""
-        return suite.spool(self.path / CASES)
+        with disk_errors(self.path):
+            return suite.spool(self.path / CASES, limit)
 
     def close(self) -> None:
         """Commit what landed and let go of the directory; for every way out."""

@@ -117,11 +117,13 @@ class Sitting:
         return plan_of(self.suite, self._scorers, self._options, self._check)
 
     def _spool(self) -> None:
+        # An iterator may have no end: with a limit, and nothing to look for, only so many are taken from it.
+        limit = self._options.limit if self._options.match is None else None
         if self._directory is not None:
-            self.suite = self._directory.spool(self.suite)
+            self.suite = self._directory.spool(self.suite, limit)
         else:
             self._scratch = tempfile.TemporaryDirectory(prefix="steelyard-")
-            self.suite = self.suite.spool(Path(self._scratch.name) / "cases.jsonl")
+            self.suite = self.suite.spool(Path(self._scratch.name) / "cases.jsonl", limit)
 
     def _check(self) -> None:
         if self.token.cancelled:

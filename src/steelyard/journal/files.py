@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from steelyard.disk import sync_directory
 from steelyard.errors import JournalError
 
 MANIFEST = "run.json"
@@ -58,17 +59,6 @@ def disk_errors(run: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise JournalError(error.errno, f"cannot write to {run}: {error.strerror or error}") from error
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames in a directory durable, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:

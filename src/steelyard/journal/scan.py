@@ -10,8 +10,9 @@ from typing import Annotated
 
 import msgspec
 
+from steelyard.disk import sync_directory
 from steelyard.errors import RunDamaged
-from steelyard.journal.files import DAMAGED, INDEX, OUTPUTS, sync_directory
+from steelyard.journal.files import DAMAGED, INDEX, OUTPUTS
 from steelyard.records import Score, Status
 
 _BLOCK = 1 << 18

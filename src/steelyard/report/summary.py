@@ -37,8 +37,10 @@ def _headline(metrics: Mapping[str, Any]) -> list[str]:
     if metrics["stopped"] and not metrics["complete"]:
         lines.append(f"  stopped: {safe_text(metrics['stopped'])}")
     left = [
-        f"{counts[key]:,} {key.replace('_', ' ')}" for key in ("cancelled", "not_started", "to_redo") if counts[key]
+        f"{counts[key]:,} {key.replace('_', ' ')}" for key in ("cancelled", "not_started") if counts[key]
     ]
+    if metrics["to_redo"]:
+        left.append(f"{metrics['to_redo']:,} to ask or score again")
     if left:
         lines.append(f"  left: {', '.join(left)}")
     if metrics["left_out"]:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from steelyard.contracts import Identity, Scorer, ScoreResult
 from steelyard.errors import ConfigurationError, describe
 from steelyard.records import EvalCase, InvocationResponse, Score
+from steelyard.threads import DaemonThreads
 
 _LONGEST_REASON = 10_000
 
@@ -27,6 +28,7 @@ class FunctionScorer:
             raise ConfigurationError(f"threshold must be within 0..1, got {threshold}")
         self._function = function
         self._threshold = threshold
+        self._threads = DaemonThreads()
         self.name: str = name or getattr(function, "__name__", "") or type(function).__name__
 
     def identity(self) -> Identity:
@@ -46,8 +48,11 @@ class FunctionScorer:
         }
 
     async def score(self, case: EvalCase, response: InvocationResponse) -> Score | list[Score] | None:
-        """Call the function and read its answer."""
-        answer = self._function(case, response)
+        """Call the function and read its answer. A plain one runs in a thread: the loop is timing other calls."""
+        if inspect.iscoroutinefunction(self._function):
+            answer: Any = await self._function(case, response)
+        else:
+            answer = await self._threads.run(self._function, case, response)
         if inspect.isawaitable(answer):
             answer = await answer
         if isinstance(answer, (Score, list)) or answer is None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from copy import copy
+from itertools import islice
 from pathlib import Path
 
+from steelyard.disk import sync_directory
 from steelyard.errors import ConfigurationError, SuiteError
 from steelyard.records import EvalCase
 from steelyard.suite.columns import Arrange, by_name
@@ -110,13 +112,13 @@ class EvalSet:
         """A problem with one case as an error that says where it stands."""
         return self._source.problem(message, index, line)
 
-    def spool(self, path: str | Path) -> EvalSet:
-        """Write the cases, complete with ids, to a JSONL file, atomically; the suite that reads it back."""
+    def spool(self, path: str | Path, limit: int | None = None) -> EvalSet:
+        """Write the cases, or the first of them, complete with ids, to a JSONL file, atomically; reads it back."""
         path = Path(path)
         draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
         try:
             with draft.open("wb") as file:
-                for index, (line, case) in enumerate(self.numbered(Occurrences())):
+                for index, (line, case) in enumerate(islice(self.numbered(Occurrences()), limit)):
                     try:
                         file.write(as_json(case).encode() + b"\n")
                     except BadCase as error:
@@ -126,7 +128,7 @@ class EvalSet:
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
         return EvalSet.from_jsonl(path, id=self.id)
 
     def _completed(self, case: EvalCase, occurrences: Occurrences) -> EvalCase:
@@ -150,12 +152,3 @@ def arrangement(fields: Mapping[str, str] | None) -> Arrange:
     from steelyard.suite.fields import FieldTemplates
 
     return FieldTemplates(fields)
-
-
-def _sync_directory(path: Path) -> None:
-    """Make a rename in this directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
