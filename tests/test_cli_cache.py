@@ -6,6 +6,7 @@ import io
 import json
 import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -78,7 +79,7 @@ def test_a_file_that_is_no_cache_is_exit_2_and_stays_as_it_was(tmp_path: Path) -
     false = tmp_path / "false.db"
     false.write_text("not a database, whatever its name" * 50)
     other = tmp_path / "other.db"
-    with sqlite3.connect(other) as connection:
+    with closing(sqlite3.connect(other)) as connection, connection:
         connection.execute("CREATE TABLE mine (x)")
     connection.close()
     before = {path: path.read_bytes() for path in (notes, false, other)}

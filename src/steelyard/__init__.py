@@ -6,7 +6,11 @@ from steelyard._version import __version__
 
 TYPE_CHECKING = False  # what type checkers take for true; importing `typing` would double the cost of this import
 if TYPE_CHECKING:
-    from steelyard.contracts import InvocationContext, Scorer, Target
+    from steelyard.cache.fingerprint import CacheKey, CaseFingerprint
+    from steelyard.cache.local import LocalFileTaskResultStore
+    from steelyard.cache.sqlite import SqliteTaskResultStore
+    from steelyard.cache.store import EvaluationDataStore, StoreError
+    from steelyard.contracts import InvocationContext, Scorer, Session, Target
     from steelyard.engine.cancellation import CancellationToken
     from steelyard.errors import (
         ConfigurationError,
@@ -26,17 +30,23 @@ if TYPE_CHECKING:
     from steelyard.records import EvalCase, InvocationResponse, Record, Score
     from steelyard.result import Result
     from steelyard.runner import Runner
+    from steelyard.scoring.judge import Judge
     from steelyard.stats.running import RunningStats
     from steelyard.suite.evalset import EvalSet
 
 _HOMES = {
+    "CacheKey": "steelyard.cache.fingerprint",
     "CancellationToken": "steelyard.engine.cancellation",
+    "CaseFingerprint": "steelyard.cache.fingerprint",
     "ConfigurationError": "steelyard.errors",
     "EvalCase": "steelyard.records",
     "EvalSet": "steelyard.suite.evalset",
+    "EvaluationDataStore": "steelyard.cache.store",
     "InvocationContext": "steelyard.contracts",
     "InvocationResponse": "steelyard.records",
     "JournalError": "steelyard.errors",
+    "Judge": "steelyard.scoring.judge",
+    "LocalFileTaskResultStore": "steelyard.cache.local",
     "Record": "steelyard.records",
     "Result": "steelyard.result",
     "RunCancelled": "steelyard.errors",
@@ -50,7 +60,10 @@ _HOMES = {
     "RunningStats": "steelyard.stats.running",
     "Score": "steelyard.records",
     "Scorer": "steelyard.contracts",
+    "Session": "steelyard.contracts",
+    "SqliteTaskResultStore": "steelyard.cache.sqlite",
     "SteelyardError": "steelyard.errors",
+    "StoreError": "steelyard.cache.store",
     "SuiteError": "steelyard.errors",
     "Target": "steelyard.contracts",
     "TargetError": "steelyard.errors",
@@ -58,13 +71,18 @@ _HOMES = {
 }
 
 __all__ = [
+    "CacheKey",
     "CancellationToken",
+    "CaseFingerprint",
     "ConfigurationError",
     "EvalCase",
     "EvalSet",
+    "EvaluationDataStore",
     "InvocationContext",
     "InvocationResponse",
     "JournalError",
+    "Judge",
+    "LocalFileTaskResultStore",
     "Record",
     "Result",
     "RunCancelled",
@@ -78,7 +96,10 @@ __all__ = [
     "RunningStats",
     "Score",
     "Scorer",
+    "Session",
+    "SqliteTaskResultStore",
     "SteelyardError",
+    "StoreError",
     "SuiteError",
     "Target",
     "TargetError",

@@ -10,6 +10,7 @@ SteelyardError
 │   └── RunDamaged            an unreadable line in the middle: --salvage
 ├── RunCancelled              cancelled before its first call; nothing was asked    (exit 130)
 ├── JournalError              the disk failed: what is on it is valid and resumable (exit 3)
+├── StoreError                the cache failed (steelyard.cache); a run warns and goes on
 ├── BooksError                planned ≠ ok + error + cancelled + not started        (exit 3)
 └── TargetError               a target could not answer; becomes that case's record
     └── TransientError        ... and asking again may help

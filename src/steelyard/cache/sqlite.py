@@ -166,7 +166,11 @@ class _Handles:
 def _connected(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     # In write-ahead mode NORMAL keeps every commit through a crash of the process; a power cut may undo the last ones.
-    connection.execute("PRAGMA synchronous = NORMAL")
+    try:
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except sqlite3.Error:
+        connection.close()
+        raise
     return connection
 
 

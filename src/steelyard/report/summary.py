@@ -36,9 +36,7 @@ def _headline(metrics: Mapping[str, Any]) -> list[str]:
     lines = [f"{named}: {metrics['n']:,} of {counts['planned']:,} done, {state}"]
     if metrics["stopped"] and not metrics["complete"]:
         lines.append(f"  stopped: {safe_text(metrics['stopped'])}")
-    left = [
-        f"{counts[key]:,} {key.replace('_', ' ')}" for key in ("cancelled", "not_started") if counts[key]
-    ]
+    left = [f"{counts[key]:,} {key.replace('_', ' ')}" for key in ("cancelled", "not_started") if counts[key]]
     if metrics["to_redo"]:
         left.append(f"{metrics['to_redo']:,} to ask or score again")
     if left:
