@@ -1,4 +1,4 @@
-"""Endings that something outside could hold up: readers that do not read, threads that hang, streams that are closed."""
+"""Endings that something could hold up: readers that do not read, threads that hang, streams that are closed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from steelyard.journal.lock import is_locked
-from support_cli import STEELYARD, Ended, Workshop, finish, run_cli, start, wait_until
+from support_cli import STEELYARD, Ended, Workshop, finish, start, wait_until
 
 AGENT = """
 import asyncio, multiprocessing, os, time
@@ -143,7 +143,7 @@ def test_a_terminal_that_hangs_up_ends_the_run_and_the_programs_it_started(shop:
         "import os, signal, time\nfrom pathlib import Path\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "Path('draft').write_text(str(os.getpid()))\nos.rename('draft', 'child.pid')\ntime.sleep(60)\n"
     )
-    shop.suite(target={"command": {"argv": [sys.executable, "program.py"], "default_parallelism": 1}})
+    shop.suite(target={"command": {"argv": [sys.executable, "program.py"]}})
     process = start(shop.folder, "run", "suite.yaml", "--out", "RUN", "-j", "1")
     wait_until((shop.folder / "child.pid").exists)
     child = int((shop.folder / "child.pid").read_text())
@@ -232,12 +232,12 @@ def test_a_killed_run_is_free_though_processes_that_it_forked_live_on(shop: Work
         assert is_locked(shop.run) is None
         (shop.folder / "calm").touch()
         shop.asked()
-        ended = run_cli(shop.folder, "run", "suite.yaml", "--out", "RUN", "--no-progress")
+        ended = finish(start(shop.folder, "run", "suite.yaml", "--out", "RUN", "--no-progress"))
         assert ended.code == 0, ended.err
         assert sorted(shop.asked()) == ["c3", "c4", "c5"]
     finally:
-        process.communicate()
         end(worker_pids(shop))
+        process.communicate()
 
 
 def test_a_signal_ends_the_worker_processes_of_a_pool_too(shop: Workshop) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steelyard import ConfigurationError, EvalCase, EvalSet, InvocationContext, Runner, RunMismatch
+from steelyard import ConfigurationError, EvalCase, EvalSet, InvocationContext, RunMismatch, Runner
 from steelyard.targets import CallableTarget
 
 SUITE = EvalSet("s", [EvalCase(id=f"c{number}", prompt=f"question {number}") for number in range(4)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -120,6 +121,10 @@ class Cached:
         """Store in a thread: a disk may take its time, and the event loop is timing other calls."""
         try:
             await self._threads.run(self._store.put, self._eval_set_id, case_id, key, response)
+        except asyncio.CancelledError:
+            # The answer is there and paid for: it is handed on, and the write goes on by itself. Whoever cancelled
+            # is heard at the next wait, of which the caller sees to it that there is none before the answer is safe.
+            return
         except Exception as error:  # noqa: BLE001 - as above: the answer is there, only not kept
             self._warn("write", f"cannot be written, the answers are not kept: {describe(error)}")
 

@@ -1,11 +1,9 @@
-"""Ctrl-C and SIGTERM: the first stops the run politely, the second at once. Nothing finished is lost either way."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first stops the run politely, the second at once. Neither loses what finished."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from steelyard.cli.output import clear_bar, say
+from steelyard.cli.leaving import leave
+from steelyard.cli.output import hurry, say
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.engine.threaded import LoopThread
@@ -28,7 +27,7 @@ from steelyard.runner import Runner
 # From the first signal the process lives five seconds at most: calls that were cancelled have the first part to
 # end, the run the second to close its books, and what is left is for reading them from disk if it could not.
 _GRACE = 2.5
-_PATIENCE = 4.0
+_PATIENCE = 3.8
 _LAST_WORDS = 0.7
 
 
@@ -49,19 +48,20 @@ class _Signals:
         self.deadline = float("inf")
 
     def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's signature
-        clear_bar()
+        # Stop first, speak second: nobody may be reading, and words then go no further than a full pipe.
+        hurry()
         if self.code:
-            say(f"killed; resume with: {self._resume_with}")
+            say(f"killed; resume with: {self._resume_with}", over_bar=True)
             leave(self.code)
         self.code = 128 + number
         self.deadline = time.monotonic() + _PATIENCE
-        say(f"{signal.Signals(number).name}: cancelling the calls in flight; once more to kill")
         self._token.cancel(signal.Signals(number).name)
+        say(f"{signal.Signals(number).name}: cancelling the calls in flight; once more to kill", over_bar=True)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Take the signals, and give them back."""
-        before = {number: signal.signal(number, self) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self) for number in _taken()}
         try:
             yield
         finally:
@@ -69,18 +69,12 @@ class _Signals:
                 signal.signal(number, handler)
 
 
-def leave(code: int) -> None:
-    """End the process now. What finished is in the kernel's hands; threads that still run are not waited for."""
-    if "steelyard.targets.process" in sys.modules:
-        from steelyard.targets.process import kill_all
-
-        kill_all()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            code = code or 1
-    os._exit(code)
+def _taken() -> Iterator[signal.Signals]:
+    """The signals that stop a run; a hang-up only where nobody (nohup) has asked that it be ignored."""
+    yield signal.SIGINT
+    yield signal.SIGTERM
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        yield signal.SIGHUP
 
 
 def run_interruptibly(runner: Runner, resume_with: str, **entry: Any) -> Ending:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import NoReturn
@@ -10,10 +9,20 @@ from typing import NoReturn
 import click
 
 from steelyard._version import __version__
-from steelyard.cli.output import accept_any_text, discard, say
+from steelyard.cli.output import (
+    accept_any_text,
+    discard,
+    flush_in_time,
+    hurry,
+    open_missing_streams,
+    say,
+    take_your_time,
+)
 
 FAILED_GATE, REFUSED, BROKEN, TOO_MANY_ERRORS = 1, 2, 3, 4
-INTERRUPTED, TERMINATED = 130, 143
+INTERRUPTED = 130
+_BY_A_SIGNAL = 128
+"""Exit codes above it are a signal's number more."""
 
 _COMMANDS = {
     "run": "Evaluate a suite; resumes by itself.",
@@ -58,29 +67,46 @@ def group() -> None:
 
     \b
     Exit codes:
-      0        complete, errors within --max-error-rate, gates met
-      1        complete, below a gate
-      2        usage, configuration or a refusal; nothing was called
-      3        internal error, or the disk failed
-      4        more errors than allowed, or stopped early; resumable
-      130/143  interrupted; resumable
+      0            complete, errors within --max-error-rate, gates met
+      1            complete, below a gate, or a judge is not trusted
+      2            usage, configuration or a refusal; nothing was called
+      3            internal error, or the disk failed
+      4            more errors than allowed, or stopped early; resumable
+      129/130/143  interrupted; resumable
     """
 
 
 def main(args: list[str] | None = None) -> NoReturn:
-    """Run the command line and exit."""
+    """Run the command line and exit. With arguments it is part of another program, and only raises SystemExit."""
+    open_missing_streams()
     accept_any_text()
-    code = _run(args)
+    take_your_time()
+    try:
+        code = _flushed(_run(args))
+    except KeyboardInterrupt:  # while the result went to a pipe that nobody reads
+        code = INTERRUPTED
+    from steelyard.cli.leaving import leave, leave_in_time
+
+    if code > _BY_A_SIGNAL:
+        # A thread pool of the user's own is joined at exit; whoever pressed Ctrl-C does not wait for that.
+        hurry()
+        flush_in_time()
+        leave(code)
+    if args is None:
+        leave_in_time(code)
+    sys.exit(code)
+
+
+def _flushed(code: int) -> int:
+    """Write what is still buffered, unless a signal has come: the exit code, which a full disk changes."""
+    if code > _BY_A_SIGNAL:
+        return code
     try:
         sys.stdout.flush()
     except OSError:
         discard(sys.stdout)
-        code = code or BROKEN
-    if code in (INTERRUPTED, TERMINATED):
-        # A thread pool of the user's own is joined at exit; whoever pressed Ctrl-C does not wait for that.
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+        return code or BROKEN
+    return code
 
 
 def _run(args: list[str] | None) -> int:

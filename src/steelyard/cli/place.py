@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from steelyard.cli.again import command_again
-from steelyard.errors import ConfigurationError, RunFinished, RunLocked, RunRefused
+from steelyard.errors import ConfigurationError, JournalError, RunFinished, RunLocked, RunRefused
 from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import Manifest, read_manifest, same_run
-from steelyard.journal.states import read_metrics
+from steelyard.journal.states import create, read_metrics
 from steelyard.runner import Runner
 
 RUNS = Path("runs")
@@ -31,6 +32,8 @@ class PlaceFlags(Protocol):
     def force(self) -> bool: ...
     @property
     def retry_errors(self) -> bool: ...
+    @property
+    def dry_run(self) -> bool: ...
 
 
 def choose_place(runner: Runner, flags: PlaceFlags) -> Path:
@@ -42,14 +45,14 @@ def choose_place(runner: Runner, flags: PlaceFlags) -> Path:
     if newest is None:
         if flags.retry_errors:
             raise ConfigurationError(f"{RUNS} has no run of this suite and target whose errors could be asked again")
-        return _new_place(runner.suite.id)
+        return _new_place(runner.suite.id, make=not flags.dry_run)
     place, metrics = newest
     if metrics is None:
         return _go_on(place, force=flags.force)
     if flags.force or flags.retry_errors:
         return place
     _refuse_errors(place, metrics)
-    return _new_place(runner.suite.id)
+    return _new_place(runner.suite.id, make=not flags.dry_run)
 
 
 def _go_on(place: Path, *, force: bool) -> Path:
@@ -108,11 +111,32 @@ def _manifest(place: Path) -> Manifest | None:
         return None
 
 
-def _new_place(suite_id: str) -> Path:
-    """runs/<suite>-<time>, a name that no run has yet."""
+def _new_place(suite_id: str, *, make: bool) -> Path:
+    """runs/<suite>-<time>, a name that no run has yet; made at once, so that no other run takes it."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", suite_id).strip(".-")[:80] or "suite"
     name = f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}"
     place, number = RUNS / name, 2
-    while place.exists():
+    while not _is_ours(place, make=make):
         place, number = RUNS / f"{name}-{number}", number + 1
     return place
+
+
+def _is_ours(place: Path, *, make: bool) -> bool:
+    if not make:
+        return not place.exists()
+    create(place.parent)
+    try:
+        place.mkdir()
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise JournalError(error.errno, f"cannot create {place}: {error.strerror}") from error
+    return True
+
+
+def remove_if_unused(place: Path) -> None:
+    """Take away a folder under runs/ in which nothing came to be: the run was refused before it began."""
+    if place.parent == RUNS:
+        with suppress(OSError):  # it holds a run, or is gone
+            place.rmdir()
+            RUNS.rmdir()

@@ -17,7 +17,7 @@ from steelyard.cli.interrupts import run_interruptibly
 from steelyard.cli.logs import log_to_stderr
 from steelyard.cli.main import FAILED_GATE, TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
-from steelyard.cli.place import choose_place
+from steelyard.cli.place import choose_place, remove_if_unused
 from steelyard.errors import ConfigurationError, describe
 from steelyard.options import RunOptions
 from steelyard.report.summary import summary
@@ -134,7 +134,10 @@ def command(**given: Any) -> int:
         planned = look_ahead(runner, entry)
         show_json(planned) if flags.as_json else show(planned.describe())
         return 0
-    return _run(runner, gate, flags, entry)
+    try:
+        return _run(runner, gate, flags, entry)
+    finally:
+        remove_if_unused(place)
 
 
 def _tell(runner: Runner, place: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,10 +13,15 @@ from steelyard.cli.logs import log_to_stderr
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import show, show_json
 from steelyard.cli.run import load_suite
+from steelyard.contracts import Scorer
 from steelyard.errors import ConfigurationError
 from steelyard.report.summary import summary
 from steelyard.rescore import StoredAnswers
 from steelyard.runner import Runner
+from steelyard.scoring.plain import PlainScorer
+
+_NOTHING_WAITS = 4
+"""How many at once where no scorer waits for anything: turns among more of them cost time and win none."""
 
 
 @click.command("score")
@@ -41,25 +47,28 @@ def command(
 ) -> int:
     """Score the answers stored in RUN again. The target is not called; the result is a new run directory."""
     log_to_stderr(quiet=quiet, verbose=False)
+    place = _new_place(run, out)
     answers = StoredAnswers(run)
     named = suite or (answers.manifest.suite_file if answers.manifest is not None else None)
     if named is None:
         raise ConfigurationError(f"{run} does not say which suite it is of: name one with --suite")
     runner, _ = load_suite(named)
-    place = out or run.with_name(f"{run.name}-scored-{time.strftime('%Y%m%d-%H%M%S')}")
     options = runner.options.replace(
         output_path=place,
         low_memory=True,
         trials=answers.trials,
-        parallelism=parallelism,
+        parallelism=_at_once(runner.scorers) if parallelism is None else parallelism,
         cache=None,
         initial_session_file=None,
-        num_runs=num_runs or runner.options.num_runs,
+        num_runs=runner.options.num_runs if num_runs is None else num_runs,
         progress="off" if quiet or no_progress else "auto",
     )
     scoring = Runner(answers, runner.suite, runner.scorers, options=options)
     scoring.suite_file, scoring.scored_from = named, str(run)
-    ending = run_interruptibly(scoring, f"steelyard score {run} --suite {named} --out {place}", force=force)
+    try:
+        ending = run_interruptibly(scoring, f"steelyard score {run} --suite {named} --out {place}", force=force)
+    finally:
+        answers.close()
     if ending.result is None:
         return ending.signal_code
     if as_json:
@@ -67,3 +76,17 @@ def command(
     else:
         show(summary(ending.result.metrics, str(place)))
     return ending.signal_code or (0 if ending.result.complete else TOO_MANY_ERRORS)
+
+
+def _new_place(run: Path, out: Path | None) -> Path:
+    """Where the scores go: never to the run itself, whose answers would be moved aside or mixed with their copies."""
+    if out is None:
+        return run.with_name(f"{run.name}-scored-{time.strftime('%Y%m%d-%H%M%S')}")
+    if out.resolve() == run.resolve():
+        raise ConfigurationError(f"--out {out} is the run that is scored: name a new directory")
+    return out
+
+
+def _at_once(scorers: Sequence[Scorer]) -> int | None:
+    """How many answers to weigh at once; None leaves it to what the stored answers prefer."""
+    return _NOTHING_WAITS if all(isinstance(scorer, PlainScorer) for scorer in scorers) else None

@@ -67,18 +67,15 @@ class _Pool:
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping = False
         self._closed = False
+        self._workers: list[asyncio.Task[None]] = []
+        self._parallelism = 0
         self._running = 0
         self._failure: BaseException | None = None
 
     async def run(self, parallelism: int, grace: float) -> Tally:
         """The tally when no worker is left, or none that ends within the grace; raises the first failure."""
-        workers = [
-            asyncio.create_task(self._worker(number), name=f"steelyard-worker-{number}")
-            for number in range(parallelism)
-        ]
-        self._running = parallelism
-        for worker in workers:
-            worker.add_done_callback(self._worker_ended)
+        self._parallelism = parallelism
+        self._start_worker()
         watcher = asyncio.create_task(self._token.wait(), name="steelyard-cancellation")
         watcher.add_done_callback(self._end)
         try:
@@ -89,12 +86,21 @@ class _Pool:
         finally:
             self._stopping = True
             try:
-                await _wind_up([*workers, watcher], grace)
+                await _wind_up([*self._workers, watcher], grace)
             finally:
                 self._close()
         if self._failure is not None:
             raise self._failure
         return self._tally
+
+    def _start_worker(self) -> None:
+        """Start the next worker, if there may be one more."""
+        number = len(self._workers)
+        if number < self._parallelism:
+            worker = asyncio.create_task(self._worker(number), name=f"steelyard-worker-{number}")
+            worker.add_done_callback(self._worker_ended)
+            self._workers.append(worker)
+            self._running += 1
 
     def _close(self) -> None:
         """Count what never finished as cancelled; from here on nothing changes the books."""
@@ -107,6 +113,7 @@ class _Pool:
         assert task is not None
         tally, calls, turn, token = self._tally, self.in_flight, self._turn, self._token
         work, deliver = self._work, self._deliver
+        first = True
         while not (self._stopping or token.cancelled):
             job = next(self._jobs, _NO_MORE)
             if job is _NO_MORE:
@@ -114,6 +121,12 @@ class _Pool:
             if job is None:  # none yet: cases are being passed over, and the loop has calls to attend to
                 await asyncio.sleep(0)
                 continue
+            if first:
+                # Each worker that finds work starts two more: all are there in a few turns of the loop, and a
+                # parallelism far above the number of jobs costs nothing.
+                first = False
+                self._start_worker()
+                self._start_worker()
             now = time.monotonic()
             calls[number] = (job, now)
             tally.started += 1

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
+import time
+import weakref
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +17,13 @@ import msgspec
 
 from steelyard.errors import JournalError, RunLocked
 from steelyard.journal.files import LOCK
+
+_PATIENCE = 0.1
+"""Seconds before a lock counts as held by another: whoever only looks at it holds it for an instant."""
+_LOOK_AGAIN = 0.02
+"""The same for those who only look."""
+
+_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 class Holder(msgspec.Struct):
@@ -51,6 +61,7 @@ class RunLock:
                 host=holder.host,
             )
         self._descriptor = descriptor
+        _keep_from_forks(self)
         me = Holder(os.getpid(), socket.gethostname(), datetime.now(UTC).isoformat(timespec="seconds"))
         with contextlib.suppress(OSError):  # on a full disk the name finds no room, but the lock is held
             os.ftruncate(descriptor, 0)
@@ -59,7 +70,7 @@ class RunLock:
     def _locked(self, descriptor: int) -> bool:
         """Whether the lock could be taken; a file system without locks is an error, not a refusal."""
         try:
-            return filelock.lock_descriptor(descriptor, blocking=False)
+            return _take(descriptor, _PATIENCE)
         except OSError as error:
             os.close(descriptor)
             raise JournalError(error.errno, f"cannot lock {self._path}: {error.strerror}") from error
@@ -78,6 +89,15 @@ class RunLock:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def forget(self) -> None:
+        """In a forked child: let go of the copy of the descriptor, which would keep the lock when the parent dies.
+
+        To unlock it here would unlock it for the parent too.
+        """
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
     def __enter__(self) -> RunLock:
         self.acquire()
         return self
@@ -88,6 +108,33 @@ class RunLock:
         self.release()
 
 
+def _take(descriptor: int, patience: float) -> bool:
+    """Whether the lock could be taken, trying for so long."""
+    deadline = time.monotonic() + patience
+    while not filelock.lock_descriptor(descriptor, blocking=False):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def _keep_from_forks(lock: RunLock) -> None:
+    _held.add(lock)
+    if hasattr(os, "register_at_fork"):
+        _register_at_fork()
+
+
+@functools.cache
+def _register_at_fork() -> None:
+    """See to it, once in a process, that children forked without an exec hold no run directory."""
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+def _forget_all() -> None:
+    for lock in list(_held):
+        lock.forget()
+
+
 def is_locked(run: Path) -> Holder | None:
     """The live holder of a run directory, or None; looks without taking part."""
     lock = RunLock(run)
@@ -95,7 +142,7 @@ def is_locked(run: Path) -> Holder | None:
         return None
     descriptor = os.open(run / LOCK, os.O_RDWR)
     try:
-        if filelock.lock_descriptor(descriptor, blocking=False):
+        if _take(descriptor, _LOOK_AGAIN):
             filelock.unlock_descriptor(descriptor)
             return None
         return lock.holder()

@@ -158,7 +158,8 @@ class Replay:
 
 
 def _lacks_a_value(scores: list[Score]) -> bool:
-    return None in [score.value for score in scores]
+    """Whether a score could not be made, or a judge was not heard as often as was asked for."""
+    return bool([score for score in scores if score.value is None or score.errors])
 
 
 class _ErrorKinds:

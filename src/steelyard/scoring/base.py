@@ -96,7 +96,9 @@ async def run_scorers(
     for scorer in scorers:
         try:
             answer = scorer.score(case, response)
-            if inspect.isawaitable(answer):
+            if answer is None or type(answer) is Score:  # as nearly all do: no need to look for anything else
+                pass
+            elif inspect.isawaitable(answer):
                 answer = await _within(timeout, answer)
             scores.extend(_checked(answer, scorer.name))
         except (KeyboardInterrupt, GeneratorExit):
@@ -135,7 +137,28 @@ def _checked(answer: object, name: str) -> list[Score]:
     raise TypeError(f"scorer {name!r} returned {type(answer).__name__}, not a Score, a list of Scores or None")
 
 
+def _is_plain(score: Score) -> bool:
+    """Whether a score is of the common kind that needs no second look: a value, a verdict and at most a reason."""
+    value, reason = score.value, score.reason
+    return (
+        type(value) is float
+        and 0.0 <= value <= 1.0
+        and type(score.passed) is bool
+        and type(score.name) is str
+        and bool(score.name)
+        and (reason is None or (type(reason) is str and len(reason) <= _LONGEST_REASON))
+        and score.samples is None
+        and score.mean is None
+        and score.std_dev is None
+        and not score.errors
+        and score.reasons is None
+        and score.by is None
+    )
+
+
 def _plain(score: Score, name: str) -> Score:
+    if _is_plain(score):
+        return score
     if score.value is None:
         if not score.errors:
             raise ValueError(f"scorer {name!r} returned a score with neither a value nor errors")

@@ -75,6 +75,8 @@ class Panel:
     async def _ask(
         self, judge: RepeatedJudge, job: Job, response: InvocationResponse, context: InvocationContext, run: int
     ) -> Sample:
+        if context.token is not None and context.token.cancelled:
+            raise asyncio.CancelledError(context.token.reason)
         asked = InvocationContext(
             case_id=f"{job.case.id}#{job.trial}", trial=run, seed=context.seed, token=context.token
         )

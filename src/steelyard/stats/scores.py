@@ -49,6 +49,7 @@ class _NamedScores:
         self.escalated = 0
         self.advisory = False
         self.judges: set[str] = set()
+        self.spreads = Blocks()
         self.values: Blocks = Blocks()
 
     def update(self, score: Score) -> None:
@@ -75,6 +76,7 @@ class _NamedScores:
         self.escalated += other.escalated
         self.advisory = self.advisory or other.advisory
         self.judges |= other.judges
+        self.spreads.extend(other.spreads.joined())
         self.values.extend(other.values.joined())
 
     def to_metrics(self) -> dict[str, Any]:
@@ -95,12 +97,19 @@ class _NamedScores:
         self.judges.add(score.by)
         self.escalated += score.escalated
         self.advisory = self.advisory or score.advisory
+        if score.std_dev is not None:
+            self.spreads.append(score.std_dev)
 
     def _judge_metrics(self) -> dict[str, Any]:
         """Who judged, how many were asked only after others said no, and whether it counts; nothing for others."""
         if not self.judges:
             return {}
-        return {"by": sorted(self.judges), "escalated": self.escalated, "advisory": self.advisory}
+        return {
+            "by": sorted(self.judges),
+            "std_dev": _mean(self.spreads.joined()),
+            "escalated": self.escalated,
+            "advisory": self.advisory,
+        }
 
 
 class ScoreStats:
