@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 RECORDS = 500_000
 TEXT_BYTES = 1_600
 RATE_LIMIT = 0.4
+ROUNDS = 3
 GROWTH_LIMIT = 100.0
 
 
@@ -103,9 +104,9 @@ def measure() -> list[Row]:
             folder.mkdir()
             prepare(folder, records)
         size = (large / "run" / "outputs.jsonl").stat().st_size
-        in_child("bare_decode", large)  # once, so that both find the file in the page cache
-        bare, _ = in_child("bare_decode", large)
-        log, _ = in_child("read_log", large)
+        # Best of several, alternating: the first finds the file's pages, the others spare both a busy moment.
+        rounds = [(in_child("bare_decode", large)[0], in_child("read_log", large)[0]) for _ in range(ROUNDS)]
+        bare, log = min(bare for bare, _ in rounds), min(log for _, log in rounds)
         _, small_peak = in_child("resume", small)
         whole, peak = in_child("resume", large)
     growth = (peak - small_peak) * 2**20 / (RECORDS - RECORDS // 10)

@@ -120,7 +120,12 @@ class _AsRecorded:
         self._numbers: dict[tuple[int, int], int] = {}
         self._fingerprints: dict[int, str] = {}
 
-    def slot_of(self, id_digests: npt.NDArray[np.uint64], trials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def slot_of(
+        self,
+        id_digests: npt.NDArray[np.uint64],
+        trials: npt.NDArray[np.int64],
+        recorded: npt.NDArray[np.int64],  # noqa: ARG002 - numbered as they are met, wherever they stood
+    ) -> npt.NDArray[np.int64]:
         pairs = zip(id_digests.tolist(), trials.tolist(), strict=True)
         numbers = [self._numbers.setdefault(pair, len(self._numbers)) for pair in pairs]
         self.states.extend(bytes(len(self._numbers) - len(self.states)))

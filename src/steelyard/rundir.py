@@ -193,15 +193,24 @@ class PlanSlots:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._filtered = not isinstance(plan.indices, range)
+        self.same_case = plan.is_of_case
 
-    def slot_of(self, id_digests: npt.NDArray[np.uint64], trials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return self._plan.slot_of(id_digests, trials)
+    def slot_of(
+        self,
+        id_digests: npt.NDArray[np.uint64],
+        trials: npt.NDArray[np.int64],
+        recorded: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """The slots; looked up where the cases stood then, which is where they stand in a suite that did not change."""
+        plan = self._plan
+        if not self._filtered:
+            places = np.minimum(recorded, plan.cases - 1)
+            if bool(np.all((plan.id_digests[places] == id_digests) & (trials < plan.trials))):
+                return places * plan.trials + trials
+        return plan.slot_of(id_digests, trials)
 
     def index(self, slot: int, recorded: int) -> int:  # noqa: ARG002 - the suite may have changed since
         return self._plan.index(slot)
-
-    def same_case(self, slot: int, case_fp: str) -> bool:
-        return self._plan.is_of_case(slot, case_fp)
 
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool:
         return has_errors or not self._plan.is_scored_by(slot, scored_by)

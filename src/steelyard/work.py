@@ -60,7 +60,7 @@ class CaseWork:
         token: Cancellation | None = None,
     ) -> None:
         self._target = target
-        self._panel = panel
+        self._panel = panel if panel else None
         self._timeout = timeout
         self._deadlines = Deadlines(timeout) if timeout is not None else None
         self._seed = seed
@@ -77,7 +77,7 @@ class CaseWork:
             response, before = await self._ask(job, context), None
             attempts = 0 if response.cached else context.attempt
         scores: list[Score] = []
-        if response.error is None and self._panel:
+        if self._panel is not None and response.error is None:
 
             def keep_answer() -> None:
                 if before is None:

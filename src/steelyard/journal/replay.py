@@ -31,7 +31,14 @@ _MOST_KINDS = 1 << 16
 class Slots(Protocol):
     """The (case, trial) pairs of a plan, by number."""
 
-    def slot_of(self, id_digests: npt.NDArray[np.uint64], trials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+    def slot_of(
+        self,
+        id_digests: npt.NDArray[np.uint64],
+        trials: npt.NDArray[np.int64],
+        recorded: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """The slot of each (id digest, trial), -1 where there is none; `recorded` is where its case stood then."""
+        ...
 
     def index(self, slot: int, recorded: int) -> int: ...
 
@@ -50,10 +57,9 @@ class _Batch:
         self.lengths: list[int] = []
         self.entries: list[Entry] = []
 
-    def add(self, offset: int, length: int, entry: Entry) -> None:
-        self.offsets.append(offset)
-        self.lengths.append(length)
-        self.entries.append(entry)
+    def clear(self) -> None:
+        for column in (self.offsets, self.lengths, self.entries):
+            column.clear()
 
 
 class Replay:
@@ -80,19 +86,18 @@ class Replay:
         """Read the whole journal; `check` is called now and then and may raise to give up."""
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
-            end = readable_end(descriptor)
             batch = _Batch()
-            for offset, line in lines_backward(descriptor, end):
+            offsets, lengths, entries = batch.offsets.append, batch.lengths.append, batch.entries.append
+            for offset, line in lines_backward(descriptor, readable_end(descriptor)):
                 entry = decode_entry(line)
                 if entry is None:
                     raise damage(self._path, descriptor, offset)
-                if entry.v > RECORD_VERSION:
-                    message = f"{self._path} was written by a newer Steelyard (record version {entry.v})"
-                    raise RunRefused(message, path=self._path.parent)
-                batch.add(offset, len(line), entry)
+                offsets(offset)
+                lengths(len(line))
+                entries(entry)
                 if len(batch.entries) == _BATCH:
                     self._take(batch)
-                    batch = _Batch()
+                    batch.clear()
                     check()
             self._take(batch)
         finally:
@@ -113,23 +118,30 @@ class Replay:
         return self._offsets[slot]
 
     def _take(self, batch: _Batch) -> None:
-        digests = [id_digest(entry.id) for entry in batch.entries]
-        trials = np.array([entry.trial for entry in batch.entries], dtype=np.int64)
-        numbers = self._slots.slot_of(np.array(digests, dtype=np.uint64), trials).tolist()
-        same_case = self._slots.same_case
-        rows = zip(numbers, digests, batch.offsets, batch.lengths, batch.entries, strict=True)
-        for slot, digest, offset, length, entry in rows:
-            if entry.run_time > self.run_time:
-                self.run_time = entry.run_time
+        entries = batch.entries
+        if not entries:
+            return
+        if max([entry.v for entry in entries]) > RECORD_VERSION:
+            message = f"{self._path} was written by a newer Steelyard (record version {RECORD_VERSION + 1} or later)"
+            raise RunRefused(message, path=self._path.parent)
+        self.run_time = max(self.run_time, *[entry.run_time for entry in entries])
+        digests = [id_digest(entry.id) for entry in entries]
+        trials = np.array([entry.trial for entry in entries], dtype=np.int64)
+        recorded = np.array([entry.index for entry in entries], dtype=np.int64)
+        numbers = self._slots.slot_of(np.array(digests, dtype=np.uint64), trials, recorded).tolist()
+        same_case, add_row, wins = self._slots.same_case, self._add_row, self._wins
+        for slot, digest, offset, length, entry in zip(
+            numbers, digests, batch.offsets, batch.lengths, entries, strict=True
+        ):
             if slot < 0 or not same_case(slot, entry.case_fp):
                 self.left_out += 1
-            elif not self._wins(slot, entry, offset):
+            elif not wins(slot, entry, offset):
                 self.superseded += 1
-            elif self._add_row is not None:
+            elif add_row is not None:
                 index = self._slots.index(slot, entry.index)
                 said = verdict(entry.scores) if self.states[slot] == DONE else None
                 ok = entry.status == "ok"
-                self._add_row(pack_row(offset, digest, length + 1, index, entry.trial, ok, said, entry.case_fp))
+                add_row(pack_row(offset, digest, length + 1, index, entry.trial, ok, said, entry.case_fp))
 
     def _wins(self, slot: int, entry: Entry, offset: int) -> bool:
         """Whether this entry, older than all seen so far, is the one that counts for its slot."""
@@ -144,7 +156,9 @@ class Replay:
             self._kinds.remove(slot)
             self.superseded += 1
         self.stats.update(entry)
-        if self._slots.needs_scoring(slot, entry.scored_by, _lacks_a_value(entry.scores)):
+        lacking = [score for score in entry.scores if score.value is None or score.errors]
+        # A score could not be made, or a judge was not heard as often as was asked for.
+        if self._slots.needs_scoring(slot, entry.scored_by, bool(lacking)):
             self.states[slot] = UNSCORED
             if self._offsets is None:
                 self._offsets = array("Q", bytes(8 * len(self.states)))
@@ -155,11 +169,6 @@ class Replay:
             if self.on_done is not None:
                 self.on_done(slot, entry.scores)
         return True
-
-
-def _lacks_a_value(scores: list[Score]) -> bool:
-    """Whether a score could not be made, or a judge was not heard as often as was asked for."""
-    return bool([score for score in scores if score.value is None or score.errors])
 
 
 class _ErrorKinds:

@@ -50,6 +50,7 @@ class Entry(msgspec.Struct, gc=False):
     num_tokens_output_reasoning: int | None = None
     retries: int = 0
     error_type: str | None = None
+    input_prompt: str | None = None
     cached: bool = False
     notes: list[str] = []
 
@@ -60,12 +61,12 @@ _decoder = msgspec.json.Decoder(Entry)
 def decode_entry(line: bytes) -> Entry | None:
     """The entry in a line, or None when the line is not a whole record."""
     try:
-        if not line.isascii():
+        if not line.isascii() and (b'"messages":' in line or b'"input_payload":' in line):
             line.decode()  # in what it skips, the decoder takes any bytes
         entry = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    entry.response_text = None
+    entry.response_text = entry.input_prompt = None
     return entry
 
 

@@ -31,10 +31,11 @@ def verdict(scores: Iterable[Score]) -> bool | None:
     for score in scores:
         if score.overruled or score.advisory:
             continue
-        if is_scoring_error(score):
+        if score.value is None and score.errors:
             return None
-        if score.passed is not None:
-            said = score.passed if said is None else said and score.passed
+        passed = score.passed
+        if passed is not None and said is not False:
+            said = passed
     return said
 
 

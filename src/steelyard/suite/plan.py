@@ -88,13 +88,19 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
 
     def is_of_case(self, slot: int, case_fp: str) -> bool:
         """Whether this is the fingerprint of the slot's case; faster than spelling it out."""
-        return _is_hex_of(case_fp, self._seen[slot // self.trials])
+        try:
+            return len(case_fp) == 16 and int(case_fp, 16) == self._seen[slot // self.trials]
+        except ValueError:
+            return False
 
     def is_scored_by(self, slot: int, scored_by: str) -> bool:
         """Whether this is how the slot's answer is graded now."""
         if self._graded is None:
             return not scored_by
-        return _is_hex_of(scored_by, self._graded[slot // self.trials])
+        try:
+            return len(scored_by) == 16 and int(scored_by, 16) == self._graded[slot // self.trials]
+        except ValueError:
+            return False
 
     def slot_of(self, id_digests: Digests, trials: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """The slot of each (id digest, trial); -1 where it is not planned."""
@@ -297,13 +303,6 @@ def _duplicate(
     else:
         message = f"the id {case_id!r} stands twice: {earlier} and line {line}"
     return suite.problem(message, index, line)
-
-
-def _is_hex_of(text: str, digest: int) -> bool:
-    try:
-        return len(text) == 16 and int(text, 16) == digest
-    except ValueError:
-        return False
 
 
 def _as_numpy(numbers: array[int]) -> Digests:
