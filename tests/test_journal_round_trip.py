@@ -269,7 +269,7 @@ def test_a_record_holds_every_field_of_a_response() -> None:
 
 
 def test_recovery_reads_every_field_of_a_record_but_the_ones_it_skips() -> None:
-    skipped = {"input_prompt", "input_payload", "messages"}
+    skipped = {"input_payload", "messages"}
     assert set(Entry.__struct_fields__) == set(Record.__struct_fields__) - skipped
 
 
