@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from steelyard import EvalCase, InvocationResponse, Result, RunDamaged
 from steelyard.contracts import InvocationContext
-from steelyard.journal.index import ROWS, IndexBuilder, pack_row, read_index, winners
+from steelyard.journal.index import ROWS, IndexBuilder, id_digests, pack_row, read_index, winners
 from steelyard.journal.reader import index_rows, iter_records
-from steelyard.records import Record
+from steelyard.records import Record, id_digest
 from support_journal import CountedModel, a_record, cases, drawn_answer, reopen, run_in, without_syncs, write_journal
 
 COUNT = 12
@@ -280,3 +280,8 @@ def test_records_are_read_one_at_a_time(finished: Path) -> None:
     records = iter_records(finished)
     assert isinstance(next(records), Record)
     records.close()  # type: ignore[attr-defined]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=20))
+def test_digests_of_many_ids_are_those_of_each(ids: list[str]) -> None:
+    assert id_digests(ids).tolist() == [id_digest(case_id) for case_id in ids]

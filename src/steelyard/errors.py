@@ -18,15 +18,19 @@ SteelyardError
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
-from pathlib import Path
+
+TYPE_CHECKING = False  # `typing`, `pathlib` and `difflib` would be half of what `steelyard --help` waits for
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _LONGEST_MESSAGE = 10_000
 
 
 def nearest(name: object, known: Collection[str]) -> str | None:
     """The known name that is most like this one, if any is."""
+    import difflib
+
     matches = difflib.get_close_matches(str(name).lower(), list(known), n=1)
     return matches[0] if matches else None
 
@@ -59,6 +63,8 @@ class RunRefused(SteelyardError):
     """A run directory that must not be written in the way that was asked."""
 
     def __init__(self, message: str, *, path: str | Path) -> None:
+        from pathlib import Path
+
         self.path = Path(path)
         super().__init__(message)
 

@@ -112,10 +112,10 @@ class _Pool:
         task = asyncio.current_task()
         assert task is not None
         tally, calls, turn, token = self._tally, self.in_flight, self._turn, self._token
-        work, deliver = self._work, self._deliver
+        work, deliver, jobs = self._work, self._deliver, self._jobs
         first = True
         while not (self._stopping or token.cancelled):
-            job = next(self._jobs, _NO_MORE)
+            job = next(jobs, _NO_MORE)
             if job is _NO_MORE:
                 return
             if job is None:  # none yet: cases are being passed over, and the loop has calls to attend to

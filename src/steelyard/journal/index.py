@@ -6,6 +6,7 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,6 +39,12 @@ ERROR, FAILED, PASSED, UNSCORED = -1, 0, 1, 2
 """What a record says of its case. In a row an error is `ok` 0, the others stand in `verdict`."""
 
 Rows = npt.NDArray[np.void]
+
+
+def id_digests(ids: list[str]) -> npt.NDArray[np.uint64]:
+    """`records.id_digest` of many ids at once."""
+    joined = b"".join([blake2b(case_id.encode(), digest_size=8).digest() for case_id in ids])
+    return np.frombuffer(joined, dtype=">u8").astype(np.uint64)
 
 
 def pack_row(

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from steelyard.errors import RunRefused
 from steelyard.journal.files import OUTPUTS
-from steelyard.journal.index import pack_row
+from steelyard.journal.index import id_digests, pack_row
 from steelyard.journal.scan import Entry, damage, decode_entry, lines_backward, readable_end
-from steelyard.records import RECORD_VERSION, Score, id_digest
+from steelyard.records import RECORD_VERSION, Score
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, verdict
 
@@ -125,10 +125,11 @@ class Replay:
             message = f"{self._path} was written by a newer Steelyard (record version {RECORD_VERSION + 1} or later)"
             raise RunRefused(message, path=self._path.parent)
         self.run_time = max(self.run_time, *[entry.run_time for entry in entries])
-        digests = [id_digest(entry.id) for entry in entries]
+        found = id_digests([entry.id for entry in entries])
         trials = np.array([entry.trial for entry in entries], dtype=np.int64)
         recorded = np.array([entry.index for entry in entries], dtype=np.int64)
-        numbers = self._slots.slot_of(np.array(digests, dtype=np.uint64), trials, recorded).tolist()
+        numbers = self._slots.slot_of(found, trials, recorded).tolist()
+        digests = found.tolist()
         same_case, add_row, wins = self._slots.same_case, self._add_row, self._wins
         for slot, digest, offset, length, entry in zip(
             numbers, digests, batch.offsets, batch.lengths, entries, strict=True
