@@ -153,16 +153,20 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
 
     def _jobs_of(self, position: int, case: EvalCase, line: int | None, done: bytearray | None) -> Sequence[Job]:
         first = position * self.trials
-        if self.trials == 1:
-            trials: tuple[int, ...] = _ONE_TRIAL if done is None or not done[first] else ()
-        else:
-            trials = tuple(trial for trial in range(self.trials) if done is None or not done[first + trial])
-        if not trials:
+        left: Sequence[int] = range(self.trials)
+        if done is not None:
+            if self.trials == 1:
+                left = () if done[first] else _ONE_TRIAL
+            else:
+                left = [trial for trial in left if not done[first + trial]]
+        if not left:
             return ()
         if not self.suite.settled:
             self._check_same(position, case, line)
         index, case_fp, scored_by = self.indices[position], self.case_fp(first), self.scored_by(first)
-        return [Job(index=index, trial=trial, case=case, case_fp=case_fp, scored_by=scored_by) for trial in trials]
+        if left is _ONE_TRIAL:
+            return (Job(index=index, trial=0, case=case, case_fp=case_fp, scored_by=scored_by),)
+        return [Job(index=index, trial=trial, case=case, case_fp=case_fp, scored_by=scored_by) for trial in left]
 
     def _check_same(self, position: int, case: EvalCase, line: int | None) -> None:
         if id_digest(case.id) != self.id_digests[position]:
