@@ -207,3 +207,8 @@ def test_the_docs_tell_of_every_command_and_flag() -> None:
 def test_the_docs_tell_of_every_option_of_a_run() -> None:
     text = "".join(page_text(page) for page in PAGES)
     assert [name for name in RunOptions.__struct_fields__ if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_the_readme_has_no_gaps_left_to_fill_in() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert not re.findall(r"\b(?:DEMO|TEST|BENCH|LOW)_[A-Z]+\b|\bTODO\b", readme)

@@ -38,7 +38,7 @@ class Session(msgspec.Struct, forbid_unknown_fields=True):
     messages: list[dict[str, Any]] = []
 
 
-class InvocationContext(msgspec.Struct, kw_only=True):
+class InvocationContext(msgspec.Struct):
     """What a target may know beside the case: which try this is, and a source of randomness that is its own."""
 
     case_id: str

@@ -152,7 +152,7 @@ class Unjudged(msgspec.Struct, frozen=True, gc=False):
     record: Record
 
 
-class Job(msgspec.Struct, kw_only=True, gc=False):
+class Job(msgspec.Struct, gc=False):
     """One (case, trial) for the engine: to be asked, or, with a stored response, only to be scored."""
 
     index: int

@@ -70,7 +70,7 @@ class CaseWork:
     async def __call__(self, job: Job, emit: Emit) -> None:
         """Ask (unless the response is already stored), score, emit."""
         started = time.perf_counter()
-        context = InvocationContext(case_id=job.case.id, trial=job.trial, seed=self._seed, token=self._token)
+        context = InvocationContext(job.case.id, job.trial, 1, self._seed, self._token)
         if job.stored is not None:
             response, attempts, before = job.stored.response, job.stored.attempts, job.stored.elapsed
         else:

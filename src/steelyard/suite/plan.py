@@ -165,8 +165,8 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
             self._check_same(position, case, line)
         index, case_fp, scored_by = self.indices[position], self.case_fp(first), self.scored_by(first)
         if left is _ONE_TRIAL:
-            return (Job(index=index, trial=0, case=case, case_fp=case_fp, scored_by=scored_by),)
-        return [Job(index=index, trial=trial, case=case, case_fp=case_fp, scored_by=scored_by) for trial in left]
+            return (Job(index, 0, case, case_fp, scored_by),)
+        return [Job(index, trial, case, case_fp, scored_by) for trial in left]
 
     def _check_same(self, position: int, case: EvalCase, line: int | None) -> None:
         if id_digest(case.id) != self.id_digests[position]:
