@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from steelyard._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from steelyard.cache.cached import Cached
@@ -45,14 +46,8 @@ __all__ = [
     "tool_set_hash",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a name's home when it is first asked for: files need no sqlite3, and the other way round."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+# Files need no sqlite3, and the other way round.
+__getattr__ = lazy_exports(__name__, _HOMES, globals())
 
 
 def __dir__() -> list[str]:

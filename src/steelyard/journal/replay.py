@@ -77,7 +77,6 @@ class Replay:
         self.run_time = 0.0
         self._kinds = _ErrorKinds()
         self.left_out = 0
-        self.superseded = 0
         self._offsets: array[int] | None = None
         self.on_done: Callable[[int, list[Score]], None] | None = None
         """Called for each slot that needs no more work, with its scores."""
@@ -136,9 +135,7 @@ class Replay:
         ):
             if slot < 0 or not same_case(slot, entry.case_fp):
                 self.left_out += 1
-            elif not wins(slot, entry, offset):
-                self.superseded += 1
-            elif add_row is not None:
+            elif wins(slot, entry, offset) and add_row is not None:
                 index = self._slots.index(slot, entry.index)
                 said = verdict(entry.scores) if self.states[slot] == DONE else None
                 ok = entry.status == "ok"
@@ -155,7 +152,6 @@ class Replay:
             return True
         if state == ERRORED:
             self._kinds.remove(slot)
-            self.superseded += 1
         self.stats.update(entry)
         lacking = [score for score in entry.scores if score.value is None or score.errors]
         # A score could not be made, or a judge was not heard as often as was asked for.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from steelyard._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from steelyard.targets.command import Command
@@ -19,14 +20,8 @@ _HOMES = {
 
 __all__ = ["CallableTarget", "Command", "Simulated", "as_target"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a target's home when it is first asked for: a run pays only for the target it uses."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+# A run pays only for the target it uses.
+__getattr__ = lazy_exports(__name__, _HOMES, globals())
 
 
 def __dir__() -> list[str]:
