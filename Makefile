@@ -42,5 +42,5 @@ $(VENV)/.run-ready: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev-ready: pyproject.toml | $(VENV)/bin/python
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[speed,text,schema,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[speed,text,schema,plot,tokens,prices,dev]'
 	@touch $@ $(VENV)/.run-ready

@@ -31,6 +31,14 @@ class Cancellation(Protocol):
     async def wait(self) -> str: ...
 
 
+class Clock(Protocol):
+    """A time limit that does not run while the call waits for something that is not the target's doing."""
+
+    def stop(self) -> None: ...
+
+    def start(self) -> None: ...
+
+
 class Session(msgspec.Struct, forbid_unknown_fields=True):
     """What a case begins with: whatever the target makes of `data`, and messages that come before the case's own."""
 
@@ -48,6 +56,12 @@ class InvocationContext(msgspec.Struct):
     token: Cancellation | None = None
     session: Session | None = None
     """A copy of the run's initial session, for this case alone."""
+    waiting: float = 0.0
+    """Seconds spent waiting for leave to send, so far."""
+    backoff: float = 0.0
+    """Seconds spent between tries, so far."""
+    clock: Clock | None = None
+    """The case's time limit: stopped while it waits for leave to send."""
 
     @property
     def rng(self) -> random.Random:
@@ -74,6 +88,65 @@ class Target(Protocol):
     def identity(self) -> Identity: ...
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse: ...
+
+
+@runtime_checkable
+class RemoteTarget(Target, Protocol):
+    """A target at the other end of a connection, which a run opens and closes."""
+
+    @property
+    def endpoint(self) -> str:
+        """What is asked to slow down together: scheme, host and port."""
+
+    def check(self) -> None:
+        """Raise ConfigurationError when it cannot be asked at all: no key, say. Called before the first case."""
+
+    async def open(self, parallelism: int) -> None:
+        """Make ready for so many calls at once, on the running event loop."""
+
+    async def close(self) -> None: ...
+
+
+class HttpRequest(msgspec.Struct, frozen=True, gc=False):
+    """One request, ready to be sent."""
+
+    url: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes = b""
+    method: str = "POST"
+
+
+class HttpReply(msgspec.Struct, gc=False):
+    """What came back, piece by piece, with a monotonic clock's reading at each arrival.
+
+    Times are seconds from the moment when the request's bytes were handed to the socket; `queued` is how long that
+    took from the call of `send`.
+    """
+
+    status: int
+    headers: dict[str, str]
+    """Names in lower case."""
+    chunks: list[bytes]
+    arrivals: list[float]
+    """When each chunk was there."""
+    ended: float
+    """When the body was whole, or broke off."""
+    queued: float
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.chunks)
+
+
+class Transport(Protocol):
+    """Sends requests over pooled connections; raises TransportError when no whole answer comes.
+
+    An answer with an error status is an answer: what it means is for the target to say.
+    """
+
+    async def send(self, request: HttpRequest) -> HttpReply: ...
+
+    async def close(self) -> None: ...
 
 
 @runtime_checkable
@@ -139,14 +212,43 @@ class Tally(msgspec.Struct, kw_only=True):
     peak_in_flight: int = 0
 
 
+class Permits(Protocol):
+    """How many calls may be in flight: a number that may change while a run goes on."""
+
+    @property
+    def allowed(self) -> int: ...
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have this called whenever `allowed` has changed."""
+
+
+class Pace(Protocol):
+    """When the next call is to be sent, whatever became of those before it."""
+
+    async def next_send(self) -> float | None:
+        """Wait for the next planned moment; its reading of `time.monotonic()`, or None when no more are to come.
+
+        Returns at once when that moment has passed. Awaited by one worker at a time.
+        """
+
+
 class Engine(Protocol):
     """Runs work over jobs, at most `parallelism` at once, in order of taking.
 
     `jobs` may yield None: there is none yet, and whoever asked should let others have a turn before asking again.
+    `permits` may allow fewer than `parallelism` for a while. With a `pace` a job is taken when its moment has come.
     """
 
     async def run(
-        self, work: Work, jobs: Iterator[Job | None], emit: Emit, *, parallelism: int, token: Cancellation
+        self,
+        work: Work,
+        jobs: Iterator[Job | None],
+        emit: Emit,
+        *,
+        parallelism: int,
+        token: Cancellation,
+        permits: Permits | None = None,
+        pace: Pace | None = None,
     ) -> Tally: ...
 
     def in_flight(self) -> InFlight: ...

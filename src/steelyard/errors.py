@@ -14,6 +14,7 @@ SteelyardError
 ├── BooksError                planned ≠ ok + error + cancelled + not started        (exit 3)
 └── TargetError               a target could not answer; becomes that case's record
     └── TransientError        ... and asking again may help
+        └── TransportError    no whole answer came over the wire (steelyard.transport has its kinds)
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from collections.abc import Collection
 TYPE_CHECKING = False  # `typing`, `pathlib` and `difflib` would be half of what `steelyard --help` waits for
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from steelyard.contracts import HttpReply
+    from steelyard.records import InvocationResponse
 
 _LONGEST_MESSAGE = 10_000
 
@@ -116,11 +120,42 @@ class BooksError(SteelyardError):
 
 
 class TargetError(SteelyardError):
-    """A target could not answer a case; its message becomes the case's error record."""
+    """A target could not answer a case; its message becomes the case's error record.
+
+    `partial` is an InvocationResponse with what did come: its text and times are kept in that record.
+    """
+
+    def __init__(self, message: str, *, partial: InvocationResponse | None = None) -> None:
+        self.partial = partial
+        super().__init__(message)
 
 
 class TransientError(TargetError):
-    """A fault that may pass: the call is tried again within its limits."""
+    """A fault that may pass: the call is tried again within its limits.
+
+    `retry_after` is how many seconds the endpoint asked to be left alone; `overloaded` says that it has too much to
+    do, so that all calls to it should slow down and not only this one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        overloaded: bool = False,
+        partial: InvocationResponse | None = None,
+    ) -> None:
+        self.retry_after = retry_after
+        self.overloaded = overloaded
+        super().__init__(message, partial=partial)
+
+
+class TransportError(TransientError):
+    """No whole answer came over the wire; `reply` is the part that did, if any."""
+
+    def __init__(self, message: str, *, reply: HttpReply | None = None) -> None:
+        self.reply = reply
+        super().__init__(message)
 
 
 def describe(error: BaseException) -> str:

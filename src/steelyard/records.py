@@ -85,6 +85,23 @@ class InvocationResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
     error_type: str | None = None
     cached: bool = False
     """Not asked for: from the cache, or from a call that another case made. Its times are of the call back then."""
+    time_to_first_content_token: float | None = None
+    time_to_first_reasoning_token: float | None = None
+    time_waiting: float | None = None
+    """Seconds spent waiting for leave to send: a rate, a token budget, an endpoint that asked all to slow down."""
+    time_in_backoff: float | None = None
+    """Seconds between a failed try and the next one, all tries together."""
+    time_queued: float | None = None
+    """Seconds from asking the client to send until the bytes were handed to the socket: connecting, mostly."""
+    time_from_planned: float | None = None
+    """Open loop: seconds from the planned moment of sending to the end of the answer."""
+    cost: float | None = None
+    """What the answer cost, in the currency of the prices; of a cached one: nothing more."""
+    tokens_estimated: bool = False
+    """The server told no usage: the token counts are an estimate."""
+    http_status: int | None = None
+    request_id: str | None = None
+    """The provider's own name for the call, for its support to look up."""
 
 
 class _Answered(msgspec.Struct, omit_defaults=True, gc=False):
@@ -120,6 +137,16 @@ class _Answered(msgspec.Struct, omit_defaults=True, gc=False):
     retries: int = 0
     error_type: str | None = None
     cached: bool = False
+    time_to_first_content_token: float | None = None
+    time_to_first_reasoning_token: float | None = None
+    time_waiting: float | None = None
+    time_in_backoff: float | None = None
+    time_queued: float | None = None
+    time_from_planned: float | None = None
+    cost: float | None = None
+    tokens_estimated: bool = False
+    http_status: int | None = None
+    request_id: str | None = None
     notes: list[str] = []
 
 
@@ -162,3 +189,5 @@ class Job(msgspec.Struct, gc=False):
     scored_by: str
     stored: Record | None = None
     samples: tuple[StoredSample, ...] = ()
+    planned_at: float | None = None
+    """Open loop: the reading of `time.monotonic()` at which it was to be sent."""

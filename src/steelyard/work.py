@@ -38,6 +38,16 @@ _SHAPE: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("retries", (int,)),
     ("error_type", (str, _NONE)),
     ("cached", (bool,)),
+    ("time_to_first_content_token", (float, int, _NONE)),
+    ("time_to_first_reasoning_token", (float, int, _NONE)),
+    ("time_waiting", (float, int, _NONE)),
+    ("time_in_backoff", (float, int, _NONE)),
+    ("time_queued", (float, int, _NONE)),
+    ("time_from_planned", (float, int, _NONE)),
+    ("cost", (float, int, _NONE)),
+    ("tokens_estimated", (bool,)),
+    ("http_status", (int, _NONE)),
+    ("request_id", (str, _NONE)),
 )
 """The response's fields in the order in which a record has them, with the types that can be read back."""
 

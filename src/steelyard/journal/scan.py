@@ -52,6 +52,16 @@ class Entry(msgspec.Struct, gc=False):
     error_type: str | None = None
     input_prompt: str | None = None
     cached: bool = False
+    time_to_first_content_token: float | None = None
+    time_to_first_reasoning_token: float | None = None
+    time_waiting: float | None = None
+    time_in_backoff: float | None = None
+    time_queued: float | None = None
+    time_from_planned: float | None = None
+    cost: float | None = None
+    tokens_estimated: bool = False
+    http_status: int | None = None
+    request_id: str | None = None
     notes: list[str] = []
 
 
