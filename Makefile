@@ -5,7 +5,7 @@ CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check unit bench format clean
+.PHONY: demo test check unit browser bench docs format clean
 
 demo: $(VENV)/.run-ready
 	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is gone on with
@@ -19,11 +19,21 @@ check: $(VENV)/.dev-ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.dev-ready
+unit: $(VENV)/.dev-ready browser
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# The pages are tested in a real browser: where there is none and Debian's can be installed, it is.
+browser:
+	@for name in $$CHROMIUM chromium chromium-browser google-chrome; do \
+		command -v $$name >/dev/null && exit 0; done; \
+	{ command -v apt-get && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
+		>/dev/null 2>&1 || echo "no Chromium here, and it cannot be installed: the tests in a browser are skipped"
 
 bench: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.dev-ready
+	$(BIN)/python scripts/cli_reference.py
 
 format: $(VENV)/.dev-ready
 	$(BIN)/ruff format .
@@ -42,5 +52,5 @@ $(VENV)/.run-ready: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev-ready: pyproject.toml | $(VENV)/bin/python
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[speed,text,schema,plot,tokens,prices,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[speed,text,schema,plot,prices,otel,view,dev]'
 	@touch $@ $(VENV)/.run-ready

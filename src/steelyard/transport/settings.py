@@ -1,0 +1,140 @@
+"""How every request of a transport is sent: versions, proxies, certificates, limits. And what must not be sent."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pycurl
+
+from steelyard._version import __version__
+from steelyard.contracts import HttpRequest
+from steelyard.errors import ConfigurationError
+from steelyard.transport.faults import RequestRefused, origin
+
+_CA_VARIABLES = ("SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
+_CA_PLACES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+_SUPPRESS_CONNECT_HEADERS = 265  # libcurl's own number: pycurl has no name for it
+_DNS_SECONDS = 300
+
+_URL = re.compile(r"https?://[^\x00-\x20\x7f\ud800-\udfff]+", re.IGNORECASE)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
+_METHODS = frozenset({"DELETE", "GET", "PATCH", "POST", "PUT"})
+_DEFAULT_HEADERS = {"user-agent": f"User-Agent: steelyard/{__version__}", "expect": "Expect:"}
+"""`Expect: 100-continue` would put a round trip, or a second of waiting, before every long prompt."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the requests of one transport have in common."""
+
+    proxy: str | None = None
+    """A proxy's URL; empty for none at all; None for what the environment says."""
+    ca_bundle: str | None = None
+    verify: bool = True
+    connect_timeout: float = 30.0
+    max_response_bytes: int = 64 * 2**20
+
+    def __post_init__(self) -> None:
+        if not self.connect_timeout > 0:
+            raise ConfigurationError(f"connect_timeout must be > 0, got {self.connect_timeout}")
+        if self.max_response_bytes < 1:
+            raise ConfigurationError(f"max_response_bytes must be >= 1, got {self.max_response_bytes}")
+        if self.ca_bundle is not None and not Path(self.ca_bundle).exists():
+            raise ConfigurationError(f"ca_bundle is neither a file nor a folder: {self.ca_bundle}")
+
+    def options(self) -> Iterator[tuple[int, Any]]:
+        """libcurl's options, for a handle that is to be used again and again."""
+        # HTTP/1.1: on one HTTP/2 connection all streams share a window and a place in line, so that what is measured
+        # would be the mix of them, and the number of connections would say nothing about the parallelism.
+        yield pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1
+        yield pycurl.HTTP09_ALLOWED, 0
+        yield pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS
+        yield pycurl.FOLLOWLOCATION, 0  # a key must not follow a redirect to another host
+        yield pycurl.NOSIGNAL, 1
+        yield pycurl.TCP_NODELAY, 1
+        yield pycurl.TCP_KEEPALIVE, 1
+        yield pycurl.DNS_CACHE_TIMEOUT, _DNS_SECONDS
+        yield pycurl.CONNECTTIMEOUT_MS, max(1, int(self.connect_timeout * 1000))
+        yield pycurl.MAXFILESIZE_LARGE, self.max_response_bytes
+        # Asked not to compress, since a compressor holds tokens back; what comes compressed all the same is decoded.
+        yield pycurl.ACCEPT_ENCODING, "identity"
+        yield _SUPPRESS_CONNECT_HEADERS, 1
+        if self.proxy is not None:
+            yield pycurl.PROXY, self.proxy
+            yield pycurl.NOPROXY, ""  # said outright, so it goes before the environment's exceptions
+        yield from self._trust()
+
+    def _trust(self) -> Iterator[tuple[int, Any]]:
+        if not self.verify:
+            for option in (pycurl.SSL_VERIFYPEER, pycurl.PROXY_SSL_VERIFYPEER):
+                yield option, 0
+            for option in (pycurl.SSL_VERIFYHOST, pycurl.PROXY_SSL_VERIFYHOST):
+                yield option, 0
+            return
+        place = self.ca_bundle or trusted_certificates()
+        if place is not None:
+            folder = os.path.isdir(place)
+            yield (pycurl.CAPATH if folder else pycurl.CAINFO), place
+            yield (pycurl.PROXY_CAPATH if folder else pycurl.PROXY_CAINFO), place
+
+
+def trusted_certificates() -> str | None:
+    """Where this machine keeps the certificates it trusts: libcurl's wheel brings its own OpenSSL, and none of them.
+
+    What the environment names is taken as it is: if it is not there, no connection is trusted rather than another's.
+    """
+    named = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
+    if named:
+        return named
+    paths = ssl.get_default_verify_paths()
+    places = (paths.cafile, *_CA_PLACES, paths.capath)
+    return next((place for place in places if place and os.path.exists(place)), None)
+
+
+def checked_url(url: str) -> bytes:
+    """A URL as libcurl takes it; refused when it is not plain http(s), or could smuggle in a line."""
+    if _URL.fullmatch(url) is None:
+        raise RequestRefused(f"a URL must be http:// or https:// and hold no blanks, got {_shown(url)!r}")
+    return url.encode()
+
+
+def check_method(request: HttpRequest) -> None:
+    """Refuse a method that this transport does not know, or a body that would not be sent."""
+    if request.method not in _METHODS:
+        raise RequestRefused(f"a method must be one of {', '.join(sorted(_METHODS))}, got {request.method!r}")
+    if request.body and request.method == "GET":
+        raise RequestRefused(f"a GET is sent without a body, got one of {len(request.body):,} bytes")
+
+
+def _shown(url: str) -> str:
+    return origin(url) if "://" in url else url.partition("@")[0][:50]
+
+
+def checked_headers(headers: tuple[tuple[str, str], ...]) -> list[bytes]:
+    """Header lines as libcurl takes them; refused when one could smuggle in another. Values are never told."""
+    given = set()
+    lines = []
+    for name, value in headers:
+        if _HEADER_NAME.fullmatch(name) is None:
+            raise RequestRefused(f"a header's name must be letters, digits and dashes, got {name!r}")
+        if _HEADER_VALUE.fullmatch(value) is None:
+            raise RequestRefused(f"the header {name} holds a line break or another control character")
+        given.add(name.lower())
+        # A name with an empty value would take the header away; with a semicolon it is sent empty.
+        lines.append(f"{name}: {value}" if value.strip() else f"{name};")
+    lines += [line for name, line in _DEFAULT_HEADERS.items() if name not in given]
+    if "content-type" not in given:
+        lines.append("Content-Type:")  # libcurl would call every body a form
+    return [line.encode() for line in lines]
