@@ -1,0 +1,82 @@
+"""`steelyard mock`: a local server that plays a model."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from steelyard.cli.loops import loop_factory
+from steelyard.cli.open_files import SERVER, raise_limit
+from steelyard.cli.output import say, show
+from steelyard.mock.options import MockOptions
+from steelyard.mock.server import MockServer
+
+_SNIPPET = """serving; Ctrl-C ends it, {url}/stats tells what it received. In a suite file, one of:
+
+  target: {{openai-chat: {{model: {model}, base_url: "{url}/v1"}}}}
+  target: {{openai-responses: {{model: {model}, base_url: "{url}/v1"}}}}
+  target: {{anthropic-messages: {{model: {model}, base_url: "{url}"}}}}
+"""
+
+
+@click.command("mock")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=int, default=0, help="Port to listen on [default: a free one].")
+@click.option("--seed", type=int, default=0, show_default=True, help="What chance is drawn from.")
+@click.option("--latency", default="0ms", show_default=True, help="Time to first token: 200ms, normal:200ms,50ms, ...")
+@click.option("--tokens-per-second", help="Speed after the first token: 80, uniform:40,90, ... [default: all at once].")
+@click.option("--chunk-interval", help="The same as the time between two tokens: 5ms, ...")
+@click.option(
+    "--output-tokens", default="16", show_default=True, help="Length of an answer: 64, lognormal:100,0.5, ..."
+)
+@click.option("--reasoning-tokens", default="0", show_default=True, help="Tokens of reasoning before the answer.")
+@click.option("--max-concurrency", type=int, metavar="N", help="Answer 429 above N requests at once.")
+@click.option("--rate", metavar="N/UNIT", help="Answer 429 above a rate: 10/s, 600/min.")
+@click.option("--retry-after", metavar="SECONDS", help="What a 429 says to wait [default: until there is room, or 1].")
+@click.option("--error-rate", type=float, default=0.0, help="Share of requests answered with 500.")
+@click.option("--drop-rate", type=float, default=0.0, help="Share whose connection is closed without a byte.")
+@click.option("--torn-rate", type=float, default=0.0, help="Share of answers that break off in the middle.")
+@click.option("--slow-first-rate", type=float, default=0.0, help="Share whose first token takes --slow-first longer.")
+@click.option("--slow-first", default="5s", show_default=True, help="How much longer.")
+@click.option(
+    "--tool-call-rate", type=float, default=0.0, help="Share answered with a tool call, where tools are given."
+)
+@click.option("--refusal-rate", type=float, default=0.0, help="Share that is refused.")
+@click.option("--no-usage", is_flag=True, help="Tell no token counts.")
+@click.option("--key", help="The API key that requests must bring, else 401.")
+@click.option("-m", "--model", "models", multiple=True, help="A model there is, else 404; may be given several times.")
+@click.option(
+    "--answers", type=click.Path(path_type=Path), help="JSONL of prompts and answers, such as a suite's cases."
+)
+@click.option("--right-rate", type=float, default=1.0, show_default=True, help="Share of --answers that are right.")
+def command(no_usage: bool, **given: Any) -> int:
+    """Serve the OpenAI and Anthropic APIs on this machine, with a pretend model behind them.
+
+    Prints its base URL on stdout. Everything left to chance is drawn from the seed and the request, so that a
+    request gets the same answer in whatever order it arrives.
+    """
+    server = MockServer(MockOptions(usage=not no_usage, **given))
+    raise_limit(SERVER)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(server))
+    return 0
+
+
+async def _serve(server: MockServer) -> None:
+    """Serve until a signal comes; that is how a server ends, so it is no failure."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with server:
+        show(server.base_url)
+        sys.stdout.flush()
+        say(_SNIPPET.format(url=server.url, model=server.options.models[0] if server.options.models else "mock"))
+        await stopped.wait()
+        told = server.stats()
+    say(f"{told['requests']:,} requests, at most {told['peak_concurrency']:,} at once")

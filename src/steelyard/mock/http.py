@@ -1,0 +1,223 @@
+"""HTTP/1.1 requests from bytes, as they arrive: kept-alive, pipelined, with a length or in chunks."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+_LARGEST_HEAD = 64 * 1024
+_LARGEST_BODY = 64 * 1024 * 1024
+_LONGEST_CHUNK_LINE = 1024
+_HEADS_REMEMBERED = 4096
+_LONGEST_REMEMBERED = 2048
+
+
+class BadRequest(Exception):
+    """A request that cannot be understood: the status it is answered with, before the connection is closed."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class Head(msgspec.Struct, frozen=True):
+    """The request line and headers."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[bytes, bytes]
+    """Names in lower case; of one that came twice, the last."""
+    length: int
+    chunked: bool
+    keep_alive: bool
+    is_http_1_0: bool
+    expects_continue: bool
+
+
+class Request(msgspec.Struct, gc=False):
+    """One request, whole."""
+
+    head: Head
+    body: bytes
+    size: int
+    """Bytes on the wire, near enough."""
+
+
+class RequestReader:
+    """Takes bytes in as they come and gives whole requests out, in order."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._needed = 1
+        self._head: Head | None = None
+        self._body = bytearray()
+        self._told_to_continue = False
+        self._scanned = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes taken in and not yet given out."""
+        return self._held
+
+    def feed(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._held += len(data)
+
+    def next(self) -> Request | None:
+        """The next whole request; None when more bytes are needed."""
+        if self._held < self._needed:
+            return None
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        if self._head is None:
+            data = self._read_head(data)
+            if self._head is None:
+                return None
+        return self._read_chunks(data) if self._head.chunked else self._read_body(data)
+
+    def wants_continue(self) -> bool:
+        """Whether the client waits to be told that it may send the body; true once a request."""
+        head = self._head
+        if head is None or self._told_to_continue or not head.expects_continue:
+            return False
+        self._told_to_continue = True
+        return True
+
+    def _read_head(self, data: bytes) -> bytes:
+        """What follows the head; an unfinished one stays where it is."""
+        if data[:1] in (b"\r", b"\n"):  # blank lines before a request are allowed
+            data = data.lstrip(b"\r\n")
+        end = data.find(b"\r\n\r\n", self._scanned)
+        if end < 0 and len(data) <= _LARGEST_HEAD:
+            self._scanned = max(0, len(data) - 3)
+            self._keep(data, needed=len(data) + 1)
+            return data
+        if end < 0 or end > _LARGEST_HEAD:
+            raise BadRequest(431, f"the head of a request must be at most {_LARGEST_HEAD} bytes")
+        self._scanned = 0
+        self._head = parse_head(data[:end])
+        return data[end + 4 :]
+
+    def _read_body(self, data: bytes) -> Request | None:
+        head = self._head
+        assert head is not None
+        length = head.length
+        if len(data) < length:
+            self._keep(data, needed=length)
+            return None
+        self._keep(data[length:], needed=1)
+        return self._whole(head, data if len(data) == length else data[:length])
+
+    def _read_chunks(self, data: bytes) -> Request | None:
+        head = self._head
+        assert head is not None
+        at = 0
+        while (end := data.find(b"\r\n", at)) >= 0:
+            size = _chunk_size(data[at:end])
+            if len(self._body) + size > _LARGEST_BODY:
+                raise BadRequest(413, f"the body of a request must be at most {_LARGEST_BODY} bytes")
+            if size == 0:
+                return self._read_trailers(head, data, at, end + 2)
+            if len(data) < end + 2 + size + 2:
+                self._keep(data[at:], needed=end + 2 + size + 2 - at)
+                return None
+            if data[end + 2 + size : end + 4 + size] != b"\r\n":
+                raise BadRequest(400, "a chunk does not end where its size says")
+            self._body += data[end + 2 : end + 2 + size]
+            at = end + 4 + size
+        if len(data) - at > _LONGEST_CHUNK_LINE:
+            raise BadRequest(400, "the size of a chunk never ends")
+        self._keep(data[at:], needed=len(data) - at + 1)
+        return None
+
+    def _read_trailers(self, head: Head, data: bytes, at: int, start: int) -> Request | None:
+        """Skip what may follow the last chunk, up to the blank line."""
+        while (end := data.find(b"\r\n", start)) > start:
+            start = end + 2
+        if end < 0:
+            if len(data) - at > _LARGEST_HEAD:
+                raise BadRequest(431, f"trailers must be at most {_LARGEST_HEAD} bytes")
+            self._keep(data[at:], needed=len(data) - at + 1)
+            return None
+        self._keep(data[end + 2 :], needed=1)
+        body, self._body = bytes(self._body), bytearray()
+        return self._whole(head, body)
+
+    def _keep(self, rest: bytes, needed: int) -> None:
+        self._pieces = [rest] if rest else []
+        self._held = len(rest)
+        self._needed = needed
+
+    def _whole(self, head: Head, body: bytes) -> Request:
+        self._head = None
+        self._told_to_continue = False
+        return Request(head, body, len(body))
+
+
+def _chunk_size(line: bytes) -> int:
+    digits = line.partition(b";")[0].strip()
+    if not digits or digits.strip(b"0123456789abcdefABCDEF") or len(digits) > 16:
+        raise BadRequest(400, f"the size of a chunk must be hexadecimal, got {line[:40]!r}")
+    return int(digits, 16)
+
+
+_heads: dict[bytes, Head] = {}
+
+
+def parse_head(raw: bytes) -> Head:
+    """The head that these bytes are. Clients repeat themselves, so the last few thousand are remembered."""
+    head = _heads.get(raw)
+    if head is None:
+        head = _parse_head(raw)
+        if len(_heads) >= _HEADS_REMEMBERED:
+            _heads.clear()
+        if len(raw) <= _LONGEST_REMEMBERED:
+            _heads[raw] = head
+    return head
+
+
+def _parse_head(raw: bytes) -> Head:
+    first, *lines = raw.split(b"\r\n")
+    parts = first.split(b" ")
+    if len(parts) != 3 or not parts[0].isalpha() or parts[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
+        raise BadRequest(400, f"not an HTTP/1.1 request: {first[:80]!r}")
+    headers = dict(map(_parse_header, lines))
+    path, _, query = parts[1].partition(b"?")
+    connection = headers.get(b"connection", b"").lower()
+    is_old = parts[2] == b"HTTP/1.0"
+    return Head(
+        method=parts[0].decode(),
+        path=unquote_to_bytes(path).decode("utf-8", "replace"),
+        query=query.decode("latin-1"),
+        headers=headers,
+        length=_length(headers),
+        chunked=_is_chunked(headers),
+        keep_alive=b"close" not in connection and (not is_old or b"keep-alive" in connection),
+        is_http_1_0=is_old,
+        expects_continue=headers.get(b"expect", b"").lower() == b"100-continue",
+    )
+
+
+def _parse_header(line: bytes) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(b":")
+    if not colon or not name or name != name.strip() or b" " in name:
+        raise BadRequest(400, f"not a header: {line[:80]!r}")
+    return name.lower(), value.strip()
+
+
+def _length(headers: dict[bytes, bytes]) -> int:
+    text = headers.get(b"content-length", b"0")
+    if not text.isdigit():
+        raise BadRequest(400, f"content-length must be a number, got {text[:40]!r}")
+    if len(text) > 18 or int(text) > _LARGEST_BODY:
+        raise BadRequest(413, f"the body of a request must be at most {_LARGEST_BODY} bytes")
+    return int(text)
+
+
+def _is_chunked(headers: dict[bytes, bytes]) -> bool:
+    encoding = headers.get(b"transfer-encoding", b"").lower()
+    if encoding and encoding != b"chunked":
+        raise BadRequest(501, f"transfer-encoding must be chunked, got {encoding[:40]!r}")
+    return bool(encoding)

@@ -1,0 +1,261 @@
+"""Decides what every request gets, from what it asks, the options, the limits and chance."""
+
+from __future__ import annotations
+
+import math
+from time import monotonic
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from steelyard.errors import ConfigurationError
+from steelyard.mock.answer import Answer, compose
+from steelyard.mock.asked import Asked, read_asked
+from steelyard.mock.book import read_book
+from steelyard.mock.draws import Dice, Draw, Lots, hits, pick
+from steelyard.mock.http import BadRequest, Head, Request
+from steelyard.mock.limits import Limits
+from steelyard.mock.manner import Manner, Tear, changed_manner, manner_of
+from steelyard.mock.options import MockOptions
+from steelyard.mock.reply import EVENTS, JSON, Reply, head_bytes
+from steelyard.mock.routes import Dialect, Route, route
+from steelyard.mock.stats import Stats
+
+_MANNERS_REMEMBERED = 1024
+_TEARS: tuple[Tear, ...] = ("cut", "end")
+_ELSEWHERE = "other"
+
+
+class _Call(msgspec.Struct):
+    """One request to one of the APIs, on its way to a reply."""
+
+    dialect: Dialect
+    head: Head
+    draw: Draw
+    request_id: str
+    id: str | None
+
+
+class Service:
+    """All that the connections of one server share."""
+
+    def __init__(self, options: MockOptions) -> None:
+        self.options = options
+        self.stats = Stats()
+        self.limits = Limits(options.max_concurrency, options.rate)
+        self._dice = Dice(options.seed)
+        self._book = read_book(options.answers) if options.answers is not None else None
+        self._manner = manner_of(options)
+        self._manners: dict[bytes, Manner] = {}
+
+    def reply(self, request: Request) -> Reply:
+        """What this request gets."""
+        head = request.head
+        found = route(head.path)
+        if found is None:
+            return _refused(head, 404, f"nothing is at {head.path}")
+        if head.method not in found.methods:
+            return _refused(head, 405, f"{head.path} takes {' and '.join(found.methods)}", allow=found.methods)
+        if found.dialect is None:
+            return self._page(head, found)
+        return self._answer(request, found, found.dialect)
+
+    def bad_request(self, error: BadRequest) -> Reply:
+        """The last thing that a connection hears which cannot be understood."""
+        return _refused(None, error.status, str(error))
+
+    def told(self, *, with_times: bool = False) -> dict[str, Any]:
+        """What `/stats` says."""
+        return self.stats.told(self.limits.current, self.limits.peak, with_times=with_times)
+
+    def reset(self) -> None:
+        """Count from nothing again, and forget which requests came before."""
+        self.stats.reset()
+        self.limits.reset()
+        self._dice.reset()
+
+    def _page(self, head: Head, found: Route) -> Reply:
+        if found.path == "/stats":
+            told = self.told(with_times=parse_qs(head.query).get("times", ["0"])[0] not in ("", "0"))
+            return _json(head, 200, msgspec.json.encode(told))
+        if found.path == "/stats/reset":
+            self.reset()
+            return _json(head, 200, b'{"reset":true}')
+        if found.path == "/health":
+            return _json(head, 200, b'{"status":"ok"}')
+        if not self._has_key(head):
+            return _refused(head, 401, "Incorrect API key provided")
+        return self._models(head, found)
+
+    def _models(self, head: Head, found: Route) -> Reply:
+        names = self.options.models or ("mock",)
+        if found.model is None:
+            page = {"object": "list", "data": [_model(name) for name in names], "has_more": False}
+            return _json(head, 200, msgspec.json.encode(page))
+        if self.options.models and found.model not in names:
+            return _refused(head, 404, f"The model `{found.model}` does not exist")
+        return _json(head, 200, msgspec.json.encode(_model(found.model)))
+
+    def _answer(self, request: Request, found: Route, dialect: Dialect) -> Reply:
+        head, draw = request.head, self._dice.draw(request.body)
+        own = head.headers.get(b"x-mock-id")
+        call = _Call(dialect, head, draw, f"req_{draw.id}", None if own is None else own.decode("latin-1"))
+        self.stats.received(request.size, draw.digest if call.id is None else call.id)
+        if self.options.key is not None and not self._has_key(head):
+            return _failed(call, 401, "Incorrect API key provided")
+        try:
+            manner = self._manner_for(head)
+            asked = read_asked(request.body)
+        except (msgspec.ValidationError, ConfigurationError) as error:
+            return _failed(call, 400, str(error))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return _failed(call, 400, f"the body is not JSON: {error}")
+        asked.model = asked.model or found.model
+        if (wrong := self._unfit(asked)) is not None:
+            return _failed(call, *wrong)
+        refusal = self.limits.admit(monotonic())
+        if refusal is not None:
+            after = refusal.retry_after if manner.retry_after is None else manner.retry_after
+            return _failed(call, 429, refusal.message, retry_after=after)
+        try:
+            reply = self._admitted(call, asked, manner)
+        except BaseException:
+            self.limits.release()
+            raise
+        reply.is_admitted = True
+        return reply
+
+    def _admitted(self, call: _Call, asked: Asked, manner: Manner) -> Reply:
+        lots = call.draw.lots()
+        delay = manner.latency.draw(lots.latency)
+        if hits(lots.slow_first, manner.slow_first_rate):
+            delay += manner.slow_first.draw(lots.latency)
+        status = manner.fail or (500 if hits(lots.error, manner.error_rate) else None)
+        if status is not None:
+            after = 1.0 if manner.retry_after is None and status == 429 else manner.retry_after
+            return _failed(call, status, "The mock was told to fail", retry_after=after, delay=delay)
+        if hits(lots.drop, manner.drop_rate):
+            return Reply(path=call.dialect.path, status=0, delay=delay, is_dropped=True, closes=True)
+        answer = compose(asked, manner, call.draw, lots, self._book)
+        tear = manner.tear or (_torn(lots) if hits(lots.torn, manner.torn_rate) else None)
+        reply = _streamed(call, answer, tear) if asked.stream else _whole(call, answer, tear)
+        reply.interval = manner.interval(lots.pace)
+        # An answer that is not streamed is there when its last token would have been.
+        reply.delay = delay if asked.stream else delay + max(0, answer.steps - 1) * reply.interval
+        return reply
+
+    def _manner_for(self, head: Head) -> Manner:
+        header = head.headers.get(b"x-mock")
+        if header is None:
+            return self._manner
+        manner = self._manners.get(header)
+        if manner is None:
+            manner = changed_manner(self.options, header.decode("latin-1"))
+            if len(self._manners) >= _MANNERS_REMEMBERED:
+                self._manners.clear()
+            self._manners[header] = manner
+        return manner
+
+    def _has_key(self, head: Head) -> bool:
+        key = self.options.key
+        given = head.headers.get(b"x-api-key") or head.headers.get(b"api-key")
+        if given is None:
+            scheme, _, given = head.headers.get(b"authorization", b"").partition(b" ")
+            given = given.strip() if scheme.lower() == b"bearer" else None
+        return key is None or given == key.encode()
+
+    def _unfit(self, asked: Asked) -> tuple[int, str] | None:
+        """Why a request cannot be answered, as its provider would say."""
+        if not asked.model:
+            return 400, "you must provide a model parameter"
+        if self.options.models and asked.model not in self.options.models:
+            return 404, f"The model `{asked.model}` does not exist"
+        if not asked.turns:
+            return 400, "there is nothing to answer: no messages and no input"
+        return None
+
+
+def _torn(lots: Lots) -> Tear:
+    return _TEARS[pick(lots.tear, len(_TEARS))]
+
+
+def _whole(call: _Call, answer: Answer, tear: Tear | None) -> Reply:
+    body = call.dialect.whole(answer)
+    length = len(body)
+    if tear == "error":
+        body = call.dialect.failure(500, "The mock was told to fail", call.request_id)
+        length = len(body)
+    elif tear is not None:
+        body = body[: length // 2]
+        length = len(body) if tear == "end" else length
+    start = head_bytes(200, JSON, length, call.head, (call.dialect.id_header, call.request_id.encode()))
+    return Reply(
+        path=call.dialect.path,
+        status=200,
+        start=start + body,
+        closes=tear == "cut" or not call.head.keep_alive,
+        is_torn=tear is not None,
+        request_id=call.request_id,
+        id=call.id,
+    )
+
+
+def _streamed(call: _Call, answer: Answer, tear: Tear | None) -> Reply:
+    id_header = (call.dialect.id_header, call.request_id.encode())
+    reply = Reply(
+        path=call.dialect.path,
+        status=200,
+        request_id=call.request_id,
+        id=call.id,
+        start=head_bytes(200, EVENTS, None, call.head, id_header),
+        frames=call.dialect.frames(answer),
+        steps=answer.steps,
+        chunked=not call.head.is_http_1_0,
+        closes=call.head.is_http_1_0 or not call.head.keep_alive,
+        tells_times=b"x-mock-times" in call.head.headers,
+    )
+    if tear is not None:
+        reply.is_torn = True
+        reply.steps = math.ceil(answer.steps / 2)
+        reply.torn_ending = call.dialect.broken("The mock was told to fail") if tear == "error" else b""
+        if tear == "cut":
+            reply.closes, reply.is_terminated = True, False
+    return reply
+
+
+def _failed(call: _Call, status: int, message: str, *, retry_after: float | None = None, delay: float = 0.0) -> Reply:
+    body = call.dialect.failure(status, message, call.request_id)
+    more = [(call.dialect.id_header, call.request_id.encode())]
+    if retry_after is not None:
+        more.append((b"retry-after", f"{retry_after:.3f}".rstrip("0").rstrip(".").encode()))
+        more.append((b"retry-after-ms", f"{retry_after * 1000:.0f}".encode()))
+    start = head_bytes(status, JSON, len(body), call.head, *more)
+    return Reply(
+        path=call.dialect.path,
+        status=status,
+        delay=delay,
+        start=start + body,
+        closes=not call.head.keep_alive,
+        request_id=call.request_id,
+        id=call.id,
+    )
+
+
+def _refused(head: Head | None, status: int, message: str, allow: tuple[str, ...] = ()) -> Reply:
+    body = msgspec.json.encode({"error": {"message": message, "type": "invalid_request_error"}})
+    more = [(b"allow", ", ".join(allow).encode())] if allow else []
+    return _json(head, status, body, *more, path=_ELSEWHERE)
+
+
+def _json(head: Head | None, status: int, body: bytes, *more: tuple[bytes, bytes], path: str = "") -> Reply:
+    start = head_bytes(status, JSON, len(body), head, *more)
+    is_head = head is not None and head.method == "HEAD"
+    closes = head is None or not head.keep_alive
+    return Reply(path=path, status=status, start=start if is_head else start + body, closes=closes)
+
+
+def _model(name: str) -> dict[str, Any]:
+    """A model in the words of both providers."""
+    openai = {"id": name, "object": "model", "created": 0, "owned_by": "steelyard"}
+    return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
