@@ -314,7 +314,12 @@ def test_a_pickled_model_answers_alike() -> None:
 
 
 def test_the_package_offers_each_target_by_name_and_nothing_else() -> None:
-    assert dir(targets) == sorted(targets.__all__) == ["CallableTarget", "Command", "Simulated", "as_target"]
+    endpoints = ["AnthropicMessages", "OpenAIChat", "OpenAIResponses"]
+    assert (
+        dir(targets)
+        == sorted(targets.__all__)
+        == sorted([*endpoints, "CallableTarget", "Command", "Simulated", "as_target"])
+    )
     assert all(getattr(targets, name).__name__ == name for name in targets.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Callable_'"):
         targets.Callable_  # noqa: B018

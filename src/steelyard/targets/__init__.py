@@ -1,4 +1,4 @@
-"""What answers a case: your own callable, a program, a pretend model."""
+"""What answers a case: a model endpoint, your own callable, a program, a pretend model."""
 
 from __future__ import annotations
 
@@ -7,18 +7,32 @@ from typing import TYPE_CHECKING
 from steelyard._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from steelyard.targets.anthropic_messages import AnthropicMessages
     from steelyard.targets.command import Command
     from steelyard.targets.function import CallableTarget, as_target
+    from steelyard.targets.openai_chat import OpenAIChat
+    from steelyard.targets.openai_responses import OpenAIResponses
     from steelyard.targets.simulated import Simulated
 
 _HOMES = {
+    "AnthropicMessages": "steelyard.targets.anthropic_messages",
     "CallableTarget": "steelyard.targets.function",
     "Command": "steelyard.targets.command",
+    "OpenAIChat": "steelyard.targets.openai_chat",
+    "OpenAIResponses": "steelyard.targets.openai_responses",
     "Simulated": "steelyard.targets.simulated",
     "as_target": "steelyard.targets.function",
 }
 
-__all__ = ["CallableTarget", "Command", "Simulated", "as_target"]
+__all__ = [
+    "AnthropicMessages",
+    "CallableTarget",
+    "Command",
+    "OpenAIChat",
+    "OpenAIResponses",
+    "Simulated",
+    "as_target",
+]
 
 # A run pays only for the target it uses.
 __getattr__ = lazy_exports(__name__, _HOMES, globals())

@@ -10,14 +10,13 @@ import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from steelyard.contracts import Identity, InvocationContext
-from steelyard.errors import ConfigurationError, TargetError, TransientError
+from steelyard.errors import ConfigurationError, TargetError, TransientError, nearest
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.targets.process import ChildProcess
 from steelyard.targets.timing import time_per_output_token
@@ -224,8 +223,8 @@ def _from_json(stdout: bytes) -> InvocationResponse:
 
 
 def _unknown_key(key: str) -> str:
-    near: list[Any] = get_close_matches(key, InvocationResponse.__struct_fields__, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(key, InvocationResponse.__struct_fields__)
+    hint = f"; did you mean {near!r}?" if near else ""
     return f"stdout has an unknown key {key[:80]!r}{hint}"
 
 

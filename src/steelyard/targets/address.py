@@ -1,0 +1,117 @@
+"""Where an endpoint is and how one may enter: its base URL, its host, its key."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import os
+from collections.abc import Sequence
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from steelyard.errors import ConfigurationError
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".lan", ".home", ".home.arpa", ".test", ".svc")
+
+
+class Secret:
+    """A text that is shown nowhere: not by repr, not by str, not in a traceback's locals."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself, for the wire alone."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+
+class Address:
+    """A base URL taken apart. What may be secret in it (`user:password@`, the query) is only sent, never shown."""
+
+    def __init__(self, base_url: str) -> None:
+        parts = _split(base_url)
+        self.host = parts.hostname or ""
+        port = parts.port or _DEFAULT_PORTS[parts.scheme]
+        shown_host = f"[{self.host}]" if ":" in self.host else self.host
+        self.endpoint = f"{parts.scheme}://{shown_host}:{port}"
+        place = f"{shown_host}:{parts.port}" if parts.port else shown_host
+        self.path = parts.path.rstrip("/")
+        self.shown = f"{parts.scheme}://{place}{self.path}"
+        self.authorization = _basic(parts)
+        self._query = parts.query
+
+    def url(self, path: str, query: str = "") -> str:
+        """The URL of a call: the base, the call's own path, both queries."""
+        queries = "&".join(one for one in (self._query, query) if one)
+        return f"{self.shown}{path}?{queries}" if queries else f"{self.shown}{path}"
+
+    @property
+    def has_query(self) -> bool:
+        return bool(self._query)
+
+    @property
+    def is_azure(self) -> bool:
+        return self.host.endswith((".azure.com", ".azure.us", ".azure.cn"))
+
+    @property
+    def is_public(self) -> bool:
+        """Whether the host is out in the world: neither this machine, nor a private address, nor a bare name."""
+        host = self.host.rstrip(".")
+        try:
+            return ipaddress.ip_address(host.partition("%")[0]).is_global
+        except ValueError:
+            return "." in host and not host.endswith(_LOCAL_ENDINGS)
+
+
+def _split(base_url: str) -> SplitResult:
+    if not isinstance(base_url, str):
+        raise ConfigurationError(f"base_url must be text, got {base_url!r}")
+    text = base_url.strip()
+    try:
+        parts = urlsplit(text)
+        port_is_good = parts.port is None or parts.port > 0
+    except ValueError as error:
+        raise ConfigurationError(f"base_url is no URL: {error}") from error
+    if parts.scheme not in _DEFAULT_PORTS:
+        # Shown without what may stand before an @: the rest of a mistyped URL may well be a password.
+        raise ConfigurationError(f"base_url must begin with http:// or https://, got {text.rpartition('@')[2]!r}")
+    if not parts.hostname or not port_is_good or not text.isprintable() or " " in text:
+        raise ConfigurationError(f"base_url must name a host, got {text.rpartition('@')[2]!r}")
+    return parts
+
+
+def _basic(parts: SplitResult) -> Secret | None:
+    """`user:password@` as the header that it stands for."""
+    if parts.username is None:
+        return None
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return Secret("Basic " + base64.b64encode(pair.encode()).decode())
+
+
+def find_key(given: Secret | None, named: str | None, usual: Sequence[str]) -> Secret | None:
+    """The key that was given, or that stands in the named variable, or in the first of the usual ones that has one."""
+    if given is not None:
+        return given
+    if named is not None:
+        value = os.environ.get(named, "").strip()
+        if not value:
+            raise ConfigurationError(f"api_key_env names {named}, which is not set in the environment")
+        return Secret(value)
+    for name in usual:
+        if value := os.environ.get(name, "").strip():
+            return Secret(value)
+    return None
+
+
+def checked_key(api_key: str | Secret | None) -> Secret | None:
+    """The key out of a call or a suite file, kept where nothing prints it."""
+    if api_key is None or isinstance(api_key, Secret):
+        return api_key
+    if not isinstance(api_key, str) or not api_key.strip():
+        raise ConfigurationError(f"api_key must be a text that is not empty, got {type(api_key).__name__}")
+    return Secret(api_key.strip())

@@ -1,0 +1,309 @@
+"""What all model endpoints share: address, key, headers, the sending of a turn, and what can be wrong with a reply."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar, cast
+
+from steelyard._version import __version__
+from steelyard.contracts import HttpReply, HttpRequest, Identity, InvocationContext, Transport
+from steelyard.errors import TargetError, TransportError
+from steelyard.records import EvalCase, InvocationResponse
+from steelyard.targets.address import Address, Secret
+from steelyard.targets.answer import Answer, Call, partial_of, raise_if_wanting, response_of
+from steelyard.targets.arguments import Headers, check_counts, check_switches, check_texts, checked_params
+from steelyard.targets.conversation import Conversation, encoded
+from steelyard.targets.entrance import Entrance
+from steelyard.targets.replies import UNREADABLE, form_of, unreadable
+from steelyard.targets.timing import time_per_output_token
+from steelyard.targets.tool_loop import Functions, Turn, run_loop
+from steelyard.targets.tool_schemas import ToolShape, merged_tools
+from steelyard.tokens import count_input, count_words, load_counter
+from steelyard.transport.sse import Event, events
+from steelyard.transport.status import failure
+
+_NOTHING = Answer(complete=False, terminated=False)
+
+
+class EndpointTarget(ABC):
+    """A model behind an HTTP API. What the APIs differ in is left to the classes below this one."""
+
+    kind: ClassVar[str]
+    default_base_url: ClassVar[str]
+    base_url_variables: ClassVar[tuple[str, ...]]
+    key_variables: ClassVar[tuple[str, ...]]
+    path: ClassVar[str]
+    turns_field: ClassVar[bytes]
+    reserved: ClassVar[tuple[str, ...]]
+    """Fields of the body that have a place of their own, and so none in `params`."""
+    tool_shape: ClassVar[ToolShape]
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | Secret | None = None,
+        api_key_env: str | None = None,
+        api_version: str | None = None,
+        stream: bool = True,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        max_turns: int = 10,
+        proxy: str | None = None,
+        ca_bundle: str | None = None,
+        verify: bool = True,
+        store_payload: bool = False,
+        parallelism: int = 50,
+        transport: Transport | None = None,
+    ) -> None:
+        check_texts(model=model, api_version=api_version, api_key_env=api_key_env, proxy=proxy, ca_bundle=ca_bundle)
+        check_counts(parallelism=parallelism, max_turns=max_turns)
+        check_switches(stream=stream, verify=verify, store_payload=store_payload)
+        self.model_id = model
+        self.default_parallelism = parallelism
+        self.stream = stream
+        self.max_turns = max_turns
+        self.api_version = api_version
+        self.store_payload = store_payload
+        self.params = checked_params(params, self.reserved)
+        self._address = Address(self._usual_base_url() if base_url is None else base_url)
+        self._entrance = Entrance(
+            self._address, self._key_names(), api_key=api_key, api_key_env=api_key_env, headers=headers
+        )
+        self._connection: dict[str, Any] = {"proxy": proxy, "ca_bundle": ca_bundle, "verify": verify}
+        self._functions = Functions(functions or {})
+        described = merged_tools(self.tool_shape, tools)
+        self._tools = merged_tools(self.tool_shape, [*described, *self._functions.undescribed(described)])
+        self._encoded_tools = self._encode_tools(self._tools)
+        self._given_transport = transport
+        self._url = self._make_url()
+        self._prefix = self._make_prefix()
+        self._forget_connection()
+
+    def _forget_connection(self) -> None:
+        self._transport: Transport | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._headers: Headers | None = None
+        self._openings = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model_id!r}, base_url={self._address.shown!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the live connection and what was read from the environment; a key that was given travels along."""
+        gone = ("_transport", "_loop", "_headers", "_openings", "_given_transport")
+        return {name: value for name, value in self.__dict__.items() if name not in gone}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._given_transport = None
+        self._forget_connection()
+
+    @property
+    def endpoint(self) -> str:
+        """Scheme, host and port."""
+        return self._address.endpoint
+
+    @property
+    def base_url(self) -> str:
+        """Where it is asked, without what may be secret in the URL."""
+        return self._address.shown
+
+    @property
+    def excess(self) -> int:
+        """How many calls of tools outlived their timeout and still run in a thread."""
+        return self._functions.excess
+
+    def identity(self) -> Identity:
+        """What decides an answer. Of headers only the names; keys are no part of it."""
+        facts: dict[str, Any] = {
+            "kind": self.kind,
+            "model": self.model_id,
+            "base_url": self._address.shown,
+            "params": self.params,
+            "~stream": self.stream,
+        }
+        if self.api_version is not None:
+            facts["api_version"] = self.api_version
+        if names := self._entrance.header_names:
+            facts["headers"] = names
+        if self._tools:
+            facts["tools"] = self._tools
+        if self._functions:
+            facts |= {"functions": self._functions.identity(), "max_turns": self.max_turns}
+        return facts
+
+    def check(self) -> None:
+        """ConfigurationError when the endpoint is out in the world and there is no key for it."""
+        self._entrance.check()
+
+    async def open(self, parallelism: int) -> None:
+        """Make ready for so many calls at once on this event loop; each `open` wants its `close`."""
+        self._openings += 1
+        if self._given_transport is None and self._loop is not asyncio.get_running_loop():
+            self._connect(parallelism)
+
+    async def close(self) -> None:
+        """Close the connections, after the last user of this target."""
+        self._openings = max(0, self._openings - 1)
+        if self._openings or self._transport is None or self._transport is self._given_transport:
+            return
+        transport, is_ours = self._transport, self._loop is asyncio.get_running_loop()
+        self._transport = self._loop = self._headers = None
+        if is_ours:
+            await transport.close()
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        """The model's answer; where it asks for a tool that has a function, the answer after that."""
+        conversation = self._opening(case)
+        if not self._functions:
+            return (await self._take_turn(conversation, case)).response
+
+        async def take_turn(additions: list[dict[str, Any]]) -> Turn:
+            conversation.turns.extend(additions)
+            return await self._take_turn(conversation, case)
+
+        return await run_loop(take_turn, self._functions, self._results, context, max_turns=self.max_turns)
+
+    async def _take_turn(self, conversation: Conversation, case: EvalCase) -> Turn:
+        """Ask once and read the answer; whatever is wrong is raised with the part that did come."""
+        asked_at = datetime.now(UTC)
+        reply: HttpReply | None = None
+        answer = _NOTHING
+        try:
+            transport = self._transport_here()
+            body = self._body(conversation)
+            called_at = time.monotonic()
+            reply, broken = await self._send(transport, body)
+            answer = self._read(reply, broken)
+            raise_if_wanting(answer, broken)
+        except TargetError as error:
+            self._entrance.keep_secrets(error)
+            error.partial = partial_of(answer, reply, asked_at, case.prompt)
+            raise
+        response = response_of(answer, reply, asked_at, case.prompt)
+        if response.num_tokens_input is None or response.num_tokens_output is None:
+            await self._estimate_tokens(response, conversation)
+        if self.store_payload:
+            response.input_payload = json.loads(body)  # which takes the escaped surrogates that msgspec refuses
+        return Turn(response, answer.calls, called_at + reply.queued)
+
+    async def _send(self, transport: Transport, body: bytes) -> tuple[HttpReply, TransportError | None]:
+        """The reply; one that broke off comes with the error that tells how."""
+        try:
+            return await transport.send(HttpRequest(self._url, cast(Headers, self._headers), body)), None
+        except TransportError as error:
+            if error.reply is None or not error.reply.status:
+                raise
+            return error.reply, error
+
+    def _read(self, reply: HttpReply, broken: TransportError | None) -> Answer:
+        if not 200 <= reply.status < 300:
+            raise failure(reply)
+        try:
+            if form_of(reply) == "stream":
+                return self._read_stream(events(reply.chunks, reply.arrivals))
+            return self._read_whole(reply.body)
+        except UNREADABLE as error:
+            raise broken or unreadable("the answer", reply.body, error) from error
+        except TargetError as error:
+            if broken is not None:
+                raise broken from error
+            raise
+
+    async def _estimate_tokens(self, response: InvocationResponse, conversation: Conversation) -> None:
+        """Fill in what the server did not tell."""
+        count = await load_counter(self.model_id)
+        if response.num_tokens_input is None:
+            response.num_tokens_input = count_input(conversation.turns, conversation.rest.decode(), count)
+        if response.num_tokens_output is None:
+            response.num_tokens_output = count_words(response.messages, count)
+        response.time_per_output_token = time_per_output_token(
+            response.time_to_first_token, response.time_to_last_token, response.num_tokens_output
+        )
+        response.tokens_estimated = True
+
+    def _body(self, conversation: Conversation) -> bytes:
+        return b"".join((self._prefix, self.turns_field, encoded(conversation.turns), conversation.rest, b"}"))
+
+    def _make_prefix(self) -> bytes:
+        """The part of every body that never changes, without its closing brace."""
+        return encoded(self._fixed_fields())[:-1]
+
+    def _fixed_fields(self) -> dict[str, Any]:
+        return {"model": self.model_id, "stream": self.stream, **self.params}
+
+    def _tools_of(self, case: EvalCase) -> bytes:
+        """The tools as a field of the body: the target's own, joined by the case's."""
+        if not case.tools:
+            return self._encoded_tools
+        return self._encode_tools(merged_tools(self.tool_shape, [*self._tools, *case.tools]))
+
+    def _encode_tools(self, tools: list[dict[str, Any]]) -> bytes:
+        return b',"tools":' + encoded(tools) if tools else b""
+
+    def _transport_here(self) -> Transport:
+        """The transport of this event loop; one is made when nobody called `open`."""
+        if self._loop is not asyncio.get_running_loop():
+            self._connect(self.default_parallelism)
+        return cast(Transport, self._transport)
+
+    def _connect(self, parallelism: int) -> None:
+        self._headers = self._make_headers()
+        self._loop = asyncio.get_running_loop()
+        if self._given_transport is not None:
+            self._transport = self._given_transport
+            return
+        from steelyard.transport.curl import CurlTransport
+
+        self._transport = CurlTransport(parallelism, **self._connection)
+
+    def _make_headers(self) -> Headers:
+        return self._entrance.headers(
+            [
+                ("content-type", "application/json"),
+                ("accept", "text/event-stream, application/json" if self.stream else "application/json"),
+                ("user-agent", f"steelyard/{__version__}"),
+                *self._own_headers(),
+            ],
+            self._key_header,
+        )
+
+    def _key_names(self) -> tuple[str, ...]:
+        return self.key_variables
+
+    def _usual_base_url(self) -> str:
+        found = (os.environ.get(name, "").strip() for name in self.base_url_variables)
+        return next((url for url in found if url), self.default_base_url)
+
+    def _make_url(self) -> str:
+        return self._address.url(self.path)
+
+    def _own_headers(self) -> list[tuple[str, str]]:
+        return []
+
+    def _key_header(self, key: str) -> tuple[str, str]:
+        return ("authorization", f"Bearer {key}")
+
+    @abstractmethod
+    def _opening(self, case: EvalCase) -> Conversation:
+        """The case as this API is asked it."""
+
+    @abstractmethod
+    def _read_stream(self, stream: list[Event]) -> Answer: ...
+
+    @abstractmethod
+    def _read_whole(self, body: bytes) -> Answer: ...
+
+    @abstractmethod
+    def _results(self, results: Sequence[tuple[Call, str, bool]]) -> list[dict[str, Any]]:
+        """What tools gave, as turns of this API: each call with its text and whether it failed."""

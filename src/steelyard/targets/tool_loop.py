@@ -1,0 +1,207 @@
+"""A bounded agent loop: the model asks for tools, Python functions are called, the model is told what they gave."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from steelyard.contracts import InvocationContext
+from steelyard.errors import ConfigurationError, TargetError, describe
+from steelyard.records import InvocationResponse
+from steelyard.targets.answer import Call
+from steelyard.targets.tool_schemas import schema_of, tool_name
+from steelyard.threads import DaemonThreads
+
+Messages: TypeAlias = list[dict[str, Any]]
+ToolResult: TypeAlias = tuple[Call, str, bool]
+"""The call, what the model is told of it, and whether it failed."""
+
+
+class Turn(msgspec.Struct):
+    """One answer of the model within a conversation."""
+
+    response: InvocationResponse
+    calls: Sequence[Call] = ()
+    began: float = 0.0
+    """The reading of `time.monotonic()` when its request was handed to the socket."""
+
+
+TakeTurn: TypeAlias = Callable[[Messages], Awaitable[Turn]]
+
+
+class Functions:
+    """Python functions by the names of the tools they stand for. Sync ones run in daemon threads."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        if not isinstance(functions, Mapping):
+            raise ConfigurationError(f"functions must be a mapping of tool names to functions, got {functions!r:.200}")
+        for name, function in functions.items():
+            if not isinstance(name, str) or not callable(function):
+                raise ConfigurationError(f"functions[{name!r}] must be a function, got {function!r:.200}")
+        self._functions = dict(functions)
+        self._threads = DaemonThreads()
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    @property
+    def excess(self) -> int:
+        return self._threads.excess
+
+    def undescribed(self, tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Tools made of the signatures of those functions that none of these tools describes."""
+        described = set(map(tool_name, tools))
+        return [schema_of(name, function) for name, function in self._functions.items() if name not in described]
+
+    def identity(self) -> dict[str, str]:
+        """Where each function lives: another function, another answer."""
+        return {name: _home(function) for name, function in sorted(self._functions.items())}
+
+    async def call(self, call: Call) -> ToolResult:
+        """What the function gave; anything wrong with the call is told to the model, which may mend it."""
+        function = self._functions.get(call.name)
+        if function is None:
+            return (call, f"error: there is no tool named {call.name!r}", True)
+        try:
+            arguments = msgspec.json.decode(call.arguments) if call.arguments.strip() else {}
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            return (call, f"error: the arguments are not JSON: {error}", True)
+        if not isinstance(arguments, dict):
+            return (call, f"error: the arguments must be an object, got {type(arguments).__name__}", True)
+        try:
+            return (call, _as_text(await self._run(function, arguments)), False)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return (call, "error: the tool was cancelled", True)
+        except Exception as error:  # noqa: BLE001 - a tool is the user's code; the model is told and goes on
+            return (call, f"error: {describe(error)}", True)
+
+    async def _run(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(**arguments)
+        value = await self._threads.run(lambda: function(**arguments))
+        return await value if inspect.isawaitable(value) else value
+
+
+async def run_loop(
+    take_turn: TakeTurn,
+    functions: Functions,
+    as_messages: Callable[[Sequence[ToolResult]], Messages],
+    context: InvocationContext,
+    *,
+    max_turns: int,
+) -> InvocationResponse:
+    """The model's last answer, with the whole trajectory; TargetError, the trajectory kept, after too many turns."""
+    turns: list[Turn] = []
+    trajectory: Messages = []
+    additions: Messages = []
+    try:
+        while True:
+            await _stop_if_cancelled(context)
+            turn = await take_turn(additions)
+            turns.append(turn)
+            trajectory += turn.response.messages or []
+            if not turn.calls:
+                return joined(turns, trajectory)
+            if len(turns) == max_turns:
+                raise TargetError(f"the model still asks for tools after {max_turns} turns (max_turns)")
+            results = as_messages([await functions.call(call) for call in turn.calls])
+            additions = [*(turn.response.messages or []), *results]
+            trajectory += results
+    except TargetError as error:
+        error.partial = _so_far(turns, trajectory, error.partial, max_turns)
+        raise
+
+
+def joined(turns: Sequence[Turn], trajectory: Messages) -> InvocationResponse:
+    """One response of all turns: the last one's text, all tokens, the times from the first request on.
+
+    The time per token counts only while the model speaks: tools and the waits for a next turn are left out.
+    """
+    first, last = turns[0].response, turns[-1].response
+    if len(turns) == 1:
+        return first
+    responses = [turn.response for turn in turns]
+    if last.time_to_last_token is not None:
+        last.time_to_last_token += turns[-1].began - turns[0].began
+    last.time_per_output_token = _time_per_token(responses)
+    for name in _OF_THE_FIRST_TURN:
+        setattr(last, name, getattr(first, name))
+    for name in _SUMMED:
+        told = [value for response in responses if (value := getattr(response, name)) is not None]
+        setattr(last, name, sum(told) if told else None)
+    last.tokens_estimated = any(response.tokens_estimated for response in responses)
+    last.messages = trajectory
+    return last
+
+
+_OF_THE_FIRST_TURN = (
+    "time_to_first_token",
+    "time_to_first_content_token",
+    "time_to_first_reasoning_token",
+    "request_time",
+    "input_payload",
+)
+_SUMMED = (
+    "num_tokens_input",
+    "num_tokens_output",
+    "num_tokens_input_cached",
+    "num_tokens_output_reasoning",
+    "time_queued",
+)
+
+
+def _time_per_token(responses: Sequence[InvocationResponse]) -> float | None:
+    """Of all turns together, each with as much weight as it has tokens."""
+    timed = [
+        (response.time_per_output_token, response.num_tokens_output - 1)
+        for response in responses
+        if response.time_per_output_token is not None and response.num_tokens_output is not None
+    ]
+    tokens = sum(count for _, count in timed)
+    return sum(seconds * count for seconds, count in timed) / tokens if tokens else None
+
+
+def _so_far(
+    turns: list[Turn], trajectory: Messages, partial: InvocationResponse | None, max_turns: int
+) -> InvocationResponse | None:
+    """What an unfinished loop leaves behind: the trajectory and all that was paid for."""
+    if not turns:
+        return partial
+    if partial is None:
+        response = joined(turns, trajectory)
+        response.messages = trajectory
+        if len(turns) == max_turns:
+            response.stop_reason = "max_turns"
+        return response
+    trajectory += partial.messages or []
+    began = turns[-1].began if partial.time_to_last_token is None else time.monotonic() - partial.time_to_last_token
+    return joined([*turns, Turn(partial, began=began)], trajectory)
+
+
+async def _stop_if_cancelled(context: InvocationContext) -> None:
+    """End between turns when the run is over, even if nothing was awaited that would have told us."""
+    if context.token is not None and context.token.cancelled:
+        await asyncio.sleep(0)  # lets a cancellation of this task that is on its way arrive: that is the better end
+        raise TargetError(f"cancelled between turns: {context.token.reason}")
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+def _home(function: Callable[..., Any]) -> str:
+    named = inspect.unwrap(getattr(function, "func", function))
+    return f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', type(function).__name__)}"
