@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steelyard.contracts import InvocationContext
+from steelyard.engine import deadlines
 from steelyard.engine.deadlines import Deadlines
 from steelyard.records import EvalCase, InvocationResponse, Record
 from steelyard.scoring.panel import Panel
 from steelyard.work import CaseWork
 from support_engine import Asked, make_job
+from support_virtual_time import LOOP_TIME, run_virtually
 
 
 class Limited:
@@ -249,3 +251,141 @@ def test_a_pickled_copy_starts_without_timers() -> None:
         return copy
 
     assert asyncio.run(main()).seconds == 60.0
+
+
+def current() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+async def stopped_for(limit: Deadlines, steps: list[tuple[str, float]]) -> bool:
+    """Whether the time ran out during these steps: each a number of seconds to wait, stopped or running."""
+    task = current()
+    limit.begin(task)
+    clock = limit.clock(task)
+    try:
+        for what, seconds in steps:
+            if what == "stopped":
+                clock.stop()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                if what == "stopped":
+                    clock.start()
+    except asyncio.CancelledError:
+        assert limit.end(task)
+        return True
+    late = limit.end(task)
+    assert not task.cancelling()
+    return late
+
+
+@pytest.mark.parametrize(
+    ("steps", "late"),
+    [
+        ([("running", 4.9)], False),
+        ([("running", 5.1)], True),
+        ([("stopped", 60.0)], False),
+        ([("running", 3.0), ("stopped", 60.0), ("running", 1.9)], False),
+        ([("running", 3.0), ("stopped", 60.0), ("running", 2.1)], True),
+        ([("stopped", 9.0), ("running", 3.0), ("stopped", 9.0), ("running", 1.9)], False),
+        ([("stopped", 9.0), ("running", 3.0), ("stopped", 9.0), ("running", 2.1)], True),
+    ],
+)
+def test_time_while_the_clock_is_stopped_does_not_count(monkeypatch, steps, late) -> None:
+    monkeypatch.setattr(deadlines, "time", LOOP_TIME)
+    assert run_virtually(stopped_for(Deadlines(5.0), steps)) is late
+
+
+def test_calls_that_are_stopped_do_not_hold_up_those_that_are_not(monkeypatch) -> None:
+    """The oldest is stopped; the younger ones behind it in the order still expire on time."""
+    monkeypatch.setattr(deadlines, "time", LOOP_TIME)
+
+    async def main() -> None:
+        limit = Deadlines(5.0)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        ended: dict[str, float] = {}
+
+        async def one(name: str, steps: list[tuple[str, float]]) -> bool:
+            late = await stopped_for(limit, steps)
+            ended[name] = loop.time() - began
+            return late
+
+        late = await asyncio.gather(
+            one("stopped", [("stopped", 20.0), ("running", 60.0)]),
+            one("running", [("running", 60.0)]),
+            one("done", [("running", 1.0)]),
+        )
+        assert late == [True, True, False]
+        assert ended == pytest.approx({"stopped": 25.0, "running": 5.0, "done": 1.0}, abs=0.01)
+
+    run_virtually(main())
+
+
+def test_parts_of_a_call_that_wait_at_once_start_it_again_when_all_have_done_so(monkeypatch) -> None:
+    monkeypatch.setattr(deadlines, "time", LOOP_TIME)
+
+    async def main() -> bool:
+        limit, task = Deadlines(5.0), current()
+        limit.begin(task)
+        clock = limit.clock(task)
+        clock.stop()
+        clock.stop()
+        await asyncio.sleep(60)
+        clock.start()
+        await asyncio.sleep(60)
+        clock.start()
+        clock.start()  # once too often: of no effect
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return limit.end(task)
+        return False
+
+    assert run_virtually(main())
+
+
+def test_a_clock_that_outlives_its_call_does_not_touch_the_next_one(monkeypatch) -> None:
+    """The same task runs one call after the other."""
+    monkeypatch.setattr(deadlines, "time", LOOP_TIME)
+
+    async def main() -> None:
+        limit, task = Deadlines(5.0), current()
+        limit.begin(task)
+        old = limit.clock(task)
+        old.stop()
+        assert limit.end(task) is False
+        old.start()
+        await asyncio.sleep(1)
+        limit.begin(task)
+        old.stop()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        assert limit.end(task)
+        old.start()
+        await asyncio.sleep(60)
+        assert_not_being_cancelled()
+
+    run_virtually(main())
+
+
+def test_a_call_whose_time_is_up_while_it_unwinds_can_still_stop_its_clock(monkeypatch) -> None:
+    monkeypatch.setattr(deadlines, "time", LOOP_TIME)
+
+    async def main() -> None:
+        limit, task = Deadlines(5.0), current()
+        limit.begin(task)
+        clock = limit.clock(task)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            clock.stop()
+            await asyncio.sleep(60)
+            clock.start()
+        assert limit.end(task)
+        await asyncio.sleep(60)
+        assert_not_being_cancelled()
+
+    run_virtually(main())

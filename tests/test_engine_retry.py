@@ -23,6 +23,7 @@ from steelyard.targets.function import CallableTarget
 from steelyard.targets.simulated import Simulated
 from steelyard.work import CaseWork
 from support_engine import Asked, Gauge, make_job, make_jobs, one_record, raising, until
+from support_virtual_time import LOOP_TIME, run_virtually
 
 AT_ONCE = RetryPolicy(first_wait=0.0, longest_wait=0.0)
 
@@ -247,3 +248,91 @@ def test_what_a_target_says_of_itself_is_passed_on(target) -> None:
 def test_a_retrying_target_can_be_pickled() -> None:
     copy = pickle.loads(pickle.dumps(Retrying(Simulated(latency=0), RetryPolicy(attempts=2))))
     assert copy.model_id == "simulated"
+
+
+def ask_virtually(monkeypatch, target: Any, policy: RetryPolicy, context: InvocationContext) -> float:
+    """Seconds that it took, to an answer or an error that is raised."""
+    monkeypatch.setattr(retry, "time", LOOP_TIME)
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await Retrying(target, policy).invoke(EvalCase(id="c"), context)
+        return loop.time() - began
+
+    return run_virtually(main())
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "waited"), [(None, 0.5), (0.1, 0.5), (0.0, 0.5), (float("nan"), 0.5), (45.0, 45.0)]
+)
+def test_the_wait_is_the_longer_of_the_jitter_and_what_the_endpoint_asks_for(monkeypatch, retry_after, waited) -> None:
+    """Also beyond the policy's longest wait: to come back sooner would be to be refused again."""
+    monkeypatch.setattr(retry.random, "uniform", lambda low, high: high)
+    target = Failing(TransientError("429", retry_after=retry_after))
+    context = InvocationContext("c")
+    took = ask_virtually(monkeypatch, target, RetryPolicy(longest_wait=30.0), context)
+    assert took == context.backoff == pytest.approx(waited)
+    assert context.attempt == 2
+
+
+def test_backoff_adds_up_over_the_tries(monkeypatch) -> None:
+    context = InvocationContext("c")
+    target = Failing(*(TransientError("429", retry_after=seconds) for seconds in (40.0, 50.0)))
+    ask_virtually(monkeypatch, target, RetryPolicy(), context)
+    assert context.backoff == pytest.approx(90.0)
+
+
+def test_an_endpoint_that_asks_for_more_time_than_is_left_is_given_up_on_at_once(monkeypatch) -> None:
+    partial = InvocationResponse(response_text="half", http_status=429)
+    errors = [
+        TransientError("429 slow down", retry_after=100.0, overloaded=True),
+        TransientError("429 slow down", retry_after=86_400.0, overloaded=True, partial=partial),
+    ]
+    context = InvocationContext("c")
+    with pytest.raises(TransientError) as raised:
+        ask_virtually(monkeypatch, Failing(*errors), RetryPolicy(), context)
+    assert str(raised.value) == (
+        "429 slow down; not tried again: it asks to wait 86400 s, and 500 s are left for retries"
+    )
+    assert (raised.value.partial, raised.value.overloaded) == (partial, True)
+    assert raised.value.__cause__ is errors[1]
+    assert (context.attempt, context.backoff) == (2, pytest.approx(100.0))
+
+
+def test_the_last_error_is_raised_as_it_is_with_its_partial_answer(monkeypatch) -> None:
+    errors = [TransientError(f"number {n}", partial=InvocationResponse(response_text=str(n))) for n in range(2)]
+    with pytest.raises(TransientError) as raised:
+        ask_virtually(monkeypatch, Failing(*errors), RetryPolicy(attempts=2), InvocationContext("c"))
+    assert raised.value is errors[1]
+
+
+def test_time_spent_waiting_for_leave_is_not_taken_from_the_total(monkeypatch) -> None:
+    monkeypatch.setattr(retry.random, "uniform", lambda low, high: high)
+
+    async def answer(case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        await asyncio.sleep(100)
+        context.waiting += 99
+        if context.attempt < 5:
+            raise TransientError("busy")
+        return InvocationResponse()
+
+    context = InvocationContext("c", waiting=7.0)
+    took = ask_virtually(monkeypatch, Asked(answer), RetryPolicy(total_seconds=15.0), context)
+    assert took == pytest.approx(5 * 100 + 0.5 + 1 + 2 + 4)
+
+
+def test_a_backoff_that_is_cut_short_still_counts_for_what_it_was(monkeypatch) -> None:
+    monkeypatch.setattr(retry, "time", LOOP_TIME)
+    context = InvocationContext("c")
+    target = Retrying(Failing(TransientError("429", retry_after=60.0)), RetryPolicy())
+
+    async def main() -> None:
+        task = asyncio.create_task(target.invoke(EvalCase(id="c"), context))
+        await asyncio.sleep(20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run_virtually(main())
+    assert context.backoff == pytest.approx(20.0)

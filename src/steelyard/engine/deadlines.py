@@ -16,12 +16,14 @@ class Deadlines:
     oldest, serves them all. `asyncio.timeout` would cost each call a timer of its own.
 
     Usage: `begin(task)`, await the call, and in any case `end(task)`: it says whether the time was up, and
-    a CancelledError that this object asked for is then to be read as a timeout.
+    a CancelledError that this object asked for is then to be read as a timeout. Between the two, `clock(task)`
+    gives what can stop the time and let it run on: such a call leaves the order, and has a timer of its own.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._running: dict[Task, float] = {}
+        self._apart: dict[Task, CallClock] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __reduce__(self) -> tuple[type[Deadlines], tuple[float]]:
@@ -39,7 +41,14 @@ class Deadlines:
         """Stop the clock; True when the call was cancelled for its time and nobody else wants the task to end."""
         if self._running.pop(task, None) is not None:
             return False
+        if (clock := self._apart.pop(task, None)) is not None:
+            clock.close()
+            return False
         return not task.uncancel()
+
+    def clock(self, task: Task) -> CallClock:
+        """The clock of the call that this task has begun; of no effect once that call has ended."""
+        return CallClock(self._running, self._apart, task)
 
     def _set_timer(self, deadline: float) -> None:
         loop = asyncio.get_running_loop()
@@ -58,3 +67,64 @@ class Deadlines:
         for task in late:
             del self._running[task]
             task.cancel()
+
+
+class CallClock:
+    """One call's time, which can be stopped: what it waits for meanwhile is not the target's doing.
+
+    Parts of a call that wait at the same time may each stop it: it runs again when all of them have started it.
+    """
+
+    __slots__ = ("_apart", "_deadline", "_left", "_running", "_stops", "_task", "_timer")
+
+    def __init__(self, running: dict[Task, float], apart: dict[Task, CallClock], task: Task) -> None:
+        self._running = running
+        self._apart = apart
+        self._task = task
+        self._deadline = running.get(task)
+        self._left = 0.0
+        self._stops = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def stop(self) -> None:
+        """Let no more of the time pass."""
+        self._stops += 1
+        if self._stops > 1 or self._deadline is None:
+            return
+        # The same task runs one call after the other: a clock that outlived its call must not stop the next one's.
+        if self._running.get(self._task) == self._deadline:
+            del self._running[self._task]
+            self._apart[self._task] = self
+        elif self._apart.get(self._task) is not self:
+            return
+        self._left = self._deadline - time.monotonic()
+        self._cancel_timer()
+
+    def start(self) -> None:
+        """Let the rest of the time pass."""
+        if self._stops == 0:
+            return
+        self._stops -= 1
+        if self._stops or self._apart.get(self._task) is not self:
+            return
+        self._deadline = time.monotonic() + self._left
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, self._left), self._expire)
+
+    def close(self) -> None:
+        """The call has ended."""
+        self._deadline = None
+        self._cancel_timer()
+
+    def _expire(self) -> None:
+        assert self._deadline is not None
+        if (early := self._deadline - time.monotonic()) > 0:  # timers of some loops count in whole milliseconds
+            self._timer = asyncio.get_running_loop().call_later(early, self._expire)
+            return
+        self.close()
+        del self._apart[self._task]
+        self._task.cancel()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

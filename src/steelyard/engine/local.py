@@ -7,7 +7,8 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from steelyard.contracts import Cancellation, Emit, InFlight, Tally, Work
+from steelyard.contracts import Cancellation, Emit, InFlight, Pace, Permits, Tally, Work
+from steelyard.engine.gate import Gate
 from steelyard.errors import ConfigurationError
 from steelyard.records import EvalCase, Job, Record, StoredSample, Unjudged
 
@@ -21,6 +22,8 @@ _NO_MORE = Job(index=-1, trial=0, case=EvalCase(), case_fp="", scored_by="")
 class LocalEngine:
     """Exactly `parallelism` calls in flight while work remains; never a task per case.
 
+    With `permits`, as many as they allow. With a `pace`, what was planned: when all workers are busy at a planned
+    moment, the call is sent late, as soon as one of them is free.
     `grace` is how long cancelled work may take to wind up before it is abandoned: a target that
     swallows cancellation must not hold up the exit.
     """
@@ -30,14 +33,23 @@ class LocalEngine:
         self._runs: list[_Pool] = []
 
     async def run(
-        self, work: Work, jobs: Iterator[Job | None], emit: Emit, *, parallelism: int, token: Cancellation
+        self,
+        work: Work,
+        jobs: Iterator[Job | None],
+        emit: Emit,
+        *,
+        parallelism: int,
+        token: Cancellation,
+        permits: Permits | None = None,
+        pace: Pace | None = None,
     ) -> Tally:
         """Run all jobs, or until the token is cancelled, or until work raises: then cancel the rest and raise."""
         if parallelism < 1:
             raise ConfigurationError(f"parallelism must be >= 1, got {parallelism}")
         if token.cancelled:
             return Tally()
-        pool = _Pool(work, jobs, emit, token)
+        gate = Gate(permits, pace) if permits is not None or pace is not None else None
+        pool = _Pool(work, jobs, emit, token, gate)
         self._runs.append(pool)
         try:
             return await pool.run(parallelism, self._grace)
@@ -46,27 +58,34 @@ class LocalEngine:
 
     def in_flight(self) -> InFlight:
         """How many calls are out, and which has been out longest."""
-        calls = [call for pool in self._runs for call in pool.in_flight.values()]
+        calls = [(pool.since[number], pool, number) for pool in self._runs for number in pool.in_flight]
         if not calls:
             return InFlight(0, None, 0.0)
-        job, since = min(calls, key=lambda call: call[1])
-        return InFlight(len(calls), job.case.id, time.monotonic() - since)
+        since, pool, number = min(calls, key=lambda call: call[0])
+        return InFlight(len(calls), pool.in_flight[number].case.id, time.monotonic() - since)
 
 
 class _Pool:
     """The workers of one run, what they have in flight, and how it ends."""
 
-    def __init__(self, work: Work, jobs: Iterator[Job | None], emit: Emit, token: Cancellation) -> None:
-        self.in_flight: dict[int, tuple[Job, float]] = {}
+    def __init__(
+        self, work: Work, jobs: Iterator[Job | None], emit: Emit, token: Cancellation, gate: Gate | None
+    ) -> None:
+        self.in_flight: dict[int, Job] = {}
+        """By the worker's number."""
+        self.since: list[float] = []
+        """When each worker took its job."""
         self._work = work
         self._jobs = jobs
         self._emit = emit
         self._token = token
+        self._gate = gate
         self._tally = Tally()
         self._turn = _Turn()
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping = False
         self._closed = False
+        self._over = False
         self._workers: list[asyncio.Task[None]] = []
         self._parallelism = 0
         self._running = 0
@@ -81,7 +100,8 @@ class _Pool:
         try:
             await self._stop
         except BaseException:
-            self._closed = True  # whoever cancelled this run does not wait for its records any more
+            # Whoever cancelled this run does not wait for its records any more.
+            self._closed = self._over = True
             raise
         finally:
             self._stopping = True
@@ -100,22 +120,30 @@ class _Pool:
             worker = asyncio.create_task(self._worker(number), name=f"steelyard-worker-{number}")
             worker.add_done_callback(self._worker_ended)
             self._workers.append(worker)
+            self.since.append(0.0)
             self._running += 1
 
     def _close(self) -> None:
         """Count what never finished as cancelled; from here on nothing changes the books."""
-        self._closed = True
+        self._closed = self._over = True
         self.in_flight.clear()
         self._tally.cancelled = self._tally.started - self._tally.finished
 
     async def _worker(self, number: int) -> None:
+        """Take one job after the other. This is what each case costs: every line of the loop counts."""
         task = asyncio.current_task()
         assert task is not None
-        tally, calls, turn, token = self._tally, self.in_flight, self._turn, self._token
-        work, deliver, jobs = self._work, self._deliver, self._jobs
-        first = True
+        tally, calls, since, turn, token = self._tally, self.in_flight, self.since, self._turn, self._token
+        work, emit, jobs, gate, monotonic = self._work, self._emit, self._jobs, self._gate, time.monotonic
+
+        def deliver(item: Record | Unjudged | StoredSample) -> None:
+            if self._over:  # its books and its journal may be closed by now
+                raise asyncio.CancelledError("the run has ended")
+            emit(item)
+
+        first = gate is None
         while not (self._stopping or token.cancelled):
-            job = next(jobs, _NO_MORE)
+            job = next(jobs, _NO_MORE) if gate is None else await self._at_the_gate(gate, task)
             if job is _NO_MORE:
                 return
             if job is None:  # none yet: cases are being passed over, and the loop has calls to attend to
@@ -127,8 +155,8 @@ class _Pool:
                 first = False
                 self._start_worker()
                 self._start_worker()
-            now = time.monotonic()
-            calls[number] = (job, now)
+            since[number] = now = monotonic()
+            calls[number] = job
             tally.started += 1
             if len(calls) > tally.peak_in_flight:
                 tally.peak_in_flight = len(calls)
@@ -141,23 +169,45 @@ class _Pool:
                     raise
             finally:
                 calls.pop(number, None)
+                if gate is not None:
+                    gate.leave()
             if task.cancelling():
                 await _shake_off(task)
             if now > turn.ends:
                 turn.end()
                 await asyncio.sleep(0)
 
-    def _deliver(self, item: Record | Unjudged | StoredSample) -> None:
-        """Hand on what work emits, unless the run is over: its books and its journal may be closed by now."""
-        if self._closed or self._failure is not None:
-            raise asyncio.CancelledError("the run has ended")
-        self._emit(item)
+    async def _at_the_gate(self, gate: Gate, task: asyncio.Task[None]) -> Job | None:
+        """What `next` says of the jobs, when there is leave to take one."""
+        try:
+            job = await gate.enter(self._next_job)
+        except asyncio.CancelledError:
+            if self._stopping:
+                raise
+            await _shake_off(task)
+            return None
+        if job is None:
+            return _NO_MORE
+        if not gate.has_waiting:  # as many workers as are needed, and one or two to wait for the next permit
+            self._start_worker()
+            self._start_worker()
+        return job
+
+    async def _next_job(self) -> Job | None:
+        """The next job; None when there is none, or when no more are to be taken."""
+        while not (self._stopping or self._token.cancelled):
+            job = next(self._jobs, _NO_MORE)
+            if job is not None:
+                return None if job is _NO_MORE else job
+            await asyncio.sleep(0)
+        return None
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
         self._running -= 1
         error = None if worker.cancelled() else worker.exception()
-        if self._failure is None:
+        if self._failure is None and error is not None:
             self._failure = error
+            self._over = True
         if self._running == 0 or self._failure is not None:
             self._end()
 

@@ -16,7 +16,11 @@ _ALWAYS_TRANSIENT: tuple[type[Exception], ...] = (TransientError, ConnectionErro
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """At most `attempts` calls within `total_seconds`; waits are uniform in 0..min(longest, first * 2^n)."""
+    """At most `attempts` calls within `total_seconds`; waits are uniform in 0..min(longest, first * 2^n).
+
+    An endpoint that asks to be left alone for longer (`Retry-After`) is, if that fits into the total time. Time
+    spent waiting for leave to send does not count towards it.
+    """
 
     attempts: int = 5
     first_wait: float = 0.5
@@ -52,19 +56,48 @@ class Retrying:
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """Ask until there is an answer, a final fault, or no attempt or time left; `context.attempt` counts."""
-        began = time.monotonic()
+        ends = time.monotonic() - context.waiting + self._policy.total_seconds
         while True:
             try:
                 response = await self._target.invoke(case, context)
-            except self._transient:
-                wait = self._policy.wait_before(context.attempt + 1)
-                spent = time.monotonic() - began
-                if context.attempt >= self._policy.attempts or spent + wait > self._policy.total_seconds:
+            except self._transient as error:
+                wait = self._wait_after(error, context.attempt, ends + context.waiting - time.monotonic())
+                if wait is None:
                     raise
             else:
                 return response if context.attempt == 1 else _retried(response, context.attempt - 1)
-            await asyncio.sleep(wait)
+            await _back_off(wait, context)
             context.attempt += 1
+
+    def _wait_after(self, error: Exception, attempt: int, left: float) -> float | None:
+        """Seconds until the next try, None when there is to be none; raises when the endpoint asks for too many."""
+        if attempt >= self._policy.attempts:
+            return None
+        wait = self._policy.wait_before(attempt + 1)
+        if isinstance(error, TransientError) and error.retry_after is not None and error.retry_after > wait:
+            wait = error.retry_after
+            if wait > left:
+                raise _hopeless(error, wait, left) from error
+        return wait if wait <= left else None
+
+
+async def _back_off(seconds: float, context: InvocationContext) -> None:
+    """Sleep, and add to the context what it came to, also when it was cut short."""
+    began = time.monotonic()
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        context.backoff += time.monotonic() - began
+
+
+def _hopeless(error: TransientError, asked: float, left: float) -> TransientError:
+    """The error that says why no other try was made."""
+    return TransientError(
+        f"{error}; not tried again: it asks to wait {asked:g} s, and {max(0.0, left):.3g} s are left for retries",
+        retry_after=error.retry_after,
+        overloaded=error.overloaded,
+        partial=error.partial,
+    )
 
 
 def _retried(response: InvocationResponse, times: int) -> InvocationResponse:
