@@ -1,31 +1,170 @@
-"""`steelyard report RUN`: the result of a run, finished or not."""
+"""`steelyard report RUN...`: the result of runs, finished or not, as text, a page, or data for other programs."""
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from steelyard.cli.output import show, show_json
-from steelyard.report.summary import summary
-from steelyard.result import Result
+from steelyard.cli.output import discard, show, show_json
+from steelyard.errors import ConfigurationError, JournalError
+from steelyard.journal.files import REPORT
+
+if TYPE_CHECKING:
+    from steelyard.suite.evalset import EvalSet
+
+_FORMS = ("text", "md", "html", "json", "csv", "junit")
+_NOT_A_DISK_FAILURE = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EPERM)
 
 
 @click.command("report")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "-f",
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    help="How to show it [default: text].",
+    "-f", "--format", "form", type=click.Choice(_FORMS), default="text", help="How to show it [default: text]."
 )
-def command(run: Path, form: str) -> int:
-    """Show the result in the directory RUN. An unfinished run is read as far as it has come."""
-    metrics = Result.load(run).metrics
-    if form == "json":
-        show_json(metrics)
-    else:
-        show(summary(metrics, str(run)))
+@click.option(
+    "-o", "--output", help="Where to write it: a file, or - for stdout [default: stdout; html: RUN/report.html]."
+)
+@click.option("--case", "case_id", help="One case in full, all of its trials: text or json.")
+@click.option("--suite", help="Suite file to take expected answers from [default: the run's own].")
+def command(runs: tuple[Path, ...], form: str, output: str | None, case_id: str | None, suite: str | None) -> int:
+    """Show the result in each directory RUN. An unfinished run is read as far as it has come.
+
+    html is one file a run that needs no network; where several runs are reported, -o names a folder for them.
+    """
+    cases = None if suite is None else _cases_of(suite)
+    if case_id is not None:
+        return _show_case(runs, form, output, case_id, cases)
+    if form == "html":
+        return _write_pages(runs, output, cases)
+    if form == "json" and output in (None, "-"):
+        show_json(_metrics(runs))
+        return 0
+    _write(_pieces(runs, form, cases), output)
     return 0
+
+
+def _pieces(runs: tuple[Path, ...], form: str, cases: EvalSet | None) -> Iterator[str]:
+    """The report in a format other than HTML, piece by piece; imported when it is asked for."""
+    if form == "csv":
+        from steelyard.report.table_csv import table_csv
+
+        yield from table_csv(runs)
+    elif form == "junit":
+        from steelyard.report.junit import junit
+
+        yield from junit(runs)
+    elif form == "json":
+        import msgspec
+
+        yield msgspec.json.format(msgspec.json.encode(_metrics(runs)), indent=2).decode() + "\n"
+    else:
+        for number, run in enumerate(runs):
+            yield "\n" if number else ""
+            yield from _one(run, form, cases)
+
+
+def _one(run: Path, form: str, cases: EvalSet | None) -> Iterator[str]:
+    if form == "md":
+        from steelyard.report.markdown import markdown
+
+        yield from markdown(run, cases)
+    else:
+        from steelyard.report.summary import summary
+        from steelyard.result import Result
+
+        yield summary(Result.load(run).metrics, str(run)) + "\n"
+
+
+def _metrics(runs: tuple[Path, ...]) -> object:
+    """The metrics of one run as they are, of several as a list."""
+    from steelyard.result import Result
+
+    found = [Result.load(run).metrics for run in runs]
+    return found[0] if len(found) == 1 else found
+
+
+def _show_case(runs: tuple[Path, ...], form: str, output: str | None, case_id: str, cases: EvalSet | None) -> int:
+    from steelyard.report.one_case import OneCase
+
+    if form not in ("text", "json"):
+        raise ConfigurationError(f"--case is shown as text or json, got -f {form}")
+    if output is not None:
+        raise ConfigurationError("--case goes to stdout: leave out -o")
+    found = [OneCase(run, case_id, cases) for run in runs]
+    if form == "json":
+        show_json(found[0].to_json() if len(found) == 1 else [one.to_json() for one in found])
+    else:
+        show("\n\n".join(one.to_text() for one in found))
+    return 0
+
+
+def _write_pages(runs: tuple[Path, ...], output: str | None, cases: EvalSet | None) -> int:
+    from steelyard.report.page import page
+
+    if len(runs) > 1 and output is not None and not Path(output).is_dir():
+        raise ConfigurationError(f"-o must name a folder that is there for {len(runs)} runs, got {output!r}")
+    for run in runs:
+        place = str(run / REPORT) if output is None else output
+        if output not in (None, "-") and Path(place).is_dir():
+            place = str(Path(place) / f"{run.resolve().name}.html")
+        _write(page(run, cases), place)
+        if place != "-":
+            show(place)
+    return 0
+
+
+def _write(pieces: Iterable[str], place: str | None) -> None:
+    """To stdout, or to a file that is there as a whole or not at all. A run that cannot be read comes before both."""
+    pieces = iter(pieces)
+    pieces = itertools.chain([next(pieces, "")], pieces)
+    if place in (None, "-"):
+        _to_stdout(pieces)
+        return
+    path = Path(str(place))
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with draft.open("w", encoding="utf-8", newline="") as file:
+                file.writelines(pieces)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error}"
+        if error.errno in _NOT_A_DISK_FAILURE:
+            raise ConfigurationError(message) from error
+        raise JournalError(error.errno, message) from error
+
+
+def _to_stdout(pieces: Iterable[str]) -> None:
+    """All pieces, in UTF-8 whatever the terminal's encoding: XML and HTML say so themselves."""
+    stream = getattr(sys.stdout, "buffer", None)
+    for piece in pieces:
+        try:
+            sys.stdout.write(piece) if stream is None else stream.write(piece.encode("utf-8", "replace"))
+        except BrokenPipeError:  # whoever read it has gone (`| head`)
+            discard(sys.stdout)
+            return
+        except OSError as error:
+            discard(sys.stdout)
+            raise JournalError(error.errno, f"cannot write the report to stdout: {error.strerror}") from error
+    if stream is not None:
+        stream.flush()
+
+
+def _cases_of(suite: str) -> EvalSet:
+    """The cases of a suite that was named: its file is read, or its Python code run."""
+    if Path(suite).suffix.lower() in (".yaml", ".yml"):
+        from steelyard.suite.yaml_file import read_suite_file
+
+        return read_suite_file(suite).cases
+    from steelyard.cli.run import load_suite
+
+    return load_suite(suite)[0].suite

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from steelyard.report.cost import lines as cost_lines
 from steelyard.report.trials import lines as trial_lines
 from steelyard.stats.wording import format_number, format_seconds, safe_text, trim
 
@@ -13,6 +14,14 @@ _TIMES = {
     "time_to_last_token": "time to last token",
     "time_per_output_token": "time per output token",
 }
+_DETAILS = {
+    "time_to_first_reasoning_token": "  first reasoning token",
+    "time_to_first_content_token": "  first content token",
+    "time_from_planned": "from the planned send",
+    "time_waiting": "waiting for leave",
+    "time_in_backoff": "in backoff",
+}
+"""Shown where they add something: `metrics.json` has them all."""
 _TOKENS = {"num_tokens_input": "input tokens", "num_tokens_output": "output tokens"}
 _COLUMNS = ("average", "p50", "p90", "p99", "min", "max")
 _MOST_ERRORS = 5
@@ -23,7 +32,8 @@ def summary(metrics: Mapping[str, Any], place: str | None = None) -> str:
     """The headline, the verdicts, the latencies and the errors of a run."""
     judges = _judges(metrics)
     repeated = trial_lines(metrics["trials"]) if "trials" in metrics else []
-    parts = [_headline(metrics), _quality(metrics), judges, repeated, _speed(metrics), _errors(metrics)]
+    speed, cost, errors = _speed(metrics), cost_lines(metrics), _errors(metrics)
+    parts = [_headline(metrics), _sending(metrics), _quality(metrics), judges, repeated, speed, cost, errors]
     if place is not None:
         parts.append([f"results in {safe_text(place)}"])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
@@ -43,6 +53,23 @@ def _headline(metrics: Mapping[str, Any]) -> list[str]:
         lines.append(f"  left: {', '.join(left)}")
     if metrics["left_out"]:
         lines.append(f"  left out: {metrics['left_out']:,} record(s) of cases that are not in this run any more")
+    return lines
+
+
+def _sending(metrics: Mapping[str, Any]) -> list[str]:
+    """What must be known of how the calls were sent before the figures are read."""
+    lines = []
+    client, load = metrics.get("client") or {}, metrics.get("load") or {}
+    if client.get("bottleneck"):
+        lines += [f"  the client was the bottleneck: {client['reason']}", "  the times below are its own, in part"]
+    history = metrics.get("parallelism_history")
+    if history:
+        peak = metrics["peak_in_flight"]
+        lines.append(f"  parallelism auto: {history[-1][1]:,} at the end, {peak:,} in flight at most")
+    sends = load.get("sends")
+    if sends and (sends["missed"] or sends["late"]):
+        late = f"{sends['late']:,} were late, by {format_seconds(sends['worst_lateness'])} at worst"
+        lines.append(f"  of {sends['planned']:,} planned sends {late}, and {sends['missed']:,} not made")
     return lines
 
 
@@ -85,9 +112,9 @@ def _judges(metrics: Mapping[str, Any]) -> list[str]:
 def _speed(metrics: Mapping[str, Any]) -> list[str]:
     stats = metrics["stats"]
     rows = []
-    for metric, label in {**_TIMES, **_TOKENS}.items():
+    for metric, label in {**_TIMES, **_told_apart(stats), **_TOKENS}.items():
         if stats[f"{metric}-average"] is not None:
-            show = format_seconds if metric in _TIMES else _format_tokens
+            show = _format_tokens if metric in _TOKENS else format_seconds
             rows.append([label, *(show(stats[f"{metric}-{column}"]) for column in _COLUMNS)])
     lines = []
     if rows:
@@ -100,6 +127,14 @@ def _speed(metrics: Mapping[str, Any]) -> list[str]:
         active = format_seconds(metrics["active_seconds"])
         lines.append(f"  {stats['requests_per_minute']:,.0f} requests/min{tokens} over {active}")
     return lines
+
+
+def _told_apart(stats: Mapping[str, Any]) -> dict[str, str]:
+    """The details worth a line: content and reasoning where there are both, waiting where there was any."""
+    told = {metric: label for metric, label in _DETAILS.items() if stats.get(f"{metric}-average") is not None}
+    if "time_to_first_reasoning_token" not in told:
+        told.pop("time_to_first_content_token", None)
+    return told
 
 
 def _format_tokens(count: float) -> str:

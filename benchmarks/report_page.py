@@ -1,0 +1,132 @@
+"""The HTML report of 50,000 cases: what it weighs, what writing it takes, and how fast it is in a browser.
+
+Opened from a file in headless Chromium; without one only the writing is measured.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.memory import peak_bytes
+from benchmarks.rows import Row
+
+CASES, FEW = 50_000, 5_000
+ANSWER_WORDS = 90
+ROUNDS = 3
+FIRST_PAINT, FILTER = 2_000.0, 200.0
+READY = "html[data-ready=cases]"
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+
+def write_run(folder: Path, count: int) -> None:
+    """A complete run of answers of about 600 characters, some of them wrong, a few of them errors."""
+    import json
+
+    from steelyard.records import Record, Score
+    from steelyard.result import Result
+    from support_journal import a_record, write_journal
+
+    rng = random.Random(7)
+    words = [f"{stem}{number}" for stem in ("measure", "weigh", "beam", "pan", "stone") for number in range(60)]
+
+    def record(number: int) -> Record:
+        ok, passed, first = rng.random() > 0.03, rng.random() < 0.85, rng.lognormvariate(-1, 0.5)
+        return a_record(
+            id=f"case-{number:06}",
+            index=number,
+            status="ok" if ok else "error",
+            error=None if ok else "TimeoutError: no answer within 30 s",
+            error_type=None if ok else "TimeoutError",
+            response_text=" ".join(rng.choices(words, k=ANSWER_WORDS)) if ok else None,
+            input_prompt=f"Question {number} about {rng.choice(words)}?",
+            time_to_first_token=first if ok else None,
+            time_to_last_token=first + rng.lognormvariate(-1, 0.6) if ok else None,
+            run_time=number / 80,
+            num_tokens_input=rng.randrange(20, 900),
+            num_tokens_output=rng.randrange(20, 900),
+            scores=[Score("exact", float(passed), passed)] if ok else [],
+        )
+
+    write_journal(folder, map(record, range(count)))
+    metrics = {**Result.load(folder).metrics, "complete": True}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+
+
+def child(run: str, place: str) -> None:
+    """Write a report; print the seconds it took and the peak of this process's memory."""
+    from steelyard.report.page import page
+
+    started = time.perf_counter()
+    with open(place, "w", encoding="utf-8") as file:
+        file.writelines(page(Path(run)))
+    print(time.perf_counter() - started, peak_bytes())
+
+
+def written(folder: Path, count: int) -> tuple[Path, float, int]:
+    """The report of a run of so many cases, written by a process of its own; its seconds and peak memory."""
+    run, place = folder / f"run-{count}", folder / f"{count}.html"
+    write_run(run, count)
+    program = f"from benchmarks.report_page import child; child({str(run)!r}, {str(place)!r})"
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    seconds, peak = ended.stdout.split()
+    return place, float(seconds), int(peak)
+
+
+def in_browser(place: Path) -> dict[str, float]:
+    """Milliseconds, the median of several openings: first paint, cases ready, and each thing that a reader does."""
+    from support_browser import browser, opened
+
+    taken: dict[str, list[float]] = {}
+    with browser() as started:
+        for _ in range(ROUNDS):
+            with opened(started, place.as_uri(), ready=READY) as shown:
+                for name, value in measured(shown.page):
+                    taken.setdefault(name, []).append(value)
+    return {name: median(values) for name, values in taken.items()}
+
+
+def measured(shown: Any) -> Iterator[tuple[str, float]]:
+    yield "first paint", shown.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    yield "cases ready", shown.evaluate("performance.getEntriesByName('cases-ready')[0].startTime")
+    shown.click("#tab-cases")
+    for name, action in {
+        "filter": "document.querySelector('[data-chip=failed]').click()",
+        "search": "table.chips.clear(); table.search.value = 'beam17 stone'; table.apply()",
+        "search again": "table.search.value = 'case-0499'; table.apply()",
+        "sort": "table.showAll(); table.sortBy('last', true)",
+        "scroll": "table.grid.scrollTop = 9e5; table.paint()",
+    }.items():
+        done = "table.grid.offsetHeight; return performance.now() - from;"  # asking for the height lays the page out
+        yield name, shown.evaluate(f"() => {{ const from = performance.now(); {action}; {done} }}")
+
+
+def measure() -> list[Row]:
+    """The file, then the browser where there is one."""
+    from support_browser import why_no_browser
+
+    with tempfile.TemporaryDirectory() as folder:
+        _, _, few = written(Path(folder), FEW)
+        place, seconds, many = written(Path(folder), CASES)
+        size = place.stat().st_size / 2**20
+        growth = (many - few) / (CASES - FEW)
+        peaks = f"peak {few / 2**20:.0f} and {many / 2**20:.0f} MiB"
+        detail = f"{CASES:,} cases, {size:.0f} MiB of HTML in {seconds:.1f} s; {peaks}"
+        rows = [Row(f"memory a case, from {FEW:,} to {CASES:,} cases", growth, 300.0, detail, unit="bytes")]
+        if (reason := why_no_browser()) is not None:
+            print(f"  ({reason})")
+            return rows
+        times = in_browser(place)
+    shown = ", ".join(f"{name} {value:.0f}" for name, value in times.items())
+    slowest = max(times[name] for name in ("filter", "search", "search again"))
+    rows.append(Row("first paint in Chromium", times["first paint"], FIRST_PAINT, f"ms: {shown}", unit="ms"))
+    rows.append(Row("the slowest of filter and search", slowest, FILTER, f"median of {ROUNDS} openings", unit="ms"))
+    return rows

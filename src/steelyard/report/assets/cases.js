@@ -1,0 +1,150 @@
+// The cases in memory: unpacked columns, grouped by case, and what each chip, search and sort order selects.
+
+const FLAG = { escalated: 1, cached: 2 };
+const CHIPS = ["failed", "errored", "flaky", "escalated", "slow", "unscored", "passed"];
+const BIT = Object.fromEntries(CHIPS.map((name, index) => [name, 1 << index]));
+const COLUMNS = ["id", "trial", "state", "flags", "first", "last", "input", "output", "cost", "ask", "say"];
+const ENOUGH_FOR_SLOW = 20;
+
+async function unpack(element) {
+  const packed = atob(element.textContent.trim());
+  const bytes = new Uint8Array(packed.length);
+  for (let index = 0; index < packed.length; index++) bytes[index] = packed.charCodeAt(index);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  return new Response(stream).json();
+}
+
+class Cases {
+  constructor(blocks, scoreNames) {
+    for (const name of COLUMNS) this[name] = blocks.flatMap((block) => block[name]);
+    this.scoreNames = scoreNames;
+    this.scores = scoreNames.map((_, index) => blocks.flatMap((block) => block.scores[index]));
+    this.slowFrom = this.slowLimit();
+    this.group();
+    this.words = null;
+  }
+
+  // The 95th percentile of the answers' times: what is above it is called slow.
+  slowLimit() {
+    const times = this.last.filter((time, record) => time !== null && this.isMeasured(record));
+    if (times.length < ENOUGH_FOR_SLOW) return Infinity;
+    times.sort((a, b) => a - b);
+    return times[Math.ceil(times.length * 0.95) - 1];
+  }
+
+  isMeasured(record) {
+    return this.state[record] !== 3 && !(this.flags[record] & FLAG.cached);
+  }
+
+  // Records of one case stand together: a row of the table is a case with all of its trials.
+  group() {
+    this.starts = [];
+    this.id.forEach((id, record) => {
+      if (record === 0 || id !== this.id[record - 1]) this.starts.push(record);
+    });
+    this.count = this.starts.length;
+    this.bits = new Uint16Array(this.count);
+    this.marks = new Uint8Array(this.count);
+    this.lead = new Uint32Array(this.count);  // of several trials the row shows the first that is as the row says
+    this.kept = new Map();
+    for (let row = 0; row < this.count; row++) this.look(row);
+    this.counts = Object.fromEntries(CHIPS.map((name) => [name, 0]));
+    for (const bits of this.bits) for (const name in BIT) if (bits & BIT[name]) this.counts[name]++;
+  }
+
+  look(row) {
+    const seen = [0, 0, 0, 0];
+    let bits = 0;
+    for (let record = this.starts[row]; record < this.end(row); record++) {
+      const state = this.state[record];
+      seen[state]++;
+      if (this.flags[record] & FLAG.escalated) bits |= BIT.escalated;
+      if (this.last[record] > this.slowFrom && this.isMeasured(record)) bits |= BIT.slow;
+    }
+    const [failed, passed, unscored, errored] = seen;
+    if (failed) bits |= BIT.failed;
+    if (errored) bits |= BIT.errored;
+    if (failed && passed) bits |= BIT.flaky;
+    if (unscored) bits |= BIT.unscored;
+    if (passed && !failed && !errored && !unscored) bits |= BIT.passed;
+    this.bits[row] = bits;
+    const mark = failed ? 0 : errored ? 3 : unscored ? 2 : 1;
+    this.marks[row] = mark;
+    this.lead[row] = this.state.indexOf(mark, this.starts[row]);
+  }
+
+  end(row) {
+    return row + 1 < this.count ? this.starts[row + 1] : this.id.length;
+  }
+
+  rowOf(record) {
+    let low = 0, high = this.count - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (this.starts[middle] <= record) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  }
+
+  // A column's value for a row: of several trials the median of those that have one.
+  value(column, row) {
+    const from = this.starts[row], to = this.end(row);
+    if (to === from + 1) return column[from];
+    const found = column.slice(from, to).filter((one) => one !== null).sort((a, b) => a - b);
+    return found.length ? found[found.length >> 1] : null;
+  }
+
+  select(words, chips) {
+    const wanted = chips.reduce((bits, name) => bits | BIT[name], 0);
+    const terms = words.toLowerCase().split(/\s+/).filter(Boolean);
+    if (terms.length) this.words ||= this.id.map((id, record) => this.wordsOf(id, record));
+    const found = [];
+    for (let row = 0; row < this.count; row++) {
+      if (wanted && !(this.bits[row] & wanted)) continue;
+      if (terms.length && !this.matches(row, terms)) continue;
+      found.push(row);
+    }
+    return found;
+  }
+
+  wordsOf(id, record) {
+    return `${id}\n${this.ask[record]}\n${this.say[record]}`.toLowerCase();
+  }
+
+  matches(row, terms) {
+    for (let record = this.starts[row]; record < this.end(row); record++) {
+      const text = this.words[record];
+      if (terms.every((term) => text.includes(term))) return true;
+    }
+    return false;
+  }
+
+  sort(rows, key, descending) {
+    if (key === null) return rows;
+    const keys = this.keys(key);
+    const sign = descending ? -1 : 1;
+    return rows.sort((a, b) => {
+      const one = keys[a], other = keys[b];
+      if (one === other) return a - b;
+      if (one === null) return 1;  // what has no value goes last either way
+      if (other === null) return -1;
+      return one < other ? -sign : sign;
+    });
+  }
+
+  keys(key) {
+    let found = this.kept.get(key);
+    if (!found) {
+      found = Array.from({ length: this.count }, (_, row) => this.sortValue(key, row));
+      this.kept.set(key, found);
+    }
+    return found;
+  }
+
+  sortValue(key, row) {
+    if (key === "id") return this.id[this.starts[row]];
+    if (key === "state") return [0, 3, 2, 1][this.marks[row]];  // failed, errored, unscored, passed
+    return this.value(key.startsWith("score:") ? this.scores[Number(key.slice(6))] : this[key], row);
+  }
+}

@@ -1,0 +1,280 @@
+// The first view: what came out, how sure that is, how fast, at what price.
+
+const MOST_KINDS = 8;
+const MOST_FLAKY = 6;
+const ENDINGS = ["average", "p50", "p90", "p99", "min", "max"];
+const MEASURED = [
+  ["time_to_first_token", "time to first token", seconds],
+  ["time_to_last_token", "time to last token", seconds],
+  ["time_per_output_token", "time per output token", seconds],
+  ["num_tokens_input", "input tokens", compact],
+  ["num_tokens_output", "output tokens", compact],
+];
+
+function renderOverview(page, root, go) {
+  const cards = div("cards");
+  const add = (title, ...found) => {
+    const there = found.filter(Boolean);
+    if (there.length) cards.append(...(title ? [el("h2", { class: "section" }, title)] : []), ...there);
+  };
+  add(null, outcomeCard(page, go), scoresCard(page), trialsCard(page, go), errorsCard(page, go));
+  const { first, last } = page.charts;
+  add("Latency", latencyCard("Time to first token", first, "first"), latencyCard("Time to last token", last, "last"),
+    percentilesCard(page));
+  if (!page.metrics.scored_from) add("Over time", throughputCard(page), scatterCard(page, go));
+  add("Tokens and cost", tokensCard(page), costCard(page));
+  add("About this run", aboutCard(page));
+  root.append(heading(page), div("notices", ...page.notices.map(notice)), tiles(page), cards);
+}
+
+function heading(page) {
+  const { metrics, about } = page;
+  const facts = [
+    about.model,
+    `${number(metrics.n)} of ${plural(metrics.counts.planned, "record")}`,
+    about.trials > 1 ? `${number(about.trials)} trials a case` : null,
+    about.created ? when(about.created) : null,
+    metrics.active_seconds ? `took ${seconds(metrics.active_seconds)}` : null,
+    about.run,
+  ];
+  const shown = facts.filter(Boolean).map((fact) => el("span", {}, visible(fact)));
+  const state = metrics.complete ? span("pill passed", "complete") : span("pill error", "not complete");
+  return div("head", el("div", {}, el("h1", {}, visible(about.suite)), el("p", { class: "facts" }, ...shown)), state);
+}
+
+function when(text) {
+  const date = new Date(text);
+  const parts = { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" };
+  return Number.isNaN(date.getTime()) ? text : date.toLocaleString("en-GB", parts);
+}
+
+function notice({ level, title, text }) {
+  const role = level === "warning" ? "alert" : "note";
+  const inside = el("div", {}, el("b", {}, visible(title)), el("p", {}, visible(text)));
+  return el("div", { class: "notice " + level, role }, inside);
+}
+
+// Tiles
+
+function tile(label, value, unit, note, extra) {
+  return div("tile", div("label", label), div("value", value, unit ? el("small", {}, unit) : null),
+    note ? div("note", note) : null, extra);
+}
+
+function tiles(page) {
+  const { metrics } = page;
+  if (!metrics.n) return div("tiles");
+  const answered = `${number(metrics.counts.error)} of ${number(metrics.n)} brought no answer`;
+  return div("tiles", passTile(metrics), tile("Errors", percent(metrics.error_rate), "", answered),
+    timeTile("Time to first token", metrics.stats, "time_to_first_token"),
+    timeTile("Time to last token", metrics.stats, "time_to_last_token"), throughputTile(metrics), costTile(metrics));
+}
+
+function passTile(metrics) {
+  if (metrics.pass_rate === null) return null;
+  const interval = metrics.pass_rate_ci95;
+  const sure = interval ? `, 95 % CI ${percent(interval[0])} \u2013 ${percent(interval[1])}` : "";
+  const note = `${number(metrics.passed)} of ${number(metrics.scored)} scored${sure}`;
+  const drawn = interval ? div("whisker", whisker(metrics.pass_rate, interval)) : null;
+  return tile("Pass rate", percent(metrics.pass_rate), "", note, drawn);
+}
+
+function timeTile(label, stats, name) {
+  if (stats[name + "-p50"] === null) return null;
+  const [value, unit] = seconds(stats[name + "-p50"]).split(" ");
+  const note = `p90 ${seconds(stats[name + "-p90"])}, p99 ${seconds(stats[name + "-p99"])}`;
+  return tile(label, value, unit + " median", note);
+}
+
+function throughputTile({ stats, scored_from: scoredFrom }) {
+  if (scoredFrom || stats.requests_per_minute === null) return null;
+  const tokens = stats.total_output_tokens ? `${number(stats.output_tps)} output tokens a second` : "answers";
+  return tile("Throughput", compact(stats.requests_per_minute), "/ min", tokens);
+}
+
+function costTile(metrics) {
+  if (!metrics.cost) return null;
+  const each = metrics.cost_per_passed_case;
+  const note = each ? `${money(each, metrics.currency)} a passed case` : "";
+  return tile("Cost", money(metrics.cost, ""), visible(metrics.currency || ""), note);
+}
+
+// Cards
+
+function card(title, aside, wide, ...children) {
+  const head = el("header", {}, el("h2", {}, title), aside ? div("aside", aside) : null);
+  return el("section", { class: wide ? "card wide" : "card" }, head, ...children);
+}
+
+function tableOf(head, rows) {
+  const names = head.map((name) => el("th", { scope: "col" }, name));
+  const top = head.length ? el("thead", {}, el("tr", {}, ...names)) : null;
+  return div("scroll", el("table", {}, top, el("tbody", {}, ...rows)));
+}
+
+function line(...cells) {
+  const isCell = (one) => one instanceof Element && one.tagName === "TD";
+  return el("tr", {}, ...cells.map((one) => (isCell(one) ? one : el("td", {}, one))));
+}
+
+// A bar of shares, and a legend that names them: each part is a name, a count, the class of its colour.
+function shares(kind, parts) {
+  const whole = parts.reduce((sum, [, count]) => sum + count, 0);
+  const bar = el("div", { class: kind, "aria-hidden": "true" });
+  for (const [, count, fill] of parts) {
+    const piece = span(fill);
+    piece.style.flex = `${(100 * count) / whole} 1 0`;
+    bar.append(piece);
+  }
+  return bar;
+}
+
+function key(fill, label, count) {
+  return [span("dot " + fill), label, count === undefined ? null : el("b", {}, compact(count))];
+}
+
+function outcomeCard(page, go) {
+  const { counts, metrics } = page;
+  const all = { ...counts, left: metrics.counts.planned - metrics.n };
+  const parts = ["passed", "failed", "error", "unscored", "left"].filter((name) => all[name] > 0)
+    .map((name) => [name, all[name], name + "-fill"]);
+  if (!parts.length) return card("Outcome", "", true, el("p", { class: "facts" }, "Nothing has come back yet."));
+  const entries = parts.map(([name, count, fill]) => {
+    if (name === "left") return el("span", {}, ...key(fill, "not done", count));
+    const chip = name === "error" ? "errored" : name;
+    return button({ title: "Show these cases", onclick: () => go.filter(chip) }, ...key(fill, chip, count));
+  });
+  return card("Outcome", "", true, shares("outcome", parts), div("legend", ...entries));
+}
+
+function scoresCard(page) {
+  const rows = Object.entries(page.metrics.scores).map(([name, score]) => scoreLine(name, score));
+  const head = ["score", "mean", "", "95 % interval", "passed", "n"];
+  return rows.length ? card("Scores", "", true, tableOf(head, rows)) : null;
+}
+
+function scoreLine(name, score) {
+  const tags = [
+    score.advisory ? span("tag error", "advisory") : null,
+    score.escalated ? span("tag accent", `asked ${number(score.escalated)}\u00d7 after a failure`) : null,
+    score.errors ? span("tag failed", `${number(score.errors)} broke down`) : null,
+  ].filter(Boolean).flatMap((tag) => [" ", tag]);
+  const judge = score.by ? span("sub", visible(score.by.join(", "))) : null;
+  const interval = score.mean === null ? null : score.mean_ci95;
+  const drawn = el("td", {}, interval ? whisker(score.mean, interval) : null);
+  drawn.style.width = "38%";
+  const named = el("td", { class: "name" }, visible(name), ...tags, judge);
+  const mean = score.mean === null ? MISSING : score.mean.toFixed(3);
+  const sure = interval ? `${interval[0].toFixed(3)} \u2013 ${interval[1].toFixed(3)}` : "";
+  return line(named, mean, drawn, sure, percent(score.pass_rate), number(score.n));
+}
+
+function trialsCard(page, go) {
+  const trials = page.metrics.trials;
+  if (!trials || trials.trials < 2 || !trials.cases) return null;
+  const all = Object.keys(trials.pass_at_k);
+  const isShown = (k, index) => all.length <= 8 || Number.isInteger(Math.log2(Number(k))) || index === all.length - 1;
+  const ks = all.filter(isShown);
+  const rows = [["pass@k: any of k passes", trials.pass_at_k], ["pass^k: all k pass", trials.pass_hat_k]]
+    .map(([label, of]) => line(label, ...ks.map((k) => percent(of[k]))));
+  const title = `${number(trials.trials)} trials of ${plural(trials.cases, "case")}`;
+  return card("Trials", title, true, tableOf(["k", ...ks], rows), ...flakyCases(trials, go));
+}
+
+function flakyCases(trials, go) {
+  const none = "No case is flaky: each passed in all of its trials or in none.";
+  if (!trials.flaky) return [el("p", { class: "facts" }, none)];
+  const shown = trials.flaky_cases.slice(0, MOST_FLAKY);
+  const entries = shown.map(({ id, passed, tried }) =>
+    button({ onclick: () => go.openId(id) }, visible(id), span("tag", `${number(passed)}/${number(tried)}`)));
+  const rest = trials.flaky - shown.length;
+  if (rest) entries.push(button({ onclick: () => go.filter("flaky") }, `and ${number(rest)} more`));
+  return [el("h3", {}, `Flaky: ${number(trials.flaky)} of ${plural(trials.cases, "case")}`), div("legend", ...entries)];
+}
+
+function errorsCard(page, go) {
+  const entries = Object.entries(page.metrics.errors);
+  const rows = entries.slice(0, MOST_KINDS).map(([kind, count]) => {
+    const example = page.metrics.error_examples[kind];
+    const open = button({ class: "linkish", onclick: () => go.filter("errored") }, visible(kind));
+    const said = example ? span("sub", visible(`${example.id}: ${example.error}`)) : null;
+    return line(el("td", { class: "name" }, open, said), number(count));
+  });
+  if (entries.length > MOST_KINDS) rows.push(line(`and ${entries.length - MOST_KINDS} more kinds`, ""));
+  return rows.length ? card("Errors by type", "", true, tableOf([], rows)) : null;
+}
+
+function latencyCard(title, data, kind) {
+  if (!data) return null;
+  const label = `${title}: median ${seconds(data.p50)}, p90 ${seconds(data.p90)}, p99 ${seconds(data.p99)}`;
+  const aside = plural(data.n, "answer") + (data.log ? ", log scale" : "");
+  return card(title, aside, false, histogramChart(data, kind, seconds, label));
+}
+
+function percentilesCard(page) {
+  const stats = page.metrics.stats;
+  const rows = MEASURED.filter(([name]) => typeof stats[name + "-average"] === "number")
+    .map(([name, label, show]) => line(label, ...ENDINGS.map((ending) => show(stats[`${name}-${ending}`]))));
+  if (!rows.length) return null;
+  return card("Percentiles", "of answers that were not from the cache", true, tableOf(["", ...ENDINGS], rows));
+}
+
+function throughputCard(page) {
+  const data = page.charts.over_time;
+  if (!data) return null;
+  const entries = [el("span", {}, ...key("last-fill", "records landed a second"))];
+  if (data.errors.some(Boolean)) entries.push(el("span", {}, ...key("error-fill", "errors among them")));
+  const drawn = overTimeChart(data, "Records landed a second over the run, and errors among them");
+  return card("Throughput and errors", "", false, drawn, div("legend", ...entries));
+}
+
+function scatterCard(page, go) {
+  const data = page.charts.points;
+  if (!data) return null;
+  const present = [1, 0, 3, 2].filter((state) => data.state.includes(state)).map((state) => STATES[state]);
+  const entries = present.map((name) => el("span", {}, ...key(name + "-fill", name)));
+  const all = "time to last token; of errors, until they were known";
+  const aside = data.at.length < data.of ? `${number(data.at.length)} of ${number(data.of)} shown` : all;
+  const drawn = scatterChart(data, "When each record landed and how long it took", go.openRecord);
+  return card("Timeline", aside, false, drawn, div("legend", ...entries));
+}
+
+function tokensCard(page) {
+  const { total_input_tokens: input, total_output_tokens: output } = page.metrics.stats;
+  if (!input && !output) return null;
+  const cached = Math.min(page.charts.cached_input, input), reasoning = Math.min(page.charts.reasoning, output);
+  const parts = [
+    ["input", input - cached, "first-fill"],
+    ["input from the provider's cache", cached, "unscored-fill"],
+    ["output", output - reasoning, "last-fill"],
+    ["reasoning", reasoning, "error-fill"],
+  ].filter(([, count]) => count > 0);
+  const entries = parts.map(([name, count, fill]) => el("span", {}, ...key(fill, name, count)));
+  const title = "Output tokens an answer", data = page.charts.output;
+  const spread = data ? [el("h3", {}, title), histogramChart(data, "plain", compact, title)] : [];
+  const aside = `${compact(input + output)} in all`;
+  return card("Tokens", aside, !page.metrics.cost, shares("stack", parts), div("legend", ...entries), ...spread);
+}
+
+function costCard({ metrics }) {
+  if (!metrics.cost) return null;
+  const rows = [
+    ["answers", metrics.cost_answers],
+    ["judges", metrics.cost_judges],
+    ["failed calls", metrics.cost_errors],
+    ["per 1,000 cases", metrics.cost_per_1000_cases],
+    ["per passed case", metrics.cost_per_passed_case],
+  ].filter(([, amount]) => amount).map(([label, amount]) => line(label, money(amount, metrics.currency)));
+  const unknown = (metrics.cost_unknown || 0) + (metrics.cost_unknown_errors || 0) + (metrics.cost_unknown_judges || 0);
+  const notes = [
+    unknown ? `The cost of ${plural(unknown, "call")} is unknown and not in it.` : "",
+    metrics.cost_estimated ? `${plural(metrics.cost_estimated, "call")} by an estimated number of tokens.` : "",
+  ].filter(Boolean).join(" ");
+  const told = notes ? el("p", { class: "facts" }, notes) : null;
+  return card("Cost", money(metrics.cost, metrics.currency), false, tableOf([], rows), told);
+}
+
+function aboutCard(page) {
+  const groups = page.about.groups.map(([title, facts]) => el("div", {}, el("h3", {}, title), pairs(facts, "mono")));
+  return card("Settings", "", true, div("groups", ...groups));
+}

@@ -1,0 +1,151 @@
+"""A run as Markdown, fit for a comment on a pull request: short, and nothing in it that a model wrote is markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from steelyard._version import __version__
+from steelyard.journal.manifest import read_manifest
+from steelyard.records import Record
+from steelyard.report.conversation import as_text, question
+from steelyard.report.expectations import Asked, Expectations, open_suite
+from steelyard.report.page_notices import notices
+from steelyard.report.run_records import RunRecords, state_of, why_failed
+from steelyard.report.visible import one_line
+from steelyard.result import Result
+from steelyard.stats.spending import format_money
+from steelyard.stats.wording import format_number, format_seconds
+from steelyard.suite.evalset import EvalSet
+
+# All that Markdown or GitHub could make something of: emphasis, code, links, tables, mentions, references, formulas.
+_SPECIAL = re.compile(r"[&<>|`*_~\[\]\\!#@:.$(){}^]")
+_REFERRING = re.compile(f"(&#(?:{ord('@')}|{ord('#')});)")
+_LONGEST = 160
+_LONGEST_SENTENCE = 400
+_MOST_FAILED = 20
+_MOST_KINDS = 10
+_TIMES = {"time_to_first_token": "first token", "time_to_last_token": "last token"}
+
+
+def markdown(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
+    """The headline, warnings, scores, latencies, errors, and the first cases that failed, folded."""
+    metrics = Result.load(run).metrics
+    named = " on ".join(code(name) for name in (metrics["suite"], metrics["model_id"]) if name)
+    yield f"## {named}: {_headline(metrics)}\n\n"
+    for notice in notices(metrics):
+        yield f"> [!{'WARNING' if notice['level'] == 'warning' else 'NOTE'}]\n"
+        yield f"> **{notice['title']}.** {words(notice['text'])}\n\n"
+    yield from _table(["", "", "95 % interval"], _figures(metrics))
+    yield from _latencies(metrics)
+    yield from _errors(metrics)
+    yield from _failed(run, suite)
+    yield f"<sub>{code(str(run))}, Steelyard {__version__}</sub>\n"
+
+
+def code(text: str, longest: int = _LONGEST) -> str:
+    """Text from elsewhere as code on one line: shown as it is, taken for nothing else."""
+    shown = _escaped(one_line(text, longest))
+    return f"<code>{shown}</code>" if shown else ""
+
+
+def words(text: str) -> str:
+    """A sentence with text from elsewhere in it: shown as it is; a mention or a reference falls apart."""
+    return _REFERRING.sub(r"<code>\1</code>", _escaped(one_line(text, _LONGEST_SENTENCE)))
+
+
+def _escaped(text: str) -> str:
+    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text)
+
+
+def _headline(metrics: Mapping[str, Any]) -> str:
+    counts = metrics["counts"]
+    done = f"{metrics['n']:,} of {counts['planned']:,} done" if not metrics["complete"] else f"{metrics['n']:,} records"
+    passed = "" if metrics["pass_rate"] is None else f"{metrics['pass_rate']:.1%} passed, "
+    return f"{passed}{done}"
+
+
+def _figures(metrics: Mapping[str, Any]) -> Iterator[list[str]]:
+    if metrics["pass_rate"] is not None:
+        share = f"**{metrics['pass_rate']:.1%}** ({metrics['passed']:,} of {metrics['scored']:,})"
+        yield ["passed", share, _interval(metrics["pass_rate_ci95"], "{:.1%}")]
+    if metrics["error_rate"] is not None:
+        yield ["errors", f"{metrics['error_rate']:.1%} ({metrics['counts']['error']:,} of {metrics['n']:,})", ""]
+    if metrics["unscored"]:
+        yield ["unscored", f"{metrics['unscored']:,}", ""]
+    for name, score in metrics["scores"].items():
+        mean = "–" if score["mean"] is None else f"{score['mean']:.3f}"
+        advisory = ", advisory" if score.get("advisory") else ""
+        yield [
+            f"score {code(name, 60)}{advisory}",
+            f"{mean} (n {score['n']:,})",
+            _interval(score["mean_ci95"], "{:.3f}"),
+        ]
+    trials = metrics.get("trials")
+    if trials and trials["trials"] > 1 and trials["cases"]:
+        yield ["flaky cases", f"{trials['flaky']:,} of {trials['cases']:,} in {trials['trials']:,} trials", ""]
+    if metrics.get("cost"):
+        yield ["cost", format_money(metrics["cost"], code(metrics["currency"], 20)), ""]
+    stats = metrics["stats"]
+    if "scored_from" not in metrics and stats["requests_per_minute"] is not None and metrics["n"]:
+        yield ["throughput", f"{format_number(stats['requests_per_minute'])} a minute", ""]
+
+
+def _latencies(metrics: Mapping[str, Any]) -> Iterator[str]:
+    stats, columns = metrics["stats"], ("p50", "p90", "p99", "max")
+    rows = [
+        [label, *(format_seconds(stats[f"{name}-{column}"]) for column in columns)]
+        for name, label in _TIMES.items()
+        if stats[f"{name}-average"] is not None
+    ]
+    if rows:
+        yield from _table(["time to", *columns], rows)
+
+
+def _errors(metrics: Mapping[str, Any]) -> Iterator[str]:
+    rows = []
+    for kind, count in list(metrics["errors"].items())[:_MOST_KINDS]:
+        example = metrics["error_examples"].get(kind) or {"id": "", "error": ""}
+        rows.append([code(kind, 60), f"{count:,}", code(example["id"], 60), code(example["error"])])
+    if rows:
+        yield from _table(["error", "", "for example", ""], rows)
+
+
+def _failed(run: Path, suite: EvalSet | None) -> Iterator[str]:
+    records = RunRecords(run)
+    total = records.counts["failed"]
+    if not total:
+        return
+    manifest = read_manifest(run)
+    expectations = Expectations(open_suite(run, manifest)[0] if suite is None else suite, manifest)
+    rows: list[list[str]] = []
+    for _, record in records:
+        if state_of(record) == "failed":
+            rows.append(_failed_row(record, expectations.of(record)))
+            if len(rows) == _MOST_FAILED:
+                break
+    shown = f"{total:,} failed" if total <= _MOST_FAILED else f"the first {_MOST_FAILED} of {total:,} that failed"
+    yield f"<details><summary>{shown}</summary>\n\n"
+    yield from _table(["case", "asked", "answered", "expected", "why"], rows)
+    yield "</details>\n\n"
+
+
+def _failed_row(record: Record, asked: Asked | None) -> list[str]:
+    case = asked.case if asked is not None else None
+    named = code(record.id, 60) + (f" trial {record.trial + 1}" if record.trial else "")
+    expected = "" if case is None or case.expected is None else as_text(case.expected)
+    texts = (question(record, case), record.response_text or "", expected, why_failed(record))
+    return [named, *(code(text) for text in texts)]
+
+
+def _table(head: Sequence[str], rows: Iterator[list[str]] | list[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n"
+    for row in rows:
+        yield f"| {' | '.join(row)} |\n"
+    yield "\n"
+
+
+def _interval(interval: Sequence[float] | None, form: str) -> str:
+    return "" if interval is None else f"{form.format(interval[0])} – {form.format(interval[1])}"
