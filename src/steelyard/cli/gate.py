@@ -1,0 +1,146 @@
+"""`steelyard gate RUN`: is it good enough? Silent when it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from steelyard.cli.main import FAILED_GATE
+from steelyard.cli.output import say, show, show_json
+from steelyard.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from steelyard.report.gate import Gated
+    from steelyard.report.regression import Allowance
+    from steelyard.report.rules import Rule
+
+_SUMMARY = "GITHUB_STEP_SUMMARY"
+
+
+class Flags(msgspec.Struct, frozen=True, kw_only=True):
+    """What was given on the command line."""
+
+    run: Path
+    rules: tuple[str, ...]
+    suite: Path | None
+    baseline: Path | None
+    drops: tuple[str, ...]
+    slowdown: float | None
+    allow_incomplete: bool
+    allow_client_bottleneck: bool
+    junit: Path | None
+    markdown: Path | None
+    as_json: bool
+    verbose: bool
+
+
+@click.command("gate")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--rule", "rules", multiple=True, metavar="RULE", help="A metric, < <= > >= == or !=, and a number.")
+@click.option(
+    "--suite", type=click.Path(path_type=Path), help="Suite file whose gate to hold it to [default: its own]."
+)
+@click.option("--baseline", type=click.Path(path_type=Path), help="The run that it may not be worse than.")
+@click.option(
+    "--max-regression",
+    "drops",
+    multiple=True,
+    metavar="METRIC=X",
+    help="By how much it may be worse: pass_rate, error_rate or score.NAME [default: 0 for both rates].",
+)
+@click.option("--max-slowdown", "slowdown", type=float, metavar="RATIO", help="By how much it may be slower: 1.1.")
+@click.option("--allow-incomplete", is_flag=True, help="Let an unfinished run pass.")
+@click.option("--allow-client-bottleneck", is_flag=True, help="Trust times although the client was too slow.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write a JUnit file, a test case for each rule.")
+@click.option("--markdown", type=click.Path(path_type=Path), help="Write a summary fit for a pull request.")
+@click.option("--json", "as_json", is_flag=True, help="Print all rules as JSON.")
+@click.option("-v", "--verbose", is_flag=True, help="Print all rules, not only broken ones.")
+def command(**given: Any) -> int:
+    """Hold RUN to the rules of its suite's gate, of --rule, and to a baseline: exit 0 in silence, or 1 and a line for
+    each broken rule.
+    """
+    flags = Flags(**given)
+    from steelyard.report.gate import hold_to
+    from steelyard.report.rules import Leave, parse_rule
+
+    if flags.baseline is None and (flags.drops or flags.slowdown is not None):
+        raise click.UsageError("--max-regression and --max-slowdown need a --baseline")
+    rules = [*_suite_rules(flags.run, flags.suite), *(parse_rule(rule) for rule in flags.rules)]
+    if not rules and flags.baseline is None:
+        raise ConfigurationError(f"{flags.run}: nothing to hold it to: give --rule or --baseline, or its suite a gate")
+    leave = Leave(incomplete=flags.allow_incomplete, client_bottleneck=flags.allow_client_bottleneck)
+    gated = hold_to(flags.run, rules, baseline=flags.baseline, allowance=_allowance(flags), leave=leave)
+    _write_files(gated, flags)
+    _print(gated, flags)
+    return 0 if gated.passed else FAILED_GATE
+
+
+def _allowance(flags: Flags) -> Allowance:
+    from steelyard.report.regression import Allowance, parse_drop
+
+    return Allowance(drops=dict(parse_drop(drop) for drop in flags.drops), slowdown=flags.slowdown)
+
+
+def _suite_rules(run: Path, suite: Path | None) -> list[Rule]:
+    """The gate of the suite that was named, or of the run's own where its file is at hand."""
+    from steelyard.journal.manifest import read_manifest
+    from steelyard.report.rules import FAILURE_RATE, parse_rule
+
+    if suite is None:
+        manifest = read_manifest(run)
+        named = None if manifest is None else manifest.suite_file
+        if named is None or Path(named).suffix.lower() not in (".yaml", ".yml"):
+            return []
+        suite = Path(named)
+        if not suite.is_file():
+            say(
+                f"the suite file {suite} is not to be found from here: its own gate is not looked at (--suite names it)"
+            )
+            return []
+    from steelyard.build import build_gate
+    from steelyard.suite.yaml_file import read_suite_file
+
+    raw = read_suite_file(suite).gate
+    gate = build_gate(raw, suite)
+    written = [*gate.rules]
+    if raw.get("max_error_rate") is not None:
+        written.insert(0, f"{FAILURE_RATE}<={gate.max_error_rate}")
+    if gate.min_pass_rate is not None:
+        written.insert(0, f"pass_rate>={gate.min_pass_rate}")
+    try:
+        return [parse_rule(rule) for rule in written]
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{suite}: gate: {error}") from error
+
+
+def _print(gated: Gated, flags: Flags) -> None:
+    from steelyard.report.gate_files import gate_lines
+
+    if flags.as_json:
+        show_json(gated)
+    elif flags.verbose:
+        show(gate_lines(gated.checks, mark=True))
+    elif not gated.passed:
+        show(gate_lines(gated.broken, mark=False))
+
+
+def _write_files(gated: Gated, flags: Flags) -> None:
+    from steelyard.cli.written import write_text
+    from steelyard.report.gate_files import gate_junit, gate_markdown
+
+    if flags.junit is not None:
+        from steelyard.journal.manifest import now
+
+        write_text(flags.junit, gate_junit(gated, now()[:19]))
+    if flags.markdown is not None:
+        write_text(flags.markdown, gate_markdown(gated))
+    if summary := os.environ.get(_SUMMARY):
+        try:
+            with open(summary, "a", encoding="utf-8", errors="replace") as file:
+                file.write(gate_markdown(gated) + "\n")
+        except OSError as error:  # the verdict does not depend on where it is also written
+            say(f"cannot write to ${_SUMMARY} ({summary}): {error.strerror}")

@@ -1,0 +1,158 @@
+"""Whether a run is worse than a baseline: by the same cases, and only where that is shown or cannot be ruled out.
+
+With an allowance of 0 a rule is broken where the run is shown to be worse. To be shown not worse by more than nothing
+would be to be shown better, which no unchanged target can be. With an allowance above 0 the rule is one of
+non-inferiority: it is broken unless the 95 % interval of the difference rules out a drop of more than that.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from steelyard.errors import ConfigurationError, suggestion
+from steelyard.report.compare import change_of, error_rates, pass_rates, ratio_of_times, split_of
+from steelyard.report.compare_rows import signed
+from steelyard.report.comparison import SIGNIFICANT, Change, Ratio
+from steelyard.report.pairs import Floats, Pairs, RunCases
+from steelyard.report.rules import Checked, Leave, bottleneck
+
+_DEFAULT = {"pass_rate": 0.0, "error_rate": 0.0}
+_ALLOWED = re.compile(r"\s*(?P<name>.+?)\s*=\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?\s*", re.S)
+
+
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
+    """By how much a run may be worse than the baseline."""
+
+    drops: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Of a rate or a mean score, as a difference; of the two rates 0 where nothing is said."""
+    slowdown: float | None = None
+    """Of the time to the last token, as a ratio."""
+
+    def __post_init__(self) -> None:
+        if self.slowdown is not None and not 1 <= self.slowdown < math.inf:
+            raise ConfigurationError(f"the largest slowdown must be a ratio of 1 or more, got {self.slowdown:g}")
+
+
+def parse_drop(text: str) -> tuple[str, float]:
+    """`pass_rate=0.02` or `score.exact=2%`: a metric and by how much it may drop."""
+    found = _ALLOWED.fullmatch(text)
+    drop = math.nan if found is None else float(found["number"]) / (100 if found["percent"] else 1)
+    if found is None or not 0 <= drop < 1:
+        raise ConfigurationError(f"a largest regression is a metric, = and a drop within 0..1, got {text!r}")
+    return re.sub(r"^scores?\.(.+?)(\.mean)?$", r"score.\1", found["name"], flags=re.S), drop
+
+
+def check_regressions(
+    baseline: RunCases, run: RunCases, allowance: Allowance, leave: Leave
+) -> tuple[list[Checked], Pairs]:
+    """Each metric that may not get worse, checked over the cases that both runs have; and these."""
+    pairs = Pairs(baseline, run)
+    if not len(pairs):
+        raise ConfigurationError(f"no case of {run.run} is in the baseline {baseline.run}: nothing can be paired")
+    drops = {**_DEFAULT, **allowance.drops}
+    checked = [_check_drop(pairs, name, drop) for name, drop in drops.items()]
+    if allowance.slowdown is not None:
+        checked.append(_check_slowdown(pairs, allowance.slowdown, leave))
+    return checked, pairs
+
+
+def _check_drop(pairs: Pairs, name: str, allowed: float) -> Checked:
+    a, b = _values(pairs, name)
+    by = f" by more than {allowed:g}" if allowed else ""
+    rule = f"{name} not worse than {_label(pairs.baseline.run)}{by}"
+    change = change_of(a, b)
+    if change is None:
+        return Checked(rule=rule, ok=False, value=None, reason="is not known: no case has it in both runs")
+    if pairs.other.metrics["scores"].get(name.removeprefix("score."), {}).get("advisory") and name.startswith("score."):
+        reason = "is from a judge that is not calibrated: advisory, it cannot pass a gate"
+        return Checked(rule=rule, ok=False, value=change.difference, reason=reason)
+    good = change if name != "error_rate" else _turned(change)
+    assert good.ci95 is not None
+    problem = _shown_worse(name, good, a, b) if not allowed else _not_ruled_out(good, allowed)
+    reason = (
+        f"is {change.run:.4g} against {change.baseline:.4g} on {change.cases:,} cases: "
+        f"{signed(change.difference, 3)}, 95 % CI {' – '.join(signed(end, 3) for end in change.ci95 or ())}"
+    )
+    return Checked(rule=rule, ok=problem is None, value=change.difference, reason=reason + (problem or ""))
+
+
+def _values(pairs: Pairs, name: str) -> tuple[Floats, Floats]:
+    if name == "pass_rate":
+        return pass_rates(pairs)
+    if name == "error_rate":
+        return error_rates(pairs)
+    score = name.removeprefix("score.")
+    names = pairs.baseline.score_counts().keys() & pairs.other.score_counts().keys()
+    if not name.startswith("score.") or score not in names:
+        known = ["pass_rate", "error_rate", *(f"score.{one}" for one in sorted(names))]
+        raise ConfigurationError(f"{name!r} cannot be held against the baseline; {suggestion(name, known)}")
+    return pairs.both(pairs.baseline.score(score), pairs.other.score(score))
+
+
+def _shown_worse(name: str, change: Change, a: Floats, b: Floats) -> str | None:
+    """Whether the whole interval is on the wrong side; of rates the exact test, right for few cases too, must agree."""
+    assert change.ci95 is not None
+    if change.ci95[1] >= 0:
+        return None
+    if name in _DEFAULT:
+        split = split_of(a, b)
+        assert split is not None
+        if split.p >= SIGNIFICANT:
+            return None
+    return ": it is worse"
+
+
+def _not_ruled_out(change: Change, allowed: float) -> str | None:
+    assert change.ci95 is not None
+    low, high = change.ci95
+    if low >= -allowed:
+        return None
+    if high < -allowed:
+        return f": it is worse by more than {allowed:g}"
+    room = change.difference + allowed
+    if room <= 0:
+        return f": a drop of more than {allowed:g} cannot be ruled out"
+    needed = math.ceil(change.cases * ((change.difference - low) / room) ** 2)
+    return f": a drop of more than {allowed:g} cannot be ruled out; about {needed:,} such cases could"
+
+
+def _check_slowdown(pairs: Pairs, allowed: float, leave: Leave) -> Checked:
+    """The typical case's time to the last token against the baseline's."""
+    rule = f"time_to_last_token not above {allowed:g} × {_label(pairs.baseline.run)}"
+    ratio = ratio_of_times(pairs, "time_to_last_token")
+    problem = _slow(ratio, allowed)
+    for cases in (pairs.baseline, pairs.other):
+        if not leave.client_bottleneck and (why := bottleneck(cases.metrics)) is not None:
+            problem = f", which says nothing of the target: in {_label(cases.run)} {why}"
+    if ratio is None or ratio.ratio is None:
+        return Checked(rule=rule, ok=False, value=None, reason="is not known: no case has a time in both runs")
+    interval = "" if ratio.ci95 is None else f", 95 % CI {ratio.ci95[0]:.3f} – {ratio.ci95[1]:.3f}"
+    reason = f"is × {ratio.ratio:.3f} in the typical of {ratio.cases:,} cases{interval}"
+    return Checked(rule=rule, ok=problem is None, value=ratio.ratio, reason=reason + (problem or ""))
+
+
+def _slow(ratio: Ratio | None, allowed: float) -> str | None:
+    if ratio is None or ratio.ci95 is None:
+        return ": too few cases to tell"
+    low, high = ratio.ci95
+    if low > allowed:
+        return ": it is slower"
+    if allowed > 1 and high > allowed:
+        return f": × {allowed:g} cannot be ruled out"
+    return None
+
+
+def _turned(change: Change) -> Change:
+    """The change of a figure that is better when it is lower, as if it were better when higher."""
+    assert change.ci95 is not None
+    low, high = change.ci95
+    return msgspec.structs.replace(change, difference=-change.difference, ci95=(-high, -low))
+
+
+def _label(run: Path) -> str:
+    return run.name or str(run)
