@@ -1,0 +1,153 @@
+"""`steelyard sweep SUITE`: the same cases at several parallelisms: a table, plots, and where to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from steelyard.cli.again import command_again
+from steelyard.cli.interrupts import run_interruptibly
+from steelyard.cli.logs import log_to_stderr
+from steelyard.cli.main import TOO_MANY_ERRORS
+from steelyard.cli.open_files import allow_calls
+from steelyard.cli.output import say, show, show_json
+from steelyard.cli.place import new_place, remove_if_unused
+from steelyard.cli.run import load_suite
+from steelyard.cli.values import Duration
+from steelyard.errors import ConfigurationError
+from steelyard.journal.files import disk_errors
+from steelyard.load.sweep import Sweep, SweepResult
+from steelyard.report.plots import write_plots
+from steelyard.report.sweep_table import sweep_table
+from steelyard.runner import Runner
+
+_OPTIONS = ("match", "timeout", "warmup", "max_parallelism")
+"""The flags that are options of each level's run, by the same names."""
+
+
+class Flags(msgspec.Struct, frozen=True, kw_only=True):
+    """What was given on the command line."""
+
+    suite: str
+    parallelism: str
+    requests: int | None
+    duration: float | None
+    slo: str
+    pause: float
+    out: Path | None
+    model: str | None
+    base_url: str | None
+    match: str | None
+    timeout: float | None
+    warmup: int | None
+    max_parallelism: int | None
+    force: bool
+    as_json: bool
+    quiet: bool
+    verbose: bool
+    no_progress: bool
+
+
+@click.command("sweep")
+@click.argument("suite")
+@click.option(
+    "-j", "--parallelism", metavar="N,N,...", required=True, help="The levels: 1,10,50,100, or auto to search."
+)
+@click.option("-n", "--requests", type=int, help="Requests a level, 10 for each call in flight at least [default: 20].")
+@click.option("--duration", type=Duration(), help="Keep each level up so long (30s, 2m) instead.")
+@click.option("--slo", default="", metavar="LIST", help="What must hold: ttft_p99<500ms,error_rate<1%.")
+@click.option("--pause", type=Duration(), default=0.0, help="Rest so long between two levels (5s).")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="Folder of the sweep [default: runs/SUITE-sweep-TIME]."
+)
+@click.option("-m", "--model", help="Ask this model instead of the suite's.")
+@click.option("--base-url", metavar="URL", help="Ask at this address instead of the suite's.")
+@click.option("-k", "match", metavar="PATTERN", help="Only cases whose id matches: a glob, or a part of the id.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Time for one call [default: 600].")
+@click.option("--warmup", type=int, help="Requests sent first in each level and left out of everything.")
+@click.option("--max-parallelism", type=int, help="What auto never goes above [default: 512].")
+@click.option("--force", is_flag=True, help="Start over; what is there is moved to DIR/previous.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
+@click.option("-v", "--verbose", is_flag=True, help="More of what happens.")
+@click.option("--no-progress", is_flag=True, help="No bar and no progress lines.")
+def command(**given: Any) -> int:
+    """Measure SUITE at one parallelism after another and say which to run at.
+
+    Each level is a run of its own that goes round the cases; errors are what is measured, so nothing is
+    retried or cached, and judges are asked when the level is over. Finished levels are not measured again.
+    """
+    flags = Flags(**given)
+    log_to_stderr(quiet=flags.quiet, verbose=flags.verbose)
+    runner = _load(flags)
+    place = flags.out or new_place(f"{runner.suite.id}-sweep", make=True)
+    try:
+        sweep = _sweep(runner, flags, place)
+        allow_calls(sweep.options.max_parallelism if sweep.levels == "auto" else max(sweep.levels))
+        return _run(sweep, flags, place)
+    finally:
+        remove_if_unused(place)
+
+
+def _load(flags: Flags) -> Runner:
+    """The runner that a suite names, with the flags on top of its own options."""
+    changed = {name: value for name in ("model", "base_url") if (value := getattr(flags, name)) is not None}
+    runner, _ = load_suite(flags.suite, changed)
+    runner.suite_file = flags.suite
+    changes = {name: value for name in _OPTIONS if (value := getattr(flags, name)) is not None}
+    if flags.quiet or flags.no_progress:
+        changes["progress"] = "off"
+    runner.options = runner.options.replace(**changes)
+    return runner
+
+
+def _sweep(runner: Runner, flags: Flags, place: Path) -> Sweep:
+    return Sweep(
+        runner,
+        levels=flags.parallelism,
+        output_path=place,
+        requests=flags.requests,
+        duration=flags.duration,
+        pause=flags.pause,
+        slo=flags.slo,
+    )
+
+
+def _run(sweep: Sweep, flags: Flags, place: Path) -> int:
+    again = command_again(place)
+    ending = run_interruptibly(
+        sweep, lambda: sweep.run(force=flags.force), again, token=sweep.token, last_words=lambda _: None
+    )
+    result: SweepResult | None = ending.result
+    if result is None:
+        say(f"resume with: {again}")
+        return ending.signal_code
+    _show(result, flags, place)
+    if not result.complete:
+        say(f"resume with: {again}")
+        return ending.signal_code or TOO_MANY_ERRORS
+    return 0
+
+
+def _show(result: SweepResult, flags: Flags, place: Path) -> None:
+    """The table or the JSON, and where the plots are."""
+    metrics = result.to_metrics()
+    plots = _plots(metrics, place) if result.complete else []
+    if flags.as_json:
+        show_json({**metrics, "plots": [str(plot) for plot in plots]})
+        return
+    show(sweep_table(metrics, str(place)))
+    for plot in plots:
+        show(f"plot in {plot}")
+
+
+def _plots(metrics: dict[str, Any], place: Path) -> list[Path]:
+    try:
+        with disk_errors(place):
+            return write_plots(metrics, place)
+    except ConfigurationError as error:
+        say(f"no plots were drawn: {error}")
+        return []

@@ -1,0 +1,100 @@
+"""What a sweep found as text for a terminal: a row for each level, what is to be known of some, and the advice."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steelyard.stats.wording import format_number, format_seconds, safe_text
+
+_MISSING = "–"
+_WIDTH = 94
+_PERCENTILES = ("p50", "p90", "p99")
+_WIDTHS = (6, 11, 8, *(8,) * 6, 10, 9)
+_HEADINGS = ("level", "answers/s", "errors", *_PERCENTILES, *_PERCENTILES, "tokens/s", "passed")
+
+
+def sweep_table(sweep: Mapping[str, Any], place: str | None = None) -> str:
+    """The table of a sweep as sweep.json has it, with the notes and the recommendation under it."""
+    levels = sweep["levels"]
+    parts = [_headline(sweep)]
+    if levels:
+        parts += [_table(levels, sweep["recommendation"]["level"]), _notes(levels)]
+        parts.append(_wrapped(sweep["recommendation"]["says"], indent="  "))
+    if place is not None:
+        parts.append([f"results in {safe_text(place)}"])
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _headline(sweep: Mapping[str, Any]) -> list[str]:
+    named = " on ".join(safe_text(name) for name in (sweep["suite"], sweep["model_id"]) if name)
+    count = len(sweep["levels"])
+    state = "complete" if sweep["complete"] else "not complete"
+    lines = [f"{named}: {count:,} {'level' if count == 1 else 'levels'} measured, {state}"]
+    if sweep["stopped"]:
+        lines.append(f"  stopped: {safe_text(sweep['stopped'])}")
+    return lines
+
+
+def _table(levels: Sequence[Mapping[str, Any]], recommended: int | None) -> list[str]:
+    before, times = sum(_WIDTHS[:3]), sum(_WIDTHS[3:6])
+    over = " " * before + f"{'time to first token':>{times}}{'time to last token':>{times}}{'output':>{_WIDTHS[9]}}"
+    rows = [_HEADINGS, *(_cells(level) for level in levels)]
+    marks = ["  ", *("* " if level["level"] == recommended else _mark(level) for level in levels)]
+    return [
+        f"  {over}",
+        *(mark + _row(cells) for mark, cells in zip(marks, rows, strict=True)),
+    ]
+
+
+def _mark(level: Mapping[str, Any]) -> str:
+    return "! " if level["invalid"] is not None or not level["reached"] else "  "
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
+
+
+def _cells(level: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{level['level']:,}",
+        format_number(level["requests_per_second"]),
+        _percent(level["error_rate"]),
+        *(_seconds(level["time_to_first_token"][name]) for name in _PERCENTILES),
+        *(_seconds(level["time_to_last_token"][name]) for name in _PERCENTILES),
+        _MISSING if level["output_tps"] is None else format_number(round(level["output_tps"], 1)),
+        _percent(level["pass_rate"]),
+    ]
+
+
+def _notes(levels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a figure alone would not tell of a level."""
+    lines: list[str] = []
+    for level in levels:
+        if about := _about(level):
+            lines += _wrapped(f"{level['level']:,}: {'; '.join(about)}", indent="  ")
+    return lines
+
+
+def _about(level: Mapping[str, Any]) -> list[str]:
+    found = []
+    if level["invalid"] is not None:
+        found.append(f"not valid: this client was the bottleneck: {level['invalid']}")
+    if not level["reached"]:
+        found.append(f"not reached: at most {level['peak_in_flight']:,} were in flight at once")
+    if level["few"]:
+        found.append(f"only {level['requests']:,} requests: too few for steady figures, give it more time")
+    return [*found, *level["broken"]]
+
+
+def _wrapped(text: str, *, indent: str) -> list[str]:
+    return textwrap.wrap(safe_text(text), _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
+
+
+def _seconds(seconds: float | None) -> str:
+    return _MISSING if seconds is None else format_seconds(seconds)
+
+
+def _percent(rate: float | None) -> str:
+    return _MISSING if rate is None else f"{rate:.1%}"
