@@ -1,0 +1,149 @@
+"""A run's parameters, figures and files in MLflow's tracking."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steelyard._version import __version__
+from steelyard.errors import ConfigurationError
+from steelyard.journal.files import MANIFEST, METRICS, OUTPUTS, PARTIAL, REPORT
+from steelyard.journal.manifest import Manifest, read_manifest
+from steelyard.report.rules import figures
+from steelyard.result import Result
+
+_NOT_IN_NAMES = re.compile(r"[^\w.\- ]", re.ASCII)
+_LONGEST_NAME = 250
+_LONGEST_VALUE = 500
+"""Of a parameter: newer servers take more, older ones refuse it."""
+_METRICS_AT_ONCE, _OTHERS_AT_ONCE = 1000, 100
+
+
+def log_run(
+    run: str | Path,
+    *,
+    experiment: str | None = None,
+    run_name: str | None = None,
+    run_id: str | None = None,
+    tracking_uri: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    outputs: bool = True,
+) -> str:
+    """Log the run in a directory to MLflow; the id of the MLflow run.
+
+    That is `run_id`, or the active one (`with mlflow.start_run():`), else a new one, in the experiment that is named
+    here or by MLFLOW_EXPERIMENT_NAME, else in the suite's. `outputs=False` leaves out the files with the answers:
+    outputs.jsonl, and report.html where it was made.
+    """
+    mlflow = _mlflow()
+    place = Path(run)
+    result, manifest = Result.load(place), read_manifest(place)
+    client = mlflow.MlflowClient(tracking_uri)
+    active = mlflow.active_run() if run_id is None and tracking_uri is None else None
+    found = run_id or (active.info.run_id if active is not None else None)
+    logged: str = found or _new_run(client, result, manifest, experiment, run_name or place.resolve().name)
+    _log_facts(client, mlflow.entities, logged, result, manifest, {**_tags(place, result), **(tags or {})})
+    for name in (MANIFEST, METRICS, PARTIAL, *((OUTPUTS, REPORT) if outputs else ())):
+        if (place / name).is_file():
+            client.log_artifact(logged, str(place / name))
+    if found is None:
+        client.set_terminated(logged, "FINISHED" if result.complete else "KILLED")
+    return logged
+
+
+def _mlflow() -> Any:
+    try:
+        return import_module("mlflow")
+    except ImportError as error:
+        raise ConfigurationError("logging to MLflow needs mlflow: pip install 'steelyard[mlflow]'") from error
+
+
+def _new_run(client: Any, result: Result, manifest: Manifest | None, experiment: str | None, name: str) -> str:
+    if experiment is None and "MLFLOW_EXPERIMENT_ID" in os.environ:
+        experiment_id = os.environ["MLFLOW_EXPERIMENT_ID"]
+    else:
+        experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or str(result.metrics["suite"])
+        known = client.get_experiment_by_name(experiment)
+        experiment_id = known.experiment_id if known is not None else client.create_experiment(experiment)
+    began = None if manifest is None else int(datetime.fromisoformat(manifest.created).timestamp() * 1000)
+    made: str = client.create_run(experiment_id, start_time=began, run_name=name).info.run_id
+    return made
+
+
+def _log_facts(
+    client: Any, entities: Any, run_id: str, result: Result, manifest: Manifest | None, tags: Mapping[str, str]
+) -> None:
+    """Everything but the files, in batches no larger than a server takes."""
+    now = int(time.time() * 1000)
+    numbers = [
+        entities.Metric(name_for_mlflow(name), float(value), now, 0)
+        for name, value in figures(result.metrics).items()
+        if value is not None and math.isfinite(value)
+    ]
+    params = [entities.Param(name_for_mlflow(name), value) for name, value in _params(manifest, result.metrics).items()]
+    labels = [entities.RunTag(name_for_mlflow(name), value) for name, value in tags.items()]
+    for batch in _batches(numbers, _METRICS_AT_ONCE):
+        client.log_batch(run_id, metrics=batch)
+    for batch in _batches(params, _OTHERS_AT_ONCE):
+        client.log_batch(run_id, params=batch)
+    for batch in _batches(labels, _OTHERS_AT_ONCE):
+        client.log_batch(run_id, tags=batch)
+
+
+def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _tags(place: Path, result: Result) -> dict[str, str]:
+    return {
+        "steelyard.run": str(place),
+        "steelyard.suite": str(result.metrics["suite"]),
+        "steelyard.complete": "true" if result.complete else "false",
+        "steelyard.version": __version__,
+    }
+
+
+def _params(manifest: Manifest | None, metrics: Mapping[str, Any]) -> dict[str, str]:
+    """What decided the answers and the scores: the target's identity, the scorers, the options that were set."""
+    facts: dict[str, Any] = {"suite": metrics["suite"], "model": metrics["model_id"], "seed": metrics["seed"]}
+    facts |= _flat("target", metrics["target"])
+    if manifest is not None:
+        facts |= _flat("options", {name: value for name, value in manifest.options.items() if value not in (None, [])})
+        for scorer in manifest.scorers:
+            facts[f"scorer.{scorer.get('name', scorer.get('kind'))}"] = scorer
+    return {name: _cut(value) for name, value in facts.items() if value is not None}
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Nested objects by dotted names; the rest, lists too, as it is."""
+    for key, value in values.items():
+        name = f"{prefix}.{str(key).lstrip('~')}"
+        if isinstance(value, Mapping):
+            yield from _flat(name, value)
+        else:
+            yield name, value
+
+
+def _cut(value: Any) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+
+
+def name_for_mlflow(name: str) -> str:
+    """The name if MLflow takes it; else what it takes of it, and a digest that keeps it apart from its like."""
+    kept = _NOT_IN_NAMES.sub("_", name)
+    if kept == name and len(name) <= _LONGEST_NAME and name.strip(". "):
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{kept[: _LONGEST_NAME - 9]}-{digest}"
