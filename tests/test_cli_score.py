@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,62 @@ def test_without_out_the_new_directory_stands_beside_the_run(shop: Workshop) -> 
     made = [path for path in shop.folder.glob("RUN-scored-*") if path.is_dir()]
     assert len(made) == 1
     assert (made[0] / "metrics.json").exists()
+
+
+def test_carried_over_errors_count_against_the_error_rate(shop: Workshop) -> None:
+    shop.failing("c1 c4")
+    shop.by_command()
+    shop.failing("")
+    ended = score(shop)
+    assert ended.code == 4
+    assert "error rate 33.3% is above 0.0%" in ended.err
+    assert score(shop, "--force", "--max-error-rate", "0.4").code == 0
+
+
+def test_the_suite_s_gate_holds_for_a_scored_run_and_flags_go_before_it(shop: Workshop) -> None:
+    shop.by_command()
+    cases = [{"id": f"c{n}", "prompt": f"c{n}", "expected": "C1"} for n in range(6)]
+    other_suite(shop, cases=cases, gate={"min_pass_rate": 0.5})
+    ended = score(shop, "--suite", "other.yaml")
+    assert ended.code == 1
+    assert "pass rate 16.7%, below 50.0%" in ended.err
+    assert score(shop, "--suite", "other.yaml", "--force", "--min-pass-rate", "0.1").code == 0
+
+
+def test_the_command_that_resumes_can_be_typed_as_it_is(shop: Workshop) -> None:
+    """The suite is edited while it is read: the run stops half way, and says how it goes on."""
+    shop.by_command()
+    odd = shop.folder / "odd name; $x.yaml"
+    other_suite(shop, scorers=[{"python": "agent.py:shout"}, {"python": "agent.py:edits"}], cases="more.jsonl")
+    (shop.folder / "other.yaml").rename(odd)
+    row = '{{"id": "c{}", "prompt": "c{}", "expected": "C{}"}}\n'
+    rows = [row.format(n, n, n) for n in range(6)]
+    (shop.folder / "more.jsonl").write_text("".join(rows[:5]) + "\n" * 200_000 + rows[5])
+    shop.agent(
+        AGENT
+        + """
+
+def edits(case, response):
+    cases = HERE / "more.jsonl"
+    cases.write_text(cases.read_text().replace('"prompt": "c5"', '"prompt": "another"'))
+    return True
+"""
+    )
+    ended = score(shop, "--suite", odd.name, "-j", "1", out="half way")
+    assert ended.code == 4
+    (said,) = [line for line in ended.err.splitlines() if "resume with: " in line]
+    words = shlex.split(said.partition("resume with: ")[2])
+    assert words[1:] == [
+        "score",
+        "RUN",
+        "--out",
+        "half way",
+        "--suite",
+        odd.name,
+        "--parallelism",
+        "1",
+        "--no-progress",
+    ]
 
 
 def test_errors_are_carried_over_as_errors(shop: Workshop) -> None:

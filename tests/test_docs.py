@@ -24,9 +24,9 @@ import yaml
 
 from steelyard import EvalCase, EvalSet, Record, Runner, RunOptions
 from steelyard.build import _RUN_KEYS, Gate, build_suite
-from steelyard.cli.main import group
+from steelyard.cli.group import group
 from steelyard.suite.yaml_file import KEYS
-from steelyard.targets import CallableTarget, Command, Simulated
+from steelyard.targets import AnthropicMessages, CallableTarget, Command, OpenAIChat, OpenAIResponses, Simulated
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -160,7 +160,7 @@ def test_suites_tells_of_every_field_of_a_case() -> None:
     assert_all_named(EvalCase.__struct_fields__, "suites.md")
 
 
-@pytest.mark.parametrize("kind", [CallableTarget, Command, Simulated])
+@pytest.mark.parametrize("kind", [AnthropicMessages, CallableTarget, Command, OpenAIChat, OpenAIResponses, Simulated])
 def test_targets_tells_of_every_argument_of_a_target(kind: type) -> None:
     arguments = [name for name in inspect.signature(kind).parameters if name != "function"]
     assert_all_named(arguments, "targets.md")

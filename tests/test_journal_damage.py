@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from steelyard import Result, RunDamaged, RunRefused
-from steelyard.journal.scan import decode_entry, lines_backward, lines_forward, mend_tail, salvage
+from steelyard.journal.entries import BadLine, blocks_backward, decode_entry, entries_backward
+from steelyard.journal.scan import lines_forward, mend_tail, salvage
 from support_crash import without_clocks
 from support_journal import CountedModel, cases, ok_ids, reopen, run_in, without_syncs
 
@@ -209,9 +211,63 @@ def test_reading_backwards_meets_the_same_lines_as_splitting(
     offsets = [0, *itertools.accumulate(len(line) + 1 for line in data.split(b"\n"))]
     expected = [(offset, line) for offset, line in zip(offsets, data.split(b"\n"), strict=False) if line]
     with path.open("rb") as file:
-        assert list(lines_backward(file.fileno(), len(data), block))[::-1] == expected
+        found = [
+            (begins + offset, line)
+            for begins, text in blocks_backward(file.fileno(), len(data), block)
+            for offset, line in reversed(_placed(bytes(text)))
+        ]
+        assert found[::-1] == expected
         whole = [(offset, line) for offset, line in expected if offset + len(line) < len(data)]
         assert [pair for pair in lines_forward(file.fileno(), 0, len(data)) if pair in whole] == whole
+
+
+def _placed(text: bytes) -> list[tuple[int, bytes]]:
+    lines = text.split(b"\n")
+    offsets = [0, *itertools.accumulate(len(line) + 1 for line in lines)]
+    return [(offset, line) for offset, line in zip(offsets, lines, strict=False) if line]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "bad_line"),
+    [
+        (lambda one, two: one + two, "one"),  # its newline is gone: two records in a line
+        (lambda one, two: one + b" " + two, "one"),
+        (lambda one, two: one.replace(b',"case_fp"', b',\n"case_fp"') + b"\n" + two, "second half of one"),
+        # As many values as lines, but not one in each.
+        (lambda one, two: one.replace(b',"case_fp"', b',\n"case_fp"') + b"\n" + two + two, "two"),
+        (lambda one, two: b"[" + one + b"]\n" + two, "one"),
+        (lambda one, two: one.replace(b'"ok"', b'"\xff"') + b"\n" + two, "one"),
+        (lambda one, two: one.replace(b'"v":1', b'"v":1,"messages":[{"a":"\xff"}]') + b"\n" + two, "one"),
+    ],
+)
+def test_decoding_many_lines_at_once_finds_what_decoding_each_would(
+    damaged: Callable[[bytes, bytes], bytes], bad_line: str, finished: Finished, tmp_path: Path
+) -> None:
+    before, one, two, after = finished.data.split(b"\n")[:4]
+    middle = damaged(one, two)
+    data = b"\n".join([before, middle, after]) + b"\n"
+    path = tmp_path / "outputs.jsonl"
+    path.write_bytes(data)
+    starts = {
+        "one": len(before) + 1,
+        "second half of one": len(before) + 2 + middle.find(b"\n"),
+        "two": len(before) + 2 + middle.rfind(b"\n"),
+    }
+    with path.open("rb") as file, pytest.raises(BadLine) as caught:
+        list(entries_backward(file.fileno(), len(data)))
+    assert caught.value.offset == starts[bad_line]
+
+
+def test_entries_come_newest_first_with_their_places(finished: Finished, tmp_path: Path) -> None:
+    path = tmp_path / "outputs.jsonl"
+    path.write_bytes(b"\n\n" + finished.data.replace(b"\n", b"\n\n", 1) + b"\n")
+    with path.open("rb") as file:
+        blocks = list(entries_backward(file.fileno(), path.stat().st_size))
+    found = [(*place, entry.id) for block in blocks for *place, entry in zip(*block, strict=True)]
+    data = path.read_bytes()
+    lines = [data[offset : offset + length] for offset, length, _ in found]
+    assert lines == finished.data.splitlines()[::-1]
+    assert [json.loads(line)["id"] for line in lines] == [case_id for _, _, case_id in found]
 
 
 def test_mending_twice_changes_nothing_more(finished: Finished, tmp_path: Path) -> None:

@@ -241,11 +241,15 @@ def test_a_target_that_refuses_to_be_cancelled_does_not_hold_up_the_end() -> Non
     from steelyard.engine.local import LocalEngine
 
     token = CancellationToken()
-    inside = threading.Event()
+    inside = threading.Barrier(2)
     release = threading.Event()
+    asked = 0
 
     async def stubborn(case: EvalCase) -> str:
-        inside.set()
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            inside.wait(10)
         while not release.is_set():
             try:
                 await asyncio.sleep(0.01)

@@ -25,7 +25,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("parallelism", "x", r"parallelism must be a whole number, got 'x'"),
     ("parallelism", 2.0, r"parallelism must be a whole number, got 2.0"),
     ("retries", -1, r"retries must be >= 0, got -1"),
-    ("retries", None, r"retries must be a whole number, got None"),
+    ("retries", "4", r"retries must be a whole number, got '4'"),
     ("limit", 0, r"limit must be >= 1, got 0"),
     ("limit", "3", r"limit must be a whole number, got '3'"),
     ("seed", None, r"seed must be a whole number, got None"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.errors import ConfigurationError
-from steelyard.scoring import Number
+from steelyard.records import EvalCase, InvocationResponse, Score
+from steelyard.scoring import Number, number_text
+from steelyard.scoring.number import _shown_number
 from steelyard.scoring.number_text import final_number
 from support_scorers import scored, scored_or_none
 
@@ -228,6 +231,40 @@ def test_a_float_reads_back_as_python_writes_it(number, style) -> None:
     read = final_number(text)
     assert read is not None
     assert float(read) == float(text.removeprefix("It is ").rstrip("."))
+
+
+TAILS = ("", ".", "!", "%", " apples", "\n", ". So 3.", ",5", " = 7", "e3", "^2", "/2", "½", " 000", "**", ")")
+
+
+@given(
+    st.sampled_from(
+        ("The answer is ", "answer: ", "A: ", "#### ", "答案", "答案是", r"\boxed{", "= ", "The answer is **")
+    ),
+    st.sampled_from(("18", "-18", "+18", "−18", "0.50", "-0.5", "007", "$18", "1,234", "1.234.567", ".5", "9" * 20)),
+    st.sampled_from(TAILS),
+    st.booleans(),
+)
+def test_a_number_alone_is_read_as_the_pattern_for_any_number_reads_it(marker, number, tail, as_fraction) -> None:
+    text = f"{marker}{number}{tail}"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(number_text, "_ALONE", re.compile("(?!)"))
+        slowly = final_number(text, percent_as_fraction=as_fraction)
+    assert final_number(text, percent_as_fraction=as_fraction) == slowly
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**20), max_value=10**20))
+def test_a_reason_shows_twelve_digits_however_they_are_spelled(number) -> None:
+    assert _shown_number(number) == f"{number:.12g}"
+
+
+@given(text=st.sampled_from(("18", "-1.50", "1,234", "eighteen", "", " 18 ")), tolerance=st.sampled_from((0.0, 0.1)))
+def test_an_answer_that_is_the_expected_text_passes_where_it_holds_a_number(text, tolerance) -> None:
+    case, response = EvalCase(prompt="p", expected=text), InvocationResponse(response_text=text)
+    if final_number(text) is None:
+        with pytest.raises(ValueError, match="expected holds no number"):
+            Number(tolerance=tolerance).score(case, response)
+    else:
+        assert Number(tolerance=tolerance).score(case, response) == Score("number", 1.0, True)
 
 
 @given(st.text(alphabet="0123456789,.'-+/eE%$^{} ½\\\n:#=Aanswer is×10⁻³", max_size=60))

@@ -54,6 +54,30 @@ def test_its_default_name_is_its_registry_name_and_another_can_be_given(name) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_it_takes_a_threshold_within_its_range(name) -> None:
+    for threshold in (0, 0.25, 1):
+        assert made(name, threshold=threshold).threshold == threshold
+    assert made(name, threshold=0.25).identity() != made(name, threshold=0.75).identity()
+    for wrong in (-0.1, 1.1, float("nan"), True, "high", None):
+        with pytest.raises(ConfigurationError, match=r"threshold must be a number within 0\.\.1, got "):
+            made(name, threshold=wrong)
+
+
+@pytest.mark.parametrize("threshold", [0.01, 0.5, 1.0])
+def test_right_or_wrong_is_the_same_from_any_threshold_above_zero_on(threshold) -> None:
+    case = EvalCase(prompt="p", expected="yes")
+    right, wrong = InvocationResponse(response_text="yes"), InvocationResponse(response_text="no")
+    scorer = made("exact", threshold=threshold)
+    assert (scorer.score(case, right).passed, scorer.score(case, wrong).passed) == (True, False)
+
+
+def test_with_a_threshold_of_zero_nobody_fails_and_the_value_and_reason_stay() -> None:
+    case, wrong = EvalCase(prompt="p", expected="yes"), InvocationResponse(response_text="no")
+    score = made("exact", threshold=0).score(case, wrong)
+    assert (score.value, score.passed, score.reason) == (0.0, True, "expected 'yes', got 'no'")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_its_identity_is_json_and_tells_every_argument(name) -> None:
     plain, other = made(name).identity(), scorer_by_name(name, OTHER[name]).identity()
     assert json.loads(json.dumps(plain)) == plain

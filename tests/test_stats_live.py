@@ -172,19 +172,6 @@ def test_an_empty_spec_leaves_the_bar_alone_on_one_line(monkeypatch):
     assert len(screen_of(stream)) == 1
 
 
-def test_a_message_stands_above_the_bar_and_cannot_steer_the_terminal(monkeypatch):
-    at_width(monkeypatch, 80)
-    stream = io.StringIO()
-    shown = display(stream, "bar")
-    shown.refresh(120, some_stats(), BUSY, 50)
-    shown.message("slowed down \x1b[2J\rby 429\nsecond line")
-    rows = screen_of(stream)
-    assert rows[:2] == ["slowed down �[2J", "by 429"]
-    assert rows[2] == "second line"
-    assert rows[3].startswith("capitals  60%")
-    assert len(rows) == 5
-
-
 def test_closing_leaves_the_bar_and_nothing_else(monkeypatch):
     at_width(monkeypatch, 80)
     stream = io.StringIO()
@@ -261,7 +248,6 @@ def test_a_line_has_every_figure_and_no_control_codes():
     shown = display(stream, "lines", clock)
     clock.now += 5.0
     shown.refresh(120, some_stats(), BUSY, 50)
-    shown.message("hello \x1b[31m")
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("capitals 120/200 60% 24/s failed 2 · first token p50 0.25s p90 0.25s · ")
     assert all(line.isprintable() for line in lines)
@@ -356,7 +342,6 @@ def test_off_says_nothing():
     stream = io.StringIO()
     shown = display(stream, "off")
     shown.refresh(1, some_stats(), BUSY, 50)
-    shown.message("hello")
     shown.close(2, some_stats())
     assert stream.getvalue() == ""
 
@@ -391,3 +376,15 @@ def test_a_stream_that_knows_only_ascii_gets_ascii(mode):
     text = raw.getvalue().decode("ascii")
     assert "citt?" in text
     assert "200/200" in text
+
+
+def test_a_run_of_a_duration_is_shown_as_far_as_its_time_has_gone() -> None:
+    stream, clock = io.StringIO(), Clock()
+    shown = display(stream, "lines", clock, total=0, initial=0, duration=60.0)
+    clock.now += 15.0
+    shown.refresh(100, RunningStats(), BUSY, 50)
+    clock.now += 50.0
+    shown.close(430, RunningStats())
+    first, last = stream.getvalue().splitlines()[-2:]
+    assert "100/400 25%" in first
+    assert "430/430 100%" in last

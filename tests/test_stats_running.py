@@ -215,3 +215,37 @@ def test_merging_leaves_the_live_figures_of_the_other_one_right() -> None:
     one.merge(other)
     spec = {"last": ("time_to_last_token", "max")}
     assert one.snapshot(spec) == other.snapshot(spec) == {"last": 9.0}
+
+
+def test_details_are_reported_where_they_were_told_and_only_there() -> None:
+    plain, detailed = RunningStats(), RunningStats()
+    for number in range(1, 5):
+        plain.update(InvocationResponse(time_to_last_token=1.0))
+        detailed.update(
+            InvocationResponse(time_to_last_token=1.0, time_queued=number / 10, time_to_first_reasoning_token=0.2)
+        )
+    assert not any(name.startswith("time_queued") for name in plain.to_stats())
+    stats = detailed.to_stats()
+    assert (stats["time_queued-p50"], stats["time_queued-max"]) == (0.25, 0.4)
+    assert stats["time_to_first_reasoning_token-average"] == pytest.approx(0.2)
+    assert "time_from_planned-p50" not in stats
+
+
+def test_details_merge_pickle_and_come_out_the_same_in_batches() -> None:
+    responses = [
+        InvocationResponse(time_from_planned=n / 7, time_waiting=None if n % 3 else n / 5) for n in range(3000)
+    ]
+    one, left, right, batched = RunningStats(), RunningStats(), RunningStats(), RunningStats()
+    for number, response in enumerate(responses):
+        one.update(response)
+        (left if number % 2 else right).update(response)
+    batched.update_all(responses)
+    left.merge(pickle.loads(pickle.dumps(right)))
+    assert one.to_stats() == left.to_stats() == batched.to_stats()
+
+
+def test_errors_and_hits_tell_no_details() -> None:
+    stats = RunningStats()
+    stats.update(InvocationResponse(error="x", time_queued=1.0))
+    stats.update(InvocationResponse(cached=True, time_queued=1.0))
+    assert "time_queued-p50" not in stats.to_stats()

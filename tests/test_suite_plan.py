@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from steelyard import EvalCase, EvalSet, SuiteError
 from steelyard.errors import ConfigurationError
 from steelyard.records import id_digest
+from steelyard.suite import first_pass
 from steelyard.suite import plan as plan_module
+from steelyard.suite.digests import DigestColumn
 from steelyard.suite.identity import as_hex, case_fingerprint, grading_fingerprint
 from steelyard.suite.plan import make_plan
 
@@ -139,7 +141,8 @@ def test_an_explicit_id_that_equals_an_automatic_one_is_refused() -> None:
 
 
 def test_ids_whose_digests_clash_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "id_digest", lambda case_id: len(case_id))
+    monkeypatch.setattr(first_pass, "id_digest", lambda case_id: len(case_id))
+    monkeypatch.setattr(DigestColumn, "numbers", lambda self: np.ones(len(self._bytes) // 8, dtype=np.uint64))
     with pytest.raises(SuiteError, match=r"the ids 'a' \(case 1\) and 'b' have the same digest"):
         make_plan(suite_of("a", "b"))
 
@@ -227,6 +230,37 @@ def test_a_case_edited_since_it_was_planned_is_an_error(tmp_path: Path) -> None:
     path.write_text('{"id": "a", "prompt": "after"}')
     with pytest.raises(SuiteError, match="the case 'a' is not what it was"):
         list(plan.jobs())
+
+
+def large_file(path: Path, rows: int = 5_000) -> EvalSet:
+    path.write_text("".join(f'{{"id": "case-{number}", "prompt": "before"}}\n' for number in range(rows)))
+    return EvalSet.from_jsonl(path)
+
+
+def test_cases_of_an_unchanged_file_are_not_fingerprinted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(large_file(tmp_path / "cases.jsonl"))
+    monkeypatch.setattr(plan_module, "case_fingerprint", lambda case: pytest.fail(f"looked at {case.id} again"))
+    assert len(list(plan.jobs())) == 5_000
+
+
+def test_an_edit_far_ahead_of_what_is_being_read_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    plan = make_plan(large_file(path))
+    jobs = plan.jobs()
+    first = next(jobs)
+    path.write_text(path.read_text().replace('"case-4990", "prompt": "before"', '"case-4990", "prompt": "behind"'))
+    assert first is not None
+    with pytest.raises(SuiteError, match="the case 'case-4990' is not what it was"):
+        list(jobs)
+
+
+def test_a_change_of_layout_alone_is_no_change_of_the_cases(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    plan = make_plan(large_file(path))
+    path.write_text("\n" + path.read_text().replace('", "prompt"', '",  "prompt"'))
+    assert len(list(plan.jobs())) == 5_000
 
 
 @pytest.mark.parametrize("with_ids", [True, False])

@@ -145,6 +145,8 @@ GOOD_VALUES: list[tuple[str, Any, Any]] = [
     ("num_tokens_output", np.float64(7), 7),
     ("num_tokens_input_cached", np.uint8(7), 7),
     ("messages", ({"role": "user"},), [{"role": "user"}]),
+    ("retries", 0.0, 0),
+    ("cost", np.float64(0.5), 0.5),
 ]
 
 
@@ -185,6 +187,9 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("stop_reason", 0),
     ("error", 404),
     ("error_type", ValueError),
+    ("cost", np.array([0.1, 0.2])),
+    ("cost", "cheap"),
+    ("http_status", "200"),
 ]
 
 

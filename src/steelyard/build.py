@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,8 +24,29 @@ from steelyard.suite.keys import reject_unknown
 from steelyard.suite.yaml_file import SuiteFile, read_suite_file
 from steelyard.targets.function import CallableTarget
 
+_ENDPOINTS = {
+    "openai-chat": "OpenAIChat",
+    "openai-responses": "OpenAIResponses",
+    "anthropic-messages": "AnthropicMessages",
+}
+_WITH_A_MODEL = ("simulated", *_ENDPOINTS)
+"""Targets that are told which model to ask."""
+_OF_THE_CONNECTION = (
+    "base_url", "api_key", "api_key_env", "api_version", "headers", "stream", "proxy", "ca_bundle", "verify",
+    "parallelism",
+)  # fmt: skip
+"""What a judge without a target of its own takes over from the suite's endpoint; the rest is about the answers."""
+
 _RUN_KEYS = (
     "parallelism",
+    "max_parallelism",
+    "rate",
+    "tokens_per_min",
+    "max_cost",
+    "requests",
+    "duration",
+    "arrivals",
+    "warmup",
     "timeout",
     "retries",
     "seed",
@@ -42,6 +65,8 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
 
     min_pass_rate: float | None = None
     max_error_rate: float = 0.0
+    rules: tuple[str, ...] = ()
+    """As written: `steelyard gate` reads them."""
 
 
 class BuiltSuite(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,9 +79,14 @@ class BuiltSuite(msgspec.Struct, frozen=True, kw_only=True):
     gate: Gate
 
 
-def build_suite(path: str | Path) -> BuiltSuite:
-    """Everything that a suite file names, made; errors say which key is wrong."""
+def build_suite(path: str | Path, target: Mapping[str, Any] | None = None) -> BuiltSuite:
+    """Everything that a suite file names, made; errors say which key is wrong.
+
+    `target` has arguments that take the place of those of the file's own target.
+    """
     file = read_suite_file(path)
+    if target and file.target is not None:
+        file = dataclasses.replace(file, target=_changed_target(file, target))
     if file.target is None:
         raise SuiteError(f"has no target: give one of {', '.join(TARGETS)}", path=path)
     reject_unknown(file.run, _RUN_KEYS, "run", file=file.path)
@@ -72,6 +102,8 @@ def build_suite(path: str | Path) -> BuiltSuite:
 def _run_options(file: SuiteFile) -> dict[str, Any]:
     """The suite's own options; paths are seen from its folder."""
     options = dict(file.run)
+    if file.prices:
+        options["prices"] = file.prices
     for name in ("initial_session_file", "cache"):
         if isinstance(options.get(name), str):
             options[name] = file.path.parent / options[name]
@@ -81,12 +113,22 @@ def _run_options(file: SuiteFile) -> dict[str, Any]:
 def build_gate(raw: Mapping[str, Any], path: Path | None = None) -> Gate:
     """The thresholds of a suite file or of flags, checked."""
     reject_unknown(raw, Gate.__struct_fields__, "gate", file=path)
-    for name, value in raw.items():
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1
-        ):
+    rules = raw.get("rules") or ()
+    if not isinstance(rules, (list, tuple)) or not all(isinstance(rule, str) for rule in rules):
+        raise SuiteError(f"gate.rules must be a list of rules such as cost<2, got {rules!r}", path=path)
+    thresholds = {name: value for name, value in raw.items() if name != "rules" and value is not None}
+    for name, value in thresholds.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise SuiteError(f"gate.{name} must be within 0..1, got {value!r}", path=path)
-    return Gate(**{name: value for name, value in raw.items() if value is not None})
+    return Gate(rules=tuple(rules), **thresholds)
+
+
+def _changed_target(file: SuiteFile, changes: Mapping[str, Any]) -> dict[str, Any]:
+    kind, arguments = _name_and_arguments(file.target, "target", file.path)
+    if kind not in _WITH_A_MODEL or not isinstance(arguments, (dict, type(None))):
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in changes)
+        raise SuiteError(f"target: {kind} is not asked by model or address: {flags} cannot change it", path=file.path)
+    return {kind: {**(arguments or {}), **changes}}
 
 
 def _build_target(file: SuiteFile, raw: str | dict[str, Any]) -> Target:
@@ -133,13 +175,19 @@ def _build_judge(file: SuiteFile, arguments: Any, where: str) -> Scorer:
 
 
 def _judge_target(file: SuiteFile, given: dict[str, Any], where: str) -> Any:
+    """Who is asked to judge: an endpoint gets the judge's model and parameters, and, unless it is named, the place."""
+    kind, arguments = _name_and_arguments(given.get("target", file.target), f"{where}.target", file.path)
+    params = given.get("params") or {}
     if "target" in given:
-        return given["target"]
-    kind, arguments = _name_and_arguments(file.target, "target", file.path)
+        if kind not in _ENDPOINTS or not isinstance(arguments, dict | None) or not isinstance(params, dict):
+            return given["target"]
+        own = {"model": given["model"], **(arguments or {})}
+        return {kind: {**own, "params": {**(own.get("params") or {}), **params}}}
     if not isinstance(arguments, dict) or "model" not in arguments:
         raise SuiteError(f"{where}: give it a target; the suite's own takes no model", path=file.path)
-    params = {**arguments.get("params", {}), **(given.get("params") or {})}
-    return {kind: {**arguments, "model": given["model"], **({"params": params} if params else {})}}
+    if kind in _ENDPOINTS:
+        arguments = {name: arguments[name] for name in _OF_THE_CONNECTION if name in arguments} | {"params": params}
+    return {kind: {**arguments, "model": given["model"]}}
 
 
 def _simulated(path: Path, arguments: Any) -> Target:
@@ -181,10 +229,34 @@ def _python(path: Path, arguments: Any) -> Target:
     return made
 
 
+def _endpoint(kind: str, path: Path, arguments: Any) -> Target:
+    """A model's endpoint; its functions and its CA bundle are seen from the suite file's folder."""
+    from steelyard import targets
+
+    where = f"target.{kind}"
+    if not isinstance(arguments, dict) or not arguments.get("model"):
+        raise SuiteError(f"{where} takes a mapping of arguments, with at least a model", path=path)
+    make = getattr(targets, _ENDPOINTS[kind])
+    reject_unknown(
+        arguments, [name for name in inspect.signature(make).parameters if name != "transport"], where, file=path
+    )
+    given = dict(arguments)
+    if isinstance(given.get("ca_bundle"), str):
+        given["ca_bundle"] = str(path.parent / given["ca_bundle"])
+    if isinstance(given.get("functions"), dict):
+        given["functions"] = {
+            name: _load_argument(path, reference, f"{where}.functions.{name}")
+            for name, reference in given["functions"].items()
+        }
+    made: Target = _make(make, given, where, path)
+    return made
+
+
 TARGETS: Mapping[str, Callable[[Path, Any], Target]] = {
     "simulated": _simulated,
     "command": _command,
     "python": _python,
+    **{kind: partial(_endpoint, kind) for kind in _ENDPOINTS},
 }
 
 

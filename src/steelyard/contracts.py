@@ -60,6 +60,8 @@ class InvocationContext(msgspec.Struct):
     """Seconds spent waiting for leave to send, so far."""
     backoff: float = 0.0
     """Seconds spent between tries, so far."""
+    spent: float = 0.0
+    """What failed tries have cost, so far."""
     clock: Clock | None = None
     """The case's time limit: stopped while it waits for leave to send."""
 

@@ -13,14 +13,15 @@ from steelyard.errors import BooksError
 from steelyard.journal.encode import encode_record
 from steelyard.journal.index import ERROR
 from steelyard.journal.index import UNSCORED as UNSCORED_ANSWER
-from steelyard.journal.invocations import Invocations
+from steelyard.journal.invocations import Invocations, JudgeCall
 from steelyard.journal.reader import RecordReader
 from steelyard.journal.replay import DONE, ERRORED, PENDING, UNSCORED, Replay
 from steelyard.journal.writer import JournalWriter
 from steelyard.metrics import Books, Errors
-from steelyard.records import Job, Record, Score, StoredSample, Unjudged
+from steelyard.records import Job, Record, StoredSample, Unjudged
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, verdict
+from steelyard.stats.spending import Spending
 from steelyard.stats.trials import TrialStats
 from steelyard.suite.plan import Plan
 
@@ -45,6 +46,8 @@ class Ledger:
         trials: TrialStats | None = None,
     ) -> None:
         self._plan = plan
+        # Mostly a slot is its case's place in the suite, and asking the plan would take longer than to know that.
+        self._is_direct = type(plan) is Plan and plan.trials == 1 and isinstance(plan.indices, range)
         self._writer = writer
         self._replay = replay
         self._invocations = invocations
@@ -56,11 +59,18 @@ class Ledger:
         self._closed = False
         self.stats = replay.stats if replay is not None else RunningStats()
         self.scores = replay.scores if replay is not None else ScoreStats()
+        self.spending = replay.spending if replay is not None else Spending()
+        if invocations is not None:
+            self.spending.merge(invocations.spending)
         self.errors = Errors()
         self.kept: list[Record] | None = [] if keep else None
         self.done_before = self._count(DONE)
         self.resumed = any(self._states)
         self.on_record: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        """Count the time of this sitting from now on."""
+        self._began = time.monotonic()
 
     @property
     def active_seconds(self) -> float:
@@ -83,13 +93,15 @@ class Ledger:
 
     def jobs(self, reader: RecordReader | None) -> Iterator[Job | None]:
         """The jobs that are left, in suite order, read as workers ask for them; None means: not yet, ask again."""
-        states, slot_at = self._states, self._plan.slot_at
+        states, slot_at, is_direct = self._states, self._plan.slot_at, self._is_direct
         done = bytearray((np.frombuffer(states, dtype=np.uint8) == DONE).tobytes())
         for job in self._plan.jobs(done):
             if job is None:
                 yield None
                 continue
-            slot = slot_at(job.index, job.trial)
+            slot = job.index if is_direct else slot_at(job.index, job.trial)
+            if slot == len(states):  # a load run goes on as long as it goes on
+                states.append(PENDING)
             if states[slot] == UNSCORED:
                 job.stored = self._stored(slot, reader)
             if self._invocations is not None:
@@ -112,28 +124,38 @@ class Ledger:
             return
         record.run_time = self._earlier + time.monotonic() - self._began
         ok = record.status == "ok"
-        slot = self._plan.slot_at(record.index, record.trial)
+        scores = record.scores
+        slot = record.index if self._is_direct else self._plan.slot_at(record.index, record.trial)
+        said = verdict(scores) if ok and scores else None
         if self._writer is not None:
             line = encode_record(record)
-            offset = self._writer.append(line)
-            self._writer.note(offset, len(line), slot, _said(record.scores) if ok else ERROR)
+            self._writer.note((self._writer.append(line), len(line), slot, _as_noted(ok, said)))
         before = self._states[slot]
         if before != UNSCORED | _STARTED:  # a stored response was counted when it was replayed
             self.stats.update(record)
-        self.scores.update(record.scores, failed=not ok)
+            self.spending.update(record)
+        if ok:
+            self.scores.take(scores, said)
+        else:
+            self.scores.update(scores, failed=True)
+            self.errors.add(record)
         if self._trials is not None:
             position, trial = divmod(slot, self._plan.trials)
-            self._trials.update(position, trial, verdict(record.scores) if ok else None, record.scores)
+            self._trials.update(position, trial, said, scores)
         self._states[slot] = DONE if ok else _FAILED
         self._emitted += 1
         if before == ERRORED | _STARTED and self._replay is not None:
             self._replay.forget_error(slot)
-        if not ok:
-            self.errors.add(record)
         if self.kept is not None:
             self.kept.append(record)
         if self.on_record is not None:
             self.on_record()
+
+    def judged(self, cost: float | None) -> None:
+        """Count what one call of a judge has cost; written down at once, as it belongs to no record."""
+        self.spending.update_judge(cost)
+        if self._invocations is not None and cost is not None:
+            self._invocations.append(JudgeCall(cost))
 
     def close(self, tally: Tally) -> Books:
         """Settle every slot, counting what earlier sittings left behind; the books as they stand."""
@@ -175,7 +197,8 @@ class Ledger:
         return self._states.count(state)
 
 
-def _said(scores: list[Score]) -> int:
-    """The verdict on an answer, as the index spells it."""
-    said = verdict(scores) if scores else None
-    return UNSCORED_ANSWER if said is None else int(said)
+def _as_noted(ok: bool, said: bool | None) -> int:
+    """What became of a record, as the index spells it."""
+    if not ok:
+        return ERROR
+    return UNSCORED_ANSWER if said is None else said

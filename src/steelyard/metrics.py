@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from steelyard.errors import BooksError
 from steelyard.records import Record
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats
+from steelyard.stats.spending import Spending
 
 METRICS_VERSION = 1
 _LONGEST_EXAMPLE = 300
@@ -77,8 +78,13 @@ def compose(
     left_out: int,
     stopped: str | None,
     trials: Mapping[str, Any] | None = None,
+    spending: Spending | None = None,
+    sent: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The metrics of a run as they stand on disk. The books are checked first."""
+    """The metrics of a run as they stand on disk. The books are checked first.
+
+    `sent` says, given the statistics, under which conditions the calls were made.
+    """
     books.check(stats, scores)
     flat = stats.to_stats()
     interval = scores.pass_rate_ci95
@@ -104,8 +110,10 @@ def compose(
         "cached": stats.cached_requests,
         "left_out": left_out,
         "active_seconds": stats.active_seconds,
+        **({} if spending is None else spending.to_metrics(n=books.ok + books.error, passed=scores.passed)),
         **errors.to_metrics(),
         "scores": scores.to_metrics()["scores"],
         "stats": flat,
+        **(sent(flat) if sent is not None else {}),
         **({"trials": trials} if trials is not None else {}),
     }

@@ -13,22 +13,25 @@ from steelyard.errors import ConfigurationError, suggestion
 
 Progress = Literal["auto", "bar", "lines", "off"]
 
+_RETRIES = 4
 _CHANGES_NO_ANSWER = frozenset({"output_path", "progress", "progress_bar_stats", "low_memory", "cache"})
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a run may be told, with its defaults."""
 
-    parallelism: int | None = None
-    """Calls in flight; the target's own `default_parallelism` when None."""
+    parallelism: int | Literal["auto"] | None = None
+    """Calls in flight; "auto" finds out what the endpoint bears; the target's own `default_parallelism` when None."""
+    max_parallelism: int = 512
+    """What "auto" and open-loop arrivals never go above."""
     output_path: str | Path | None = None
     """The run directory; without it nothing is written."""
     low_memory: bool = False
     """Keep no response in memory; needs an output_path."""
     timeout: float | None = 600.0
     """Seconds for one case, its retries included; None waits forever."""
-    retries: int = 4
-    """How often a call is tried again after a transient fault."""
+    retries: int | None = None
+    """How often a call is tried again after a transient fault: 4 when None, and 0 in a load run."""
     retry_on: tuple[type[Exception], ...] = ()
     """More exceptions of your own callable that are worth another try."""
     num_runs: int = 1
@@ -47,17 +50,35 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Only cases whose id matches: a glob, or a part of the id."""
     stop_error_rate: float | None = None
     """Stop early, resumable, when after 50 cases a larger share than this has failed."""
+    rate: str | None = None
+    """Send no more often than this to an endpoint: "600/min", "10/s"."""
+    tokens_per_min: int | None = None
+    """Spend no more tokens a minute than this at an endpoint, input and output together."""
+    prices: Any = None
+    """What tokens cost: a mapping of prices per million, or one such mapping for each model."""
+    max_cost: float | None = None
+    """Stop early, resumable, when this much was spent."""
+    requests: int | None = None
+    """A load run: send so many requests, going round the cases as often as it takes."""
+    duration: float | None = None
+    """A load run: keep sending for so many seconds, going round the cases."""
+    arrivals: str | None = None
+    """A load run in open loop: send at these moments, whatever is still in flight: "constant:20/s", "poisson:20/s"."""
+    warmup: int = 0
+    """Requests that are sent first and left out of everything."""
     progress: Progress = "auto"
     """The live display: a bar on terminals and in notebooks, plain lines elsewhere."""
     progress_bar_stats: Mapping[str, Any] | None = None
     """What the display shows: label to spec; {} shows none, None the default."""
 
     def __post_init__(self) -> None:
-        if self.parallelism is not None:
+        if self.parallelism not in (None, "auto"):
             _whole("parallelism", self.parallelism, least=1)
+        _whole("max_parallelism", self.max_parallelism, least=1)
         if self.limit is not None:
             _whole("limit", self.limit, least=1)
-        _whole("retries", self.retries, least=0)
+        if self.retries is not None:
+            _whole("retries", self.retries, least=0)
         _whole("num_runs", self.num_runs, least=1)
         _whole("trials", self.trials, least=1)
         _whole("seed", self.seed, least=None)
@@ -71,7 +92,42 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.match is not None and not isinstance(self.match, str):
             raise ConfigurationError(f"match must be text, got {self.match!r}")
         _exception_classes(self.retry_on)
+        self._check_limits()
+        self._check_load()
         self._check_place()
+
+    def _check_limits(self) -> None:
+        if self.rate is not None and not isinstance(self.rate, str):
+            raise ConfigurationError(f"rate must be text like '600/min', got {self.rate!r}")
+        if self.tokens_per_min is not None:
+            _whole("tokens_per_min", self.tokens_per_min, least=1)
+        if self.max_cost is not None and not (_is_number(self.max_cost) and self.max_cost > 0):
+            raise ConfigurationError(f"max_cost must be a number above 0, got {self.max_cost!r}")
+
+    def _check_load(self) -> None:
+        _whole("warmup", self.warmup, least=0)
+        if self.requests is not None:
+            _whole("requests", self.requests, least=1)
+        if self.duration is not None and not (_is_number(self.duration) and self.duration > 0):
+            raise ConfigurationError(f"duration must be a number of seconds above 0, got {self.duration!r}")
+        if self.arrivals is not None and not isinstance(self.arrivals, str):
+            raise ConfigurationError(f"arrivals must be text like 'constant:20/s', got {self.arrivals!r}")
+        if self.arrivals is not None and self.parallelism == "auto":
+            raise ConfigurationError("arrivals decide when calls are sent: parallelism 'auto' does not go with them")
+        if self.is_load and self.trials > 1:
+            raise ConfigurationError("trials do not go with a load run, which goes round the cases by itself")
+
+    @property
+    def is_load(self) -> bool:
+        """Whether an endpoint is measured under load: cases repeat, nothing is cached or, unless asked for, retried."""
+        return self.requests is not None or self.duration is not None or self.arrivals is not None
+
+    @property
+    def attempts(self) -> int:
+        """How often a call is sent at most."""
+        if self.retries is None:
+            return 1 if self.is_load else 1 + _RETRIES
+        return 1 + self.retries
 
     def _check_place(self) -> None:
         path = self.output_path
@@ -102,11 +158,12 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 class RunChanges(TypedDict, total=False):
     """The same names as keywords of `Runner(...)` and `run(...)`."""
 
-    parallelism: int | None
+    parallelism: int | Literal["auto"] | None
+    max_parallelism: int
     output_path: str | Path | None
     low_memory: bool
     timeout: float | None
-    retries: int
+    retries: int | None
     retry_on: tuple[type[Exception], ...]
     num_runs: int
     trials: int
@@ -116,6 +173,14 @@ class RunChanges(TypedDict, total=False):
     limit: int | None
     match: str | None
     stop_error_rate: float | None
+    rate: str | None
+    tokens_per_min: int | None
+    prices: Any
+    max_cost: float | None
+    requests: int | None
+    duration: float | None
+    arrivals: str | None
+    warmup: int
     progress: Progress
     progress_bar_stats: Mapping[str, Any] | None
 

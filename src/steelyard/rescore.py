@@ -58,27 +58,26 @@ class StoredAnswers:
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """The recorded answer, with the times of the call that was made then."""
-        row = self._row_of(id_digest(case.id), context.trial)
-        response = None if row is None else self._read(row)
-        if response is None or response.id != case.id:
+        # Mostly the row after the one before: both the rows and the cases are in the suite's order.
+        row: int | None = self._next
+        response = self._read(self._next) if self._next < len(self._digests) else None
+        if response is None or response.id != case.id or self._trials[self._next] != context.trial:
+            row = self._row_of(id_digest(case.id), context.trial)
+            response = None if row is None else self._read(row)
+        if row is None or response is None or response.id != case.id:
             raise TargetError(f"{self.run} has no answer to case {case.id!r}")
+        self._next = row + 1
         return response
 
     def _row_of(self, digest: int, trial: int) -> int | None:
-        """Where the record of a (case, trial) stands. Mostly after the one before: both are in the suite's order."""
-        row = self._next
-        if row >= len(self._digests) or self._digests[row] != digest or self._trials[row] != trial:
-            first = int(np.searchsorted(self._ids, digest, sorter=self._by_id))
-            same = range(first, len(self._by_id))
-            for row in map(int, (self._by_id[place] for place in same)):
-                if self._digests[row] != digest:
-                    return None
-                if self._trials[row] == trial:
-                    break
-            else:
+        """Where the record of a (case, trial) stands."""
+        first = int(np.searchsorted(self._ids, digest, sorter=self._by_id))
+        for row in map(int, (self._by_id[place] for place in range(first, len(self._by_id)))):
+            if self._digests[row] != digest:
                 return None
-        self._next = row + 1
-        return row
+            if self._trials[row] == trial:
+                return row
+        return None
 
     def _read(self, row: int) -> InvocationResponse:
         offset, length = self._offsets[row], self._lengths[row]

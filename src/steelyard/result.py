@@ -11,12 +11,15 @@ import numpy.typing as npt
 
 from steelyard.errors import ConfigurationError
 from steelyard.journal.files import OUTPUTS
+from steelyard.journal.invocations import Invocations
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import iter_records
 from steelyard.journal.replay import DONE, ERRORED, Replay
 from steelyard.journal.states import RunState, read_metrics, run_state
 from steelyard.metrics import Books, Errors, compose
+from steelyard.money import read_prices
 from steelyard.records import Record
+from steelyard.stats.spending import Spending
 
 
 class Result:
@@ -94,9 +97,21 @@ def _replayed_metrics(run: Path) -> dict[str, Any]:
         errors=errors,
         left_out=replay.left_out,
         stopped="not finished",
+        spending=_spending(run, replay, manifest),
     )
     # Every record may be there and the metrics not: until they are written the run is not complete.
     return {**metrics, "complete": False}
+
+
+def _spending(run: Path, replay: Replay, manifest: Manifest | None) -> Spending:
+    """What an unfinished run has spent, its judges included."""
+    spending = replay.spending
+    invocations = Invocations(run)
+    invocations.read(lambda _id, _trial: None, lambda _slot, _case_fp: False)
+    spending.merge(invocations.spending)
+    if manifest is not None:
+        spending.currency = read_prices(manifest.options.get("prices"), manifest.model_id).currency
+    return spending
 
 
 def about_run(manifest: Manifest | None, run: Path | None) -> dict[str, Any]:
@@ -137,6 +152,10 @@ class _AsRecorded:
     def same_case(self, slot: int, case_fp: str) -> bool:
         """Whether this is the case as it was asked last: a journal is read from its end."""
         return self._fingerprints.setdefault(slot, case_fp) == case_fp
+
+    def all_current(self, slots: npt.NDArray[np.int64], case_fps: list[str], scored_bys: list[str]) -> bool:  # noqa: ARG002
+        """Never sure: what is current is learned entry by entry."""
+        return False
 
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool:  # noqa: ARG002 - nothing is re-scored
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from steelyard.conditions import Conditions
 from steelyard.contracts import Tally
-from steelyard.errors import JournalError
+from steelyard.errors import JournalError, RunMismatch, RunRefused
 from steelyard.journal.files import CASES, DAMAGED, METRICS, OUTPUTS, PARTIAL, clear_drafts, disk_errors, write_json
 from steelyard.journal.index import IndexBuilder, pack_columns
 from steelyard.journal.invocations import Invocations
@@ -63,6 +65,8 @@ class RunDirectory:
         with disk_errors(self.path):
             clear_drafts(self.path)
             old = None if self._entry.force else read_manifest(self.path)
+            if old is not None and (old.load is not None or manifest.load is not None):
+                old = self._load_run_anew(old, manifest)
             if old is not None:
                 if not self._entry.retry_errors:
                     refuse_finished(self.path)
@@ -76,6 +80,25 @@ class RunDirectory:
                 retry_errors=self._entry.retry_errors,
                 keep=CASES if in_use else None,
             )
+
+    def _load_run_anew(self, old: Manifest, manifest: Manifest) -> Manifest | None:
+        """An unfinished load run is measured from its beginning: half a measurement cannot be gone on with."""
+        if self._entry.retry_errors:
+            raise RunRefused(f"{self.path} is a load run: its errors are what it measured", path=self.path)
+        refuse_finished(self.path)
+        if old.load is None or manifest.load is None:
+            there, now_asked = (
+                ("a load run", "an evaluation") if old.load is not None else ("an evaluation", "a load run")
+            )
+            difference = f"{there} there, {now_asked} now"
+            raise RunMismatch(
+                f"{self.path} holds something else: {difference}\nuse another --out, or --force to start over there",
+                path=self.path,
+                differences=[difference],
+            )
+        log.warning("%s: the unfinished load run there is measured anew; what it had is kept in previous/", self.path)
+        self._entry = msgspec.structs.replace(self._entry, force=True)
+        return None
 
     def open(
         self,
@@ -141,7 +164,9 @@ class RunDirectory:
         """The jobs that are left, stored responses attached where only the scores are missing."""
         return ledger.jobs(self._reader)
 
-    def finish(self, manifest: Manifest, ledger: Ledger, tally: Tally, stopped: str | None) -> dict[str, Any]:
+    def finish(
+        self, manifest: Manifest, ledger: Ledger, tally: Tally, stopped: str | None, conditions: Conditions
+    ) -> dict[str, Any]:
         """Commit every record, then write metrics.json, or partial.json if anything is left to do."""
         self._close_journal()
         books = ledger.close(tally)
@@ -154,6 +179,8 @@ class RunDirectory:
             left_out=self._left_out,
             stopped=stopped,
             trials=ledger.trial_metrics(),
+            spending=ledger.spending,
+            sent=partial(conditions.to_metrics, tally),
         )
         if books.complete:
             write_json(self.path / METRICS, metrics)
@@ -194,6 +221,7 @@ class PlanSlots:
         self._plan = plan
         self._filtered = not isinstance(plan.indices, range)
         self.same_case = plan.is_of_case
+        self.all_current = plan.are_current
 
     def slot_of(
         self,
@@ -226,7 +254,7 @@ class PlanSlots:
 
     def make_rows(self, notes: npt.NDArray[np.int64]) -> bytes:
         """Rows of the index for records that were noted by their slots."""
-        positions, trials = np.divmod(notes[:, 2], self._plan.trials)
+        positions, trials = self._plan.places(notes[:, 2])
         indices = np.asarray(self._plan.indices)[positions] if self._filtered else positions
         ids, fingerprints = self._plan.id_digests[positions], self._plan.case_fingerprints[positions]
         return pack_columns(notes, ids, indices, trials, fingerprints)

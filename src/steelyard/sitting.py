@@ -7,12 +7,14 @@ import hashlib
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from steelyard.cache.cached import Cached
 from steelyard.cache.opening import open_store
 from steelyard.cache.store import EvaluationDataStore, ManagedStore
+from steelyard.conditions import Conditions, load_of
 from steelyard.contracts import Engine, RepeatedJudge, Scorer, Session, Tally, Target
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.retry import Retrying, RetryPolicy
@@ -21,6 +23,7 @@ from steelyard.journal.manifest import Manifest, now, versions
 from steelyard.journal.reader import iter_records
 from steelyard.ledger import Ledger
 from steelyard.metrics import compose
+from steelyard.money import over_budget
 from steelyard.options import RunOptions
 from steelyard.records import Job, Record
 from steelyard.result import Result, about_run
@@ -31,6 +34,7 @@ from steelyard.session import read_session
 from steelyard.stats.live import LiveDisplay
 from steelyard.stats.spec import parse_progress_bar_stats
 from steelyard.stats.trials import TrialStats
+from steelyard.suite.cycle import cycling
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.identity import canonical
 from steelyard.suite.plan import Plan, make_plan
@@ -63,6 +67,7 @@ class Sitting:
         self._broken_off: str | None = None
         self._session: Session | None = None
         self._store: EvaluationDataStore | None = None
+        self._conditions = Conditions(target, scorers, options)
 
     def follow(self, token: CancellationToken) -> Callable[[], None]:
         """Stop when the caller's token is cancelled; what stops this run leaves that token alone."""
@@ -86,7 +91,9 @@ class Sitting:
         path = self._options.output_path
         if self._options.initial_session_file is not None:
             self._session = read_session(self._options.initial_session_file)
-        self._store = open_store(self._options.cache)
+        if not self._options.is_load:
+            self._store = open_store(self._options.cache)
+        self._conditions.check()
         # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
         plan = None if self.suite.one_shot else self._make_plan()
         self._manifest = manifest_of(self._target, self.suite, self._scorers, self._options, session=self._session)
@@ -101,7 +108,7 @@ class Sitting:
         self._plan = plan
         self._manifest.planned = plan.slots
         keep = not self._options.low_memory
-        repeated = self._options.trials > 1 or self._options.num_runs > 1
+        repeated = not self._options.is_load and (self._options.trials > 1 or self._options.num_runs > 1)
         trials = TrialStats(plan.cases, plan.trials) if repeated else None
         if self._directory is None:
             self._ledger = Ledger(plan, replay=None, writer=None, trials=trials, keep=keep)
@@ -110,6 +117,7 @@ class Sitting:
             self._ledger = self._directory.open(
                 plan, self._manifest, keep=keep, judged=judged, trials=trials, check=self._check
             )
+        self._conditions.tell_prices(self._ledger.spending)
         if self._ledger.resumed:
             log.info("resuming %s: %s", path, self._ledger.so_far())
 
@@ -131,30 +139,61 @@ class Sitting:
 
     async def _work(self) -> Result:
         """Run the jobs under the live display, then close the books."""
+        await self._conditions.open()
+        try:
+            work = self._case_work()
+            if self._options.warmup and not self._ledger.resumed:
+                await self._warm_up(work)
+            tally = await self._run_shown(work)
+        finally:
+            await self._conditions.close()
+        return self._finish(tally)
+
+    async def _run_shown(self, work: CaseWork) -> Tally:
         display = LiveDisplay(
             description=self._plan.suite.id,
             total=self._plan.slots,
             initial=self._ledger.done_before,
+            duration=self._options.duration,
             spec=self._spec,
             mode=self._options.progress,
         )
+        self._ledger.begin()
+        self._conditions.watch()
         ticker = asyncio.create_task(self._show(display), name="steelyard-display")
         try:
-            tally = await self._run_engine()
+            return await self._run_engine(work)
         finally:
             ticker.cancel()
+            self._conditions.stop_watching()
             display.close(self._ledger.done, self._ledger.stats)
-        return self._finish(tally)
 
-    async def _run_engine(self) -> Tally:
+    async def _warm_up(self, work: CaseWork) -> None:
+        """Send some requests that count for nothing: connections open, caches fill, a model wakes up."""
+        jobs = cycling(self._plan, requests=self._options.warmup, duration=None).jobs()
+        tally = await self._engine.run(
+            work.without_scores(), jobs, lambda _: None, parallelism=self._conditions.parallelism, token=self.token
+        )
+        self._conditions.warmed_up = tally.finished
+
+    async def _run_engine(self, work: CaseWork) -> Tally:
         jobs = self._until_the_suite_changes(
             self._directory.jobs(self._ledger) if self._directory is not None else self._ledger.jobs(None)
         )
+        if self._options.max_cost is not None:
+            jobs = self._until_spent(jobs, self._options.max_cost)
         if self._options.stop_error_rate is not None:
             self._ledger.on_record = self._stop_on_errors
+        conditions = self._conditions
         running = asyncio.create_task(
             self._engine.run(
-                self._case_work(), jobs, self._ledger.emit, parallelism=self._parallelism, token=self.token
+                work,
+                jobs,
+                self._ledger.emit,
+                parallelism=conditions.parallelism,
+                token=self.token,
+                permits=conditions.permits,
+                pace=conditions.plan_sends(self._plan.slots or None),
             )
         )
         try:
@@ -173,14 +212,21 @@ class Sitting:
             log.error("%s; stopping here, what is done stays done", error)
             self._broken_off = str(error)
 
-    @property
-    def _parallelism(self) -> int:
-        return self._options.parallelism or self._target.default_parallelism
+    def _until_spent(self, jobs: Iterator[Job | None], limit: float) -> Iterator[Job | None]:
+        """The jobs until the budget is used up; what is in flight is paid for, and may finish."""
+        while (reason := over_budget(self._ledger.spending, limit, self._engine.in_flight().count)) is None:
+            try:
+                job = next(jobs)
+            except StopIteration:
+                return
+            yield job
+        log.warning("%s; stopping here, what is done stays done", reason)
+        self._broken_off = reason
 
     def _case_work(self) -> CaseWork:
-        options = self._options
-        policy = RetryPolicy(attempts=options.retries + 1, retry_on=options.retry_on)
-        target: Target = Retrying(self._target, policy)
+        options, conditions = self._options, self._conditions
+        policy = RetryPolicy(attempts=options.attempts, retry_on=options.retry_on)
+        target: Target = Retrying(conditions.limited(self._target, conditions.priced(self._target)), policy)
         if self._store is not None:
             target = Cached(target, self._store, self._plan.suite.id, session=self._session)
         scorers = [
@@ -193,11 +239,17 @@ class Sitting:
             seed=options.seed,
             session=self._session,
             token=self.token,
+            waits=conditions.waits,
         )
 
     def _bound(self, judge: RepeatedJudge, policy: RetryPolicy) -> RepeatedJudge:
         """The judge with retries; where a calibration was demanded and is not there, its word is only advice."""
-        bound = judge.bound(lambda target: Retrying(target, policy))
+        conditions, paid = self._conditions, self._ledger.judged
+
+        def wrapped(target: Target) -> Target:
+            return Retrying(conditions.limited(target, conditions.priced(target, paid)), policy)
+
+        bound = judge.bound(wrapped)
         if (demanded := getattr(judge, "calibration", None)) is not None:
             trusted, reason = is_trusted(demanded, judge.by)
             if not trusted:
@@ -215,7 +267,7 @@ class Sitting:
     async def _show(self, display: LiveDisplay) -> None:
         while True:
             self._ledger.stats.active_seconds = self._ledger.active_seconds
-            display.refresh(self._ledger.done, self._ledger.stats, self._engine.in_flight(), self._parallelism)
+            display.refresh(self._ledger.done, self._ledger.stats, self._engine.in_flight(), self._conditions.allowed)
             await asyncio.sleep(_REFRESH_SECONDS)
 
     def _finish(self, tally: Tally) -> Result:
@@ -233,7 +285,7 @@ class Sitting:
 
     def _metrics(self, tally: Tally, stopped: str | None) -> dict[str, Any]:
         if self._directory is not None:
-            return self._directory.finish(self._manifest, self._ledger, tally, stopped)
+            return self._directory.finish(self._manifest, self._ledger, tally, stopped, self._conditions)
         return compose(
             about=about_run(self._manifest, None),
             books=self._ledger.close(tally),
@@ -243,6 +295,8 @@ class Sitting:
             left_out=0,
             stopped=stopped,
             trials=self._ledger.trial_metrics(),
+            spending=self._ledger.spending,
+            sent=partial(self._conditions.to_metrics, tally),
         )
 
     def _responses(self) -> list[Record]:
@@ -272,9 +326,16 @@ def plan_of(
         if options.num_runs > 1 and any(isinstance(scorer, RepeatedJudge) for scorer in scorers):
             asked.append({"num_runs": options.num_runs})
         digest = hashlib.sha256(canonical(asked)).digest()
-    return make_plan(
+    plan = make_plan(
         suite, limit=options.limit, match=options.match, trials=options.trials, scorers_digest=digest, check=check
     )
+    if not options.is_load:
+        return plan
+    if options.arrivals is None:
+        return cycling(plan, requests=options.requests, duration=options.duration)
+    # In open loop the schedule knows when to stop; without a number or a time it sends each case once.
+    once = plan.cases if options.duration is None else None
+    return cycling(plan, requests=options.requests or once, duration=None)
 
 
 def manifest_of(
@@ -296,6 +357,7 @@ def manifest_of(
         model_id=target.model_id,
         seed=options.seed,
         planned=planned,
+        load=load_of(options),
         scorers=[dict(scorer.identity()) for scorer in scorers],
         options=options.for_manifest(),
         versions=versions(),

@@ -6,12 +6,13 @@ import asyncio
 import math
 import numbers
 import time
-from copy import deepcopy
+from copy import copy, deepcopy
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from steelyard.contracts import Cancellation, Emit, InvocationContext, Session, Target
 from steelyard.engine.deadlines import Deadlines
@@ -55,6 +56,10 @@ _fields = attrgetter(*(name for name, _ in _SHAPE))
 _GOOD_SHAPES: set[tuple[type, ...]] = set()
 """Combinations of types that were checked before: there are few, and looking one up is cheap."""
 
+_COMMON = InvocationResponse.__struct_fields__.index("retries")
+"""How many of a response's fields most answers have; the others, all after these, are rare."""
+_NOTHING_RARE = astuple(InvocationResponse())[_COMMON:]
+
 
 class CaseWork:
     """Asks the target, runs the scorers, hands on one record. Picklable when its target and scorers are."""
@@ -68,7 +73,9 @@ class CaseWork:
         seed: int,
         session: Session | None = None,
         token: Cancellation | None = None,
+        waits: bool = False,
     ) -> None:
+        self._waits = waits
         self._target = target
         self._panel = panel if panel else None
         self._timeout = timeout
@@ -76,6 +83,12 @@ class CaseWork:
         self._seed = seed
         self._session = session
         self._token = token
+
+    def without_scores(self) -> CaseWork:
+        """The same, but answers are not weighed."""
+        work = copy(self)
+        work._panel = None
+        return work
 
     async def __call__(self, job: Job, emit: Emit) -> None:
         """Ask (unless the response is already stored), score, emit."""
@@ -85,9 +98,15 @@ class CaseWork:
             response, attempts, before = job.stored.response, job.stored.attempts, job.stored.elapsed
         else:
             response, before = await self._ask(job, context), None
+            if context.waiting or context.backoff or job.planned_at is not None:
+                _note_waits(response, context, job.planned_at)
             attempts = 0 if response.cached else context.attempt
         scores: list[Score] = []
-        if self._panel is not None and response.error is None:
+        if self._panel is None or response.error is not None:
+            pass
+        elif not self._panel.has_judges:
+            scores = await self._panel.score_plainly(job, response)
+        else:
 
             def keep_answer() -> None:
                 if before is None:
@@ -108,6 +127,8 @@ class CaseWork:
             case = self._begin_session(case, context)
         if deadlines is not None:
             deadlines.begin(task)
+            if self._waits:
+                context.clock = deadlines.clock(task)
         try:
             try:
                 response = await self._target.invoke(case, context)
@@ -144,25 +165,78 @@ class CaseWork:
 
 
 def _failed(error: BaseException, retries: int) -> InvocationResponse:
-    return InvocationResponse(error=describe(error), error_type=type(error).__name__, retries=retries)
+    """An answer that says what went wrong, with as much of the real one as there is."""
+    partial = getattr(error, "partial", None)
+    try:
+        response = _checked(copy(partial)) if partial is not None else InvocationResponse()
+    except TypeError:  # what a target says of its own failure may be as broken as the rest
+        response = InvocationResponse()
+    response.error, response.error_type, response.retries = describe(error), type(error).__name__, retries
+    return response
+
+
+def _note_waits(response: InvocationResponse, context: InvocationContext, planned_at: float | None) -> None:
+    """Write down where the time went that is not the answer's, and the money."""
+    response.time_waiting = context.waiting or None
+    response.time_in_backoff = context.backoff or None
+    if context.spent:
+        response.cost = (response.cost or 0.0) + context.spent
+    if planned_at is not None:
+        response.time_from_planned = time.monotonic() - planned_at
 
 
 def _checked(response: Any) -> InvocationResponse:
     """The response if its fields have the types that can be read back from the journal; else raise TypeError."""
     if not isinstance(response, InvocationResponse):
         raise TypeError(f"the target returned {type(response).__name__}, not an InvocationResponse")
-    values = _fields(response)
+    values = astuple(response)
+    if _is_plain_text(values) and not _has_rare(values):
+        return response
     if tuple(map(type, values)) not in _GOOD_SHAPES:
-        for name, types in _SHAPE:
-            value = getattr(response, name)
-            if types and type(value) not in types:
-                setattr(response, name, _coerced(name, value, types[0]))
-        _GOOD_SHAPES.add(tuple(map(type, _fields(response))))
+        _coerce_types(response)
+        _GOOD_SHAPES.add(tuple(map(type, astuple(response))))
     if response.messages is not None and not all(isinstance(message, dict) for message in response.messages):
         raise TypeError("the response's messages are not all objects")
     if response.error is None and response.error_type is not None:
         response.error = response.error_type
     return response
+
+
+def _is_plain_text(values: tuple[Any, ...]) -> bool:
+    """Whether the common fields are those of a plain text answer, of the types they should have: most are."""
+    _, text, prompt, payload, messages, first, last, per_token, tokens_in, tokens_out, cached, reasoning, at = values[
+        :_COMMON
+    ]
+    return (
+        type(text) is str
+        and (prompt is None or type(prompt) is str)
+        and payload is None
+        and messages is None
+        and (first is None or type(first) is float)
+        and (last is None or type(last) is float)
+        and (per_token is None or type(per_token) is float)
+        and (tokens_in is None or type(tokens_in) is int)
+        and (tokens_out is None or type(tokens_out) is int)
+        and (cached is None or type(cached) is int)
+        and (reasoning is None or type(reasoning) is int)
+        and (at is None or type(at) is datetime)
+    )
+
+
+def _has_rare(values: tuple[Any, ...]) -> bool:
+    """Whether any field beside the common ones is set: an error, a stop reason, a status of HTTP."""
+    try:
+        return values[_COMMON:] != _NOTHING_RARE
+    except Exception:  # noqa: BLE001 - an array, say, where a number belongs
+        return True
+
+
+def _coerce_types(response: InvocationResponse) -> None:
+    """Give each field a type that can be read back; TypeError where that cannot be done."""
+    for name, types in _SHAPE:
+        value = getattr(response, name)
+        if types and type(value) not in types:
+            setattr(response, name, _coerced(name, value, types[0]))
 
 
 def _coerced(name: str, value: Any, wanted: type) -> Any:
@@ -182,6 +256,43 @@ def _coerced(name: str, value: Any, wanted: type) -> Any:
 
 
 def _record(job: Job, response: InvocationResponse, scores: list[Score], attempts: int, elapsed: float) -> Record:
+    values = astuple(response)
+    if _has_rare(values):
+        return _full_record(job, response, scores, attempts, elapsed)
+    # Half of the values that a whole record takes, and this is done for every case.
+    _, text, prompt, payload, messages, first, last, per_token, tokens_in, tokens_out, cached, reasoning, at = values[
+        :_COMMON
+    ]
+    return Record(
+        RECORD_VERSION,
+        job.case.id,
+        job.trial,
+        job.index,
+        "ok",
+        attempts,
+        elapsed,
+        job.case_fp,
+        job.scored_by,
+        0.0,
+        text,
+        first,
+        last,
+        per_token,
+        tokens_in,
+        tokens_out,
+        at,
+        None,
+        None,
+        prompt,
+        payload,
+        messages,
+        cached,
+        reasoning,
+        scores=scores,
+    )
+
+
+def _full_record(job: Job, response: InvocationResponse, scores: list[Score], attempts: int, elapsed: float) -> Record:
     return Record(
         RECORD_VERSION,
         job.case.id,

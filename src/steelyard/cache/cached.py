@@ -86,6 +86,11 @@ class Cached:
         response = await flights.get_or_ask(place, ask, lambda answer: _is_whole(answer, context))
         return response if asked else _as_hit(response)
 
+    def holds(self, case: EvalCase, context: InvocationContext) -> bool:
+        """Whether the case would be answered from the store; nothing is asked."""
+        key = self._key_of(case, context)
+        return key is not None and self._look_up(case.id, key) is not None
+
     def _key_of(self, case: EvalCase, context: InvocationContext) -> CacheKey | None:
         """The key; None, and a warning, when the answer cannot be told apart from others."""
         try:
@@ -140,5 +145,5 @@ def _is_whole(response: object, context: InvocationContext) -> bool:
 
 
 def _as_hit(response: InvocationResponse) -> InvocationResponse:
-    """A copy marked as a hit: the one who asked, and a store in memory, keep theirs as it is."""
-    return msgspec.structs.replace(response, cached=True, retries=0)
+    """A copy marked as a hit, which costs nothing: the one who asked, and a store in memory, keep theirs as it is."""
+    return msgspec.structs.replace(response, cached=True, retries=0, cost=None if response.cost is None else 0.0)

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from steelyard.cli.leaving import leave
+from steelyard.cli.loops import loop_factory
 from steelyard.cli.output import hurry, say
+from steelyard.contracts import Engine
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.engine.threaded import LoopThread
 from steelyard.errors import RunCancelled, SteelyardError
 from steelyard.journal.files import PARTIAL, write_json
 from steelyard.result import Result
-from steelyard.runner import Runner
 
 # From the first signal the process lives five seconds at most: calls that were cancelled have the first part to
 # end, the run the second to close its books, and what is left is for reading them from disk if it could not.
-_GRACE = 2.5
+GRACE = 2.5
 _PATIENCE = 3.8
 _LAST_WORDS = 0.7
 
 
-class Ending(msgspec.Struct, frozen=True):
+T = TypeVar("T")
+
+
+class Ending(msgspec.Struct, Generic[T], frozen=True):
     """How a run ended: its result if it has one, and the exit code of the signal that stopped it, 0 if none did."""
 
-    result: Result | None
+    result: T | None
     signal_code: int
+
+
+class Interruptible(Protocol):
+    """What is run, by an engine that is told how long it may take to stop."""
+
+    engine: Engine | None
 
 
 class _Signals:
@@ -77,17 +86,27 @@ def _taken() -> Iterator[signal.Signals]:
         yield signal.SIGHUP
 
 
-def run_interruptibly(runner: Runner, resume_with: str, **entry: Any) -> Ending:
-    """Run to the end or to the first signal; nothing that a target does keeps the process alive after that."""
-    runner.token = runner.token or CancellationToken()
-    runner.engine = runner.engine or LocalEngine(grace=_GRACE)
-    signals = _Signals(runner.token, resume_with)
+def run_interruptibly(
+    runner: Interruptible,
+    start: Callable[[], Coroutine[Any, Any, T]],
+    resume_with: str,
+    *,
+    token: CancellationToken,
+    last_words: Callable[[str | None], T | None],
+) -> Ending[T]:
+    """Run to the end or to the first signal; nothing that a target does keeps the process alive after that.
+
+    A signal cancels the `token`; `last_words` is what can still be said, given the reason, of a run whose event loop
+    is stuck.
+    """
+    runner.engine = runner.engine or LocalEngine(grace=GRACE)
+    signals = _Signals(token, resume_with)
     with signals.installed():
-        running = LoopThread(runner.run(**entry), _loop_factory())
+        running = LoopThread(start(), loop_factory())
         while not running.wait(0.1):
             if time.monotonic() > signals.deadline:
                 say("something does not end when it is cancelled; leaving it behind")
-                return Ending(_from_disk(runner, runner.token.reason), signals.code)
+                return Ending(_in_time(last_words, token.reason), signals.code)
         try:
             return Ending(running.result(), signals.code)
         except RunCancelled as error:
@@ -95,17 +114,13 @@ def run_interruptibly(runner: Runner, resume_with: str, **entry: Any) -> Ending:
             return Ending(None, signals.code)
 
 
-def _from_disk(runner: Runner, reason: str | None) -> Result | None:
-    """The partial result of a run whose event loop is stuck, read from its journal; None if that takes too long."""
-    found: list[Result] = []
-    path = Path(runner.options.output_path or "")
+def _in_time(last_words: Callable[[str | None], T | None], reason: str | None) -> T | None:
+    """What is said within the time that is left; None if it takes longer."""
+    found: list[T | None] = []
 
     def read() -> None:
         with suppress(SteelyardError):  # no record yet, or none that can be read: nothing to tell
-            result = Result.load(path)
-            result.metrics["stopped"] = reason
-            write_json(path / PARTIAL, result.metrics)
-            found.append(result)
+            found.append(last_words(reason))
 
     reader = threading.Thread(target=read, name="steelyard-last-words", daemon=True)
     reader.start()
@@ -113,10 +128,9 @@ def _from_disk(runner: Runner, reason: str | None) -> Result | None:
     return found[0] if found else None
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed: a choice of the command line, never made at import."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
+def partial_result(path: Path, reason: str | None) -> Result:
+    """The result of a run that could not close its own books, from its journal; left in partial.json too."""
+    result = Result.load(path)
+    result.metrics["stopped"] = reason
+    write_json(path / PARTIAL, result.metrics)
+    return result

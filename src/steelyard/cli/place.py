@@ -41,18 +41,19 @@ def choose_place(runner: Runner, flags: PlaceFlags) -> Path:
     given = flags.out or (None if flags.new else runner.options.output_path)
     if given is not None:
         return Path(given)
-    newest = None if flags.new else newest_run(runner)
+    # A load run is measured in one go: there is never one to go on with.
+    newest = None if flags.new or runner.options.is_load else newest_run(runner)
     if newest is None:
         if flags.retry_errors:
             raise ConfigurationError(f"{RUNS} has no run of this suite and target whose errors could be asked again")
-        return _new_place(runner.suite.id, make=not flags.dry_run)
+        return new_place(runner.suite.id, make=not flags.dry_run)
     place, metrics = newest
     if metrics is None:
         return _go_on(place, force=flags.force)
     if flags.force or flags.retry_errors:
         return place
     _refuse_errors(place, metrics)
-    return _new_place(runner.suite.id, make=not flags.dry_run)
+    return new_place(runner.suite.id, make=not flags.dry_run)
 
 
 def _go_on(place: Path, *, force: bool) -> Path:
@@ -88,7 +89,9 @@ def newest_run(runner: Runner, runs: Path = RUNS) -> tuple[Path, dict[str, Any] 
     found = [(manifest, place) for place in _folders(runs) if (manifest := _manifest(place)) is not None]
     identity, seed = runner.target.identity(), runner.options.seed
     ours = [
-        (manifest.created, place) for manifest, place in found if same_run(manifest, runner.suite.id, identity, seed)
+        (manifest.created, place)
+        for manifest, place in found
+        if manifest.load is None and same_run(manifest, runner.suite.id, identity, seed)
     ]
     newest: tuple[Path, dict[str, Any] | None] | None = None
     for _, place in sorted(ours, reverse=True):
@@ -111,7 +114,7 @@ def _manifest(place: Path) -> Manifest | None:
         return None
 
 
-def _new_place(suite_id: str, *, make: bool) -> Path:
+def new_place(suite_id: str, *, make: bool) -> Path:
     """runs/<suite>-<time>, a name that no run has yet; made at once, so that no other run takes it."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", suite_id).strip(".-")[:80] or "suite"
     name = f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}"

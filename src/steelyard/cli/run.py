@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from steelyard.build import BuiltSuite, Gate, build_gate, build_suite, load_object
+from steelyard.build import BuiltSuite, Gate, build_suite, load_object
 from steelyard.cli.again import command_again
-from steelyard.cli.interrupts import run_interruptibly
+from steelyard.cli.interrupts import GRACE, partial_result, run_interruptibly
 from steelyard.cli.logs import log_to_stderr
-from steelyard.cli.main import FAILED_GATE, TOO_MANY_ERRORS
+from steelyard.cli.main import TOO_MANY_ERRORS
+from steelyard.cli.open_files import allow_calls
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.place import choose_place, remove_if_unused
+from steelyard.cli.values import Duration, Parallelism
+from steelyard.cli.verdict import verdict_code, with_flags
+from steelyard.conditions import Conditions
+from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError, describe
 from steelyard.options import RunOptions
 from steelyard.report.summary import summary
@@ -41,6 +48,14 @@ _OPTIONS = (
     "cache",
     "initial_session_file",
     "stop_error_rate",
+    "max_parallelism",
+    "rate",
+    "tokens_per_min",
+    "max_cost",
+    "requests",
+    "duration",
+    "arrivals",
+    "warmup",
 )
 """The flags that are options of a run, by the same names."""
 
@@ -50,7 +65,17 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 
     suite: str
     out: Path | None
-    parallelism: int | None
+    model: str | None
+    base_url: str | None
+    parallelism: int | str | None
+    max_parallelism: int | None
+    rate: str | None
+    tokens_per_min: int | None
+    max_cost: float | None
+    requests: int | None
+    duration: float | None
+    arrivals: str | None
+    warmup: int | None
     limit: int | None
     match: str | None
     seed: int | None
@@ -74,17 +99,28 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool
     verbose: bool
     no_progress: bool
+    otel: bool
 
 
 @click.command("run")
 @click.argument("suite")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Run directory [default: runs/SUITE-TIME].")
-@click.option("-j", "--parallelism", type=int, help="Calls in flight [default: the target's own].")
+@click.option("-m", "--model", help="Ask this model instead of the suite's.")
+@click.option("--base-url", metavar="URL", help="Ask at this address instead of the suite's.")
+@click.option("-j", "--parallelism", type=Parallelism(), help="Calls in flight, or auto [default: the target's own].")
+@click.option("--max-parallelism", type=int, help="What auto and --arrivals never go above [default: 512].")
 @click.option("-n", "--limit", type=int, help="Only the first N cases.")
 @click.option("-k", "match", metavar="PATTERN", help="Only cases whose id matches: a glob, or a part of the id.")
 @click.option("--seed", type=int, help="Where random choices derive from.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="Time for one case, retries included [default: 600].")
 @click.option("--retries", type=int, help="Tries after the first, for transient faults [default: 4].")
+@click.option("--rate", metavar="N/TIME", help="Send no more often than this: 600/min, 10/s.")
+@click.option("--tokens-per-min", type=int, help="Spend no more tokens a minute than this.")
+@click.option("--max-cost", type=float, metavar="AMOUNT", help="Stop when this much was spent; resumable.")
+@click.option("--requests", type=int, help="Load run: send so many, going round the cases.")
+@click.option("--duration", type=Duration(), help="Load run: keep sending so long (60s, 2m), going round the cases.")
+@click.option("--arrivals", metavar="KIND:RATE", help="Load run, open loop: constant:20/s or poisson:20/s.")
+@click.option("--warmup", type=int, help="Requests sent first and left out of everything.")
 @click.option("--num-runs", type=int, help="How often each judge is asked about one response [default: 1].")
 @click.option("--trials", type=int, help="How often the target is asked each case [default: 1].")
 @click.option("--cache", type=click.Path(path_type=Path), help="Keep answers across runs: a folder or a .sqlite file.")
@@ -112,6 +148,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
 @click.option("-v", "--verbose", is_flag=True, help="More of what happens.")
 @click.option("--no-progress", is_flag=True, help="No bar and no progress lines.")
+@click.option("--otel", is_flag=True, help="Export OpenTelemetry spans, as the OTEL_* variables say.")
 def command(**given: Any) -> int:
     """Evaluate SUITE: a YAML file, or file.py:name for a Runner in Python.
 
@@ -134,10 +171,23 @@ def command(**given: Any) -> int:
         planned = look_ahead(runner, entry)
         show_json(planned) if flags.as_json else show(planned.describe())
         return 0
+    allow_calls(Conditions(runner.target, runner.scorers, runner.options).parallelism)
     try:
-        return _run(runner, gate, flags, entry)
+        with _traced(runner, flags.otel):
+            return _run(runner, gate, flags, entry)
     finally:
         remove_if_unused(place)
+
+
+def _traced(runner: Runner, wanted: bool) -> AbstractContextManager[None]:
+    """What exports the run's spans while it goes on, where that is wanted."""
+    if not wanted:
+        return nullcontext()
+    from steelyard.integrations.otel import exported
+
+    runner.engine = runner.engine or LocalEngine(grace=GRACE)
+    runner.token = runner.token or CancellationToken()
+    return exported(runner)
 
 
 def _tell(runner: Runner, place: Path) -> None:
@@ -149,7 +199,7 @@ def _tell(runner: Runner, place: Path) -> None:
         "%s at a time, timeout %s, %s retries, seed %s, in %s",
         options.parallelism or target.default_parallelism,
         "none" if options.timeout is None else f"{options.timeout:g} s",
-        options.retries,
+        options.attempts - 1,
         options.seed,
         place,
     )
@@ -158,7 +208,14 @@ def _tell(runner: Runner, place: Path) -> None:
 def _run(runner: Runner, gate: Gate, flags: Flags, entry: Entry) -> int:
     place = Path(runner.options.output_path or "")
     again = command_again(place)
-    ending = run_interruptibly(runner, again, **msgspec.structs.asdict(entry))
+    runner.token = runner.token or CancellationToken()
+    ending = run_interruptibly(
+        runner,
+        lambda: runner.run(**msgspec.structs.asdict(entry)),
+        again,
+        token=runner.token,
+        last_words=lambda reason: partial_result(place, reason),
+    )
     if ending.result is None:
         say(f"resume with: {command_again(place, begun=False)}")
         return ending.signal_code
@@ -166,7 +223,7 @@ def _run(runner: Runner, gate: Gate, flags: Flags, entry: Entry) -> int:
     if not ending.result.complete:
         say(f"resume with: {again}")
         return ending.signal_code or TOO_MANY_ERRORS
-    return _verdict(ending.result, gate)
+    return verdict_code(ending.result.metrics, gate, remedy="--retry-errors asks them again")
 
 
 def _show(result: Result, flags: Flags, place: Path) -> None:
@@ -176,24 +233,6 @@ def _show(result: Result, flags: Flags, place: Path) -> None:
         show(summary(result.metrics, str(place)))
 
 
-def _verdict(result: Result, gate: Gate) -> int:
-    """The exit code of a complete run; too many errors outrank a missed gate."""
-    metrics = result.metrics
-    # An answer that could not be scored is no better for a gate than one that did not come.
-    rate = metrics["error_rate"] + metrics["scoring_errors"] / metrics["n"]
-    if rate > gate.max_error_rate:
-        kind = "error rate, scoring errors included," if metrics["scoring_errors"] else "error rate"
-        say(f"{kind} {rate:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); --retry-errors asks them again")
-        return TOO_MANY_ERRORS
-    if gate.min_pass_rate is not None:
-        rate = metrics["pass_rate"]
-        if rate is None or rate < gate.min_pass_rate:
-            shown = "unknown: nothing was scored" if rate is None else f"{rate:.1%}"
-            say(f"pass rate {shown}, below {gate.min_pass_rate:.1%} (--min-pass-rate)")
-            return FAILED_GATE
-    return 0
-
-
 def _load(flags: Flags) -> tuple[Runner, Gate]:
     """The runner that a suite names, with the flags on top of its own options."""
     changes = {name: value for name in _OPTIONS if (value := getattr(flags, name)) is not None}
@@ -201,17 +240,22 @@ def _load(flags: Flags) -> tuple[Runner, Gate]:
         changes["progress"] = "off"
     if flags.no_cache:
         changes["cache"] = None
-    runner, gate = load_suite(flags.suite)
+    changed = {name: value for name in ("model", "base_url") if (value := getattr(flags, name)) is not None}
+    runner, gate = load_suite(flags.suite, changed)
     runner.suite_file = flags.suite
     runner.options = runner.options.replace(**changes)
-    wanted = {"min_pass_rate": flags.min_pass_rate, "max_error_rate": flags.max_error_rate}
-    asked = {name: value for name, value in wanted.items() if value is not None}
-    return runner, build_gate({**msgspec.structs.asdict(gate), **asked})
+    return runner, with_flags(gate, min_pass_rate=flags.min_pass_rate, max_error_rate=flags.max_error_rate)
 
 
-def load_suite(suite: str) -> tuple[Runner, Gate]:
-    """The runner that a suite file or file.py:name describes, and its gate."""
-    return _from_python(suite) if _names_python(suite) else _from_yaml(suite)
+def load_suite(suite: str, target: Mapping[str, str] | None = None) -> tuple[Runner, Gate]:
+    """The runner that a suite file or file.py:name describes, and its gate; `target` changes who is asked, or where."""
+    changed = dict(target or {})
+    if not _names_python(suite):
+        return _from_yaml(suite, changed)
+    if changed:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in changed)
+        raise ConfigurationError(f"{suite} makes its own target: {flags} can only change that of a suite file")
+    return _from_python(suite)
 
 
 def _names_python(suite: str) -> bool:
@@ -219,12 +263,12 @@ def _names_python(suite: str) -> bool:
     return bool(colon) and (place.endswith(".py") or (not Path(suite).exists() and name.isidentifier()))
 
 
-def _from_yaml(path: str) -> tuple[Runner, Gate]:
+def _from_yaml(path: str, target: dict[str, str]) -> tuple[Runner, Gate]:
     if path.endswith(".py"):
         raise ConfigurationError(f"{path}: name the Runner in it too: {path}:NAME")
     if path.endswith((".jsonl", ".csv")):
         raise ConfigurationError(f"{path} holds cases, not a suite: name it in a suite file, as `cases: {path}`")
-    built: BuiltSuite = build_suite(path)
+    built: BuiltSuite = build_suite(path, target)
     # Whether responses stay in memory is not the suite's to say here: they never do.
     options = {name: value for name, value in built.options.items() if name != "low_memory"}
     try:

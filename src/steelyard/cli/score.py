@@ -8,12 +8,15 @@ from pathlib import Path
 
 import click
 
-from steelyard.cli.interrupts import run_interruptibly
+from steelyard.cli.again import command_again
+from steelyard.cli.interrupts import partial_result, run_interruptibly
 from steelyard.cli.logs import log_to_stderr
 from steelyard.cli.main import TOO_MANY_ERRORS
-from steelyard.cli.output import show, show_json
+from steelyard.cli.output import say, show, show_json
 from steelyard.cli.run import load_suite
+from steelyard.cli.verdict import verdict_code, with_flags
 from steelyard.contracts import Scorer
+from steelyard.engine.cancellation import CancellationToken
 from steelyard.errors import ConfigurationError
 from steelyard.report.summary import summary
 from steelyard.rescore import StoredAnswers
@@ -30,6 +33,10 @@ _NOTHING_WAITS = 4
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="New run directory [default: RUN-scored-TIME].")
 @click.option("-j", "--parallelism", type=int, help="Judge calls in flight [default: 50].")
 @click.option("--num-runs", type=int, help="How often each judge is asked about one response.")
+@click.option("--min-pass-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 1 below this pass rate.")
+@click.option(
+    "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
+)
 @click.option("--force", is_flag=True, help="Start over in --out; old files are moved aside.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
@@ -40,19 +47,25 @@ def command(
     out: Path | None,
     parallelism: int | None,
     num_runs: int | None,
+    min_pass_rate: float | None,
+    max_error_rate: float | None,
     force: bool,
     as_json: bool,
     quiet: bool,
     no_progress: bool,
 ) -> int:
-    """Score the answers stored in RUN again. The target is not called; the result is a new run directory."""
+    """Score the answers stored in RUN again. The target is not called; the result is a new run directory.
+
+    Errors of RUN are carried over, and count as they did there.
+    """
     log_to_stderr(quiet=quiet, verbose=False)
     place = _new_place(run, out)
     answers = StoredAnswers(run)
     named = suite or (answers.manifest.suite_file if answers.manifest is not None else None)
     if named is None:
         raise ConfigurationError(f"{run} does not say which suite it is of: name one with --suite")
-    runner, _ = load_suite(named)
+    runner, gate = load_suite(named)
+    gate = with_flags(gate, min_pass_rate=min_pass_rate, max_error_rate=max_error_rate)
     options = runner.options.replace(
         output_path=place,
         low_memory=True,
@@ -63,10 +76,18 @@ def command(
         num_runs=runner.options.num_runs if num_runs is None else num_runs,
         progress="off" if quiet or no_progress else "auto",
     )
-    scoring = Runner(answers, runner.suite, runner.scorers, options=options)
+    token = CancellationToken()
+    scoring = Runner(answers, runner.suite, runner.scorers, options=options, token=token)
     scoring.suite_file, scoring.scored_from = named, str(run)
+    again = command_again(place)
     try:
-        ending = run_interruptibly(scoring, f"steelyard score {run} --suite {named} --out {place}", force=force)
+        ending = run_interruptibly(
+            scoring,
+            lambda: scoring.run(force=force),
+            again,
+            token=token,
+            last_words=lambda reason: partial_result(place, reason),
+        )
     finally:
         answers.close()
     if ending.result is None:
@@ -75,7 +96,10 @@ def command(
         show_json(ending.result.metrics)
     else:
         show(summary(ending.result.metrics, str(place)))
-    return ending.signal_code or (0 if ending.result.complete else TOO_MANY_ERRORS)
+    if not ending.result.complete:
+        say(f"resume with: {again}")
+        return ending.signal_code or TOO_MANY_ERRORS
+    return verdict_code(ending.result.metrics, gate, remedy=f"run {run} with --retry-errors to ask its own again")
 
 
 def _new_place(run: Path, out: Path | None) -> Path:

@@ -14,7 +14,7 @@ _DEEPEST = 100
 
 _LONGEST_STAND_IN = 1_000
 
-_encoder = msgspec.json.Encoder()
+_encode = msgspec.json.Encoder().encode
 _FREE_FIELDS = (
     "response_text",
     "input_prompt",
@@ -46,19 +46,19 @@ _read_loose = msgspec.json.Decoder(_Loose).decode
 def encode_record(record: Record) -> bytes:
     """One line, newline included. Values that JSON cannot hold are replaced in the record itself and noted there."""
     try:
-        line = _encoder.encode(record)
+        line = _encode(record)
     except Exception:  # noqa: BLE001 - whatever a payload does when it is looked at, its answer is recorded
         line = b""
+    if line and record.messages is None is record.input_payload:
+        return line + b"\n"
     if not line or not _reads_back(record, line):
         _clean_record(record)
-        line = _encoder.encode(record)
+        line = _encode(record)
     return line + b"\n"
 
 
 def _reads_back(record: Record, line: bytes) -> bool:
     """Whether a reader will find what the target said: NaN, bytes and odd keys are written, but as something else."""
-    if record.messages is None and record.input_payload is None:
-        return True
     loose = _read_loose(line)
     if not _same(loose.input_payload, record.input_payload) or not _same(loose.messages, record.messages):
         return False
@@ -119,7 +119,7 @@ def _clean_score(score: Score, notes: list[str]) -> None:
 
 def _encodable(value: object) -> bool:
     try:
-        _encoder.encode(value)
+        _encode(value)
     except Exception:  # noqa: BLE001 - as above
         return False
     return True
@@ -184,7 +184,7 @@ class _Cleaner:
         self.others += 1
         try:
             plain = value.item() if hasattr(value, "item") else value
-            return msgspec.json.decode(_encoder.encode(plain))
+            return msgspec.json.decode(_encode(plain))
         except Exception:  # noqa: BLE001 - nothing a payload does may lose its answer
             return whole_text(_repr(value)[:_LONGEST_STAND_IN])
 

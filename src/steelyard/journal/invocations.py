@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +10,23 @@ from pathlib import Path
 import msgspec
 
 from steelyard.journal.encode import encode_record, whole_text
+from steelyard.journal.entries import decode_entry
 from steelyard.journal.files import INVOCATIONS
 from steelyard.journal.reader import RecordReader
-from steelyard.journal.scan import decode_entry, lines_forward
+from steelyard.journal.scan import lines_forward
 from steelyard.journal.writer import AppendOnlyFile
 from steelyard.records import Record, StoredSample, Unjudged
+from steelyard.stats.spending import Spending
+
+
+class JudgeCall(msgspec.Struct, gc=False):
+    """One line of `invocations.jsonl`: what a call of a judge has cost."""
+
+    judge_cost: float
+
 
 _decode_sample = msgspec.json.Decoder(StoredSample).decode
+_decode_judge_call = msgspec.json.Decoder(JudgeCall).decode
 _encoder = msgspec.json.Encoder()
 
 SlotOf = Callable[[str, int], int | None]
@@ -29,6 +40,8 @@ class Invocations:
         self._path = run / INVOCATIONS
         self._answers: dict[int, int] = {}
         self._samples: dict[int, list[StoredSample]] = {}
+        self.spending = Spending()
+        """What judges cost in earlier sittings."""
         self._file: AppendOnlyFile | None = None
         self._reader: RecordReader | None = None
 
@@ -53,6 +66,8 @@ class Invocations:
         try:
             stored = _decode_sample(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                self.spending.update_judge(_decode_judge_call(line).judge_cost)
             return
         slot = slot_of(stored.id, stored.trial)
         if slot is not None:
@@ -70,13 +85,15 @@ class Invocations:
         """What judges have said about a slot so far."""
         return tuple(self._samples.get(slot, ()))
 
-    def append(self, item: Unjudged | StoredSample) -> None:
-        """Hand an answer or a sample to the kernel."""
+    def append(self, item: Unjudged | StoredSample | JudgeCall) -> None:
+        """Hand an answer, a sample or a cost to the kernel."""
         if self._file is None:
             self._end_last_line()
             self._file = AppendOnlyFile(self._path)
         if isinstance(item, Unjudged):
             self._file.append(encode_record(item.record))
+        elif isinstance(item, JudgeCall):
+            self._file.append(_encoder.encode(item) + b"\n")
         else:
             self._file.append(_encode_sample(item))
 

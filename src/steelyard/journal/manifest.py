@@ -36,6 +36,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     seed: int = 0
     suite_file: str | None = None
     scored_from: str | None = None
+    load: dict[str, Any] | None = None
+    """Of a load run: how its requests were to be sent."""
     planned: int = 0
     scorers: list[dict[str, Any]] = []
     options: dict[str, Any] = {}

@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 
 from steelyard.errors import ConfigurationError
+from steelyard.journal.entries import decode_entry
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import ROWS, Rows, pack_row, read_index, winners
-from steelyard.journal.scan import damage, decode_entry, lines_forward, readable_end
+from steelyard.journal.scan import damage, lines_forward, readable_end
 from steelyard.records import Record, id_digest
 from steelyard.stats.scores import verdict
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -13,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.errors import RunRefused
+from steelyard.journal.entries import BadLine, Entry, EntryBlock, entries_backward
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import id_digests, pack_row
-from steelyard.journal.scan import Entry, damage, decode_entry, lines_backward, readable_end
+from steelyard.journal.scan import damage, readable_end
 from steelyard.records import RECORD_VERSION, Score
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, verdict
+from steelyard.stats.spending import Spending
 
 PENDING, DONE, ERRORED, UNSCORED = 0, 1, 2, 3
 """What is known of a slot: nothing; an ok record; only errors (ask again); a response whose scores are not of use."""
 
-_BATCH = 256
-"""Records looked up at once: few enough that holding them never wakes the garbage collector."""
 _MOST_KINDS = 1 << 16
 
 
@@ -46,20 +47,9 @@ class Slots(Protocol):
 
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool: ...
 
-
-class _Batch:
-    """Entries on their way to be looked up together, and where each one lies."""
-
-    __slots__ = ("entries", "lengths", "offsets")
-
-    def __init__(self) -> None:
-        self.offsets: list[int] = []
-        self.lengths: list[int] = []
-        self.entries: list[Entry] = []
-
-    def clear(self) -> None:
-        for column in (self.offsets, self.lengths, self.entries):
-            column.clear()
+    def all_current(self, slots: npt.NDArray[np.int64], case_fps: list[str], scored_bys: list[str]) -> bool:
+        """Whether each of these is sure to be of the slot's case and scored as it would be now."""
+        ...
 
 
 class Replay:
@@ -74,6 +64,7 @@ class Replay:
         self.states = states
         self.stats = RunningStats()
         self.scores = ScoreStats()
+        self.spending = Spending()
         self.run_time = 0.0
         self._kinds = _ErrorKinds()
         self.left_out = 0
@@ -85,20 +76,11 @@ class Replay:
         """Read the whole journal; `check` is called now and then and may raise to give up."""
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
-            batch = _Batch()
-            offsets, lengths, entries = batch.offsets.append, batch.lengths.append, batch.entries.append
-            for offset, line in lines_backward(descriptor, readable_end(descriptor)):
-                entry = decode_entry(line)
-                if entry is None:
-                    raise damage(self._path, descriptor, offset)
-                offsets(offset)
-                lengths(len(line))
-                entries(entry)
-                if len(batch.entries) == _BATCH:
-                    self._take(batch)
-                    batch.clear()
-                    check()
-            self._take(batch)
+            for block in entries_backward(descriptor, readable_end(descriptor)):
+                self._take(block)
+                check()
+        except BadLine as error:
+            raise damage(self._path, descriptor, error.offset) from error
         finally:
             os.close(descriptor)
 
@@ -116,34 +98,74 @@ class Replay:
         assert self._offsets is not None
         return self._offsets[slot]
 
-    def _take(self, batch: _Batch) -> None:
-        entries = batch.entries
-        if not entries:
-            return
+    def _take(self, block: EntryBlock) -> None:
+        entries = block.entries
         if max([entry.v for entry in entries]) > RECORD_VERSION:
             message = f"{self._path} was written by a newer Steelyard (record version {RECORD_VERSION + 1} or later)"
             raise RunRefused(message, path=self._path.parent)
         self.run_time = max(self.run_time, *[entry.run_time for entry in entries])
-        found = id_digests([entry.id for entry in entries])
+        digests = id_digests([entry.id for entry in entries])
         trials = np.array([entry.trial for entry in entries], dtype=np.int64)
         recorded = np.array([entry.index for entry in entries], dtype=np.int64)
-        numbers = self._slots.slot_of(found, trials, recorded).tolist()
-        digests = found.tolist()
-        same_case, add_row, wins = self._slots.same_case, self._add_row, self._wins
-        for slot, digest, offset, length, entry in zip(
-            numbers, digests, batch.offsets, batch.lengths, entries, strict=True
-        ):
-            if slot < 0 or not same_case(slot, entry.case_fp):
-                self.left_out += 1
-            elif wins(slot, entry, offset) and add_row is not None:
+        slots = self._slots.slot_of(digests, trials, recorded)
+        if self._all_win(slots, entries):
+            self._take_all(slots, entries)
+            counted: Iterable[bool] = itertools.repeat(True)
+        else:
+            counted = [self._counts(*each) for each in zip(slots.tolist(), entries, block.offsets, strict=True)]
+        if self._add_row is not None:
+            self._index(block, slots.tolist(), digests.tolist(), counted)
+
+    def _index(self, block: EntryBlock, slots: list[int], digests: list[int], counted: Iterable[bool]) -> None:
+        """Add a row for each entry that counts."""
+        assert self._add_row is not None
+        rows = []
+        for slot, digest, offset, length, entry, counts in zip(slots, digests, *block, counted, strict=False):
+            if counts:
                 index = self._slots.index(slot, entry.index)
                 said = verdict(entry.scores) if self.states[slot] == DONE else None
                 ok = entry.status == "ok"
-                add_row(pack_row(offset, digest, length + 1, index, entry.trial, ok, said, entry.case_fp))
+                rows.append(pack_row(offset, digest, length + 1, index, entry.trial, ok, said, entry.case_fp))
+        self._add_row(b"".join(rows))
+
+    def _all_win(self, slots: npt.NDArray[np.int64], entries: list[Entry]) -> bool:
+        """Whether each entry is a good answer, scored as it should be, and the first word on its slot: most are."""
+        if slots.min() < 0 or len(np.unique(slots)) < len(slots):
+            return False
+        if np.frombuffer(self.states, dtype=np.uint8)[slots].any():
+            return False
+        for entry in entries:
+            if entry.status != "ok" or entry.error is not None:
+                return False
+            for score in entry.scores:
+                if score.value is None or score.errors:
+                    return False
+        fingerprints, scored = [entry.case_fp for entry in entries], [entry.scored_by for entry in entries]
+        return self._slots.all_current(slots, fingerprints, scored)
+
+    def _take_all(self, slots: npt.NDArray[np.int64], entries: list[Entry]) -> None:
+        """What `_wins` does with each of these, done with all."""
+        np.frombuffer(self.states, dtype=np.uint8)[slots] = DONE
+        self.stats.update_all(entries)
+        for entry in entries:
+            self.spending.update(entry)
+        self.scores.take_all([entry.scores for entry in entries])
+        if self.on_done is not None:
+            for slot, entry in zip(slots.tolist(), entries, strict=True):
+                self.on_done(slot, entry.scores)
+
+    def _counts(self, slot: int, entry: Entry, offset: int) -> bool:
+        """Whether the entry is of a case as it stands now, and the one that counts for it."""
+        if slot < 0 or not self._slots.same_case(slot, entry.case_fp):
+            self.left_out += 1
+            return False
+        return self._wins(slot, entry, offset)
 
     def _wins(self, slot: int, entry: Entry, offset: int) -> bool:
         """Whether this entry, older than all seen so far, is the one that counts for its slot."""
         state = self.states[slot]
+        if entry.status == "error" and entry.cost is not None:
+            self.spending.update(entry)  # paid for, whether or not it was asked again
         if state in (DONE, UNSCORED) or (state == ERRORED and entry.status == "error"):
             return False
         if entry.status == "error":
@@ -153,6 +175,7 @@ class Replay:
         if state == ERRORED:
             self._kinds.remove(slot)
         self.stats.update(entry)
+        self.spending.update(entry)
         lacking = [score for score in entry.scores if score.value is None or score.errors]
         # A score could not be made, or a judge was not heard as often as was asked for.
         if self._slots.needs_scoring(slot, entry.scored_by, bool(lacking)):

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import threading
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -36,6 +35,7 @@ class AppendOnlyFile:
         self._descriptor = os.open(path, _FLAGS, 0o644)
         self.size = os.fstat(self._descriptor).st_size
         self._failure: OSError | None = None
+        self._clean = True
         self._dirty = threading.Event()
         self._closing = threading.Event()
         self._committer = threading.Thread(target=self._commit_in_groups, name="steelyard-commit", daemon=True)
@@ -59,7 +59,8 @@ class AppendOnlyFile:
                 os.ftruncate(self._descriptor, offset)
             raise self._error(error) from error
         self.size = offset + len(line)
-        if not self._dirty.is_set():
+        if self._clean:
+            self._clean = False
             self._dirty.set()
         return offset
 
@@ -79,6 +80,7 @@ class AppendOnlyFile:
         while not self._closing.is_set():
             self._dirty.wait()
             self._dirty.clear()
+            self._clean = True  # before the commit: whoever finds it set writes what this commit may miss
             self._commit()
             self._closing.wait(_PAUSE)
 
@@ -97,7 +99,10 @@ class JournalWriter(AppendOnlyFile):
 
     def __init__(self, run: Path, make_rows: MakeRows, *, indexing: bool = True) -> None:
         self._make_rows = make_rows
-        self._notes = array("q")
+        self._notes: list[int] = []
+        self.note = self._notes.extend
+        """Remember where a record lies: offset, length, slot and verdict, of which a row of the index is made and
+        written with the next group commit. The list's own method, as this is called for every record."""
         self._index: int | None = None
         if indexing:
             with contextlib.suppress(OSError):
@@ -107,10 +112,6 @@ class JournalWriter(AppendOnlyFile):
         except OSError:
             self._stop_indexing()
             raise
-
-    def note(self, offset: int, length: int, slot: int, verdict: int) -> None:
-        """Remember where a record lies; its row of the index is made and written with the next group commit."""
-        self._notes.extend((offset, length, slot, verdict))
 
     def close(self) -> None:
         """Commit what is left, rows included; raises JournalError if any commit failed."""
@@ -129,7 +130,7 @@ class JournalWriter(AppendOnlyFile):
         del self._notes[: len(notes)]
         if not notes or self._index is None:
             return
-        data = self._make_rows(np.frombuffer(notes, dtype=np.int64).reshape(-1, 4))
+        data = self._make_rows(np.array(notes, dtype=np.int64).reshape(-1, 4))
         try:
             whole = os.write(self._index, data) == len(data)
         except OSError:

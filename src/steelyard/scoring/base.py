@@ -96,11 +96,12 @@ async def run_scorers(
     for scorer in scorers:
         try:
             answer = scorer.score(case, response)
-            if answer is None or type(answer) is Score:  # as nearly all do: no need to look for anything else
-                pass
-            elif inspect.isawaitable(answer):
-                answer = await _within(timeout, answer)
-            scores.extend(_checked(answer, scorer.name))
+            if type(answer) is Score and _is_plain(answer):  # as nearly all are: no need to look at anything else
+                scores.append(answer)
+            elif answer is not None:
+                if inspect.isawaitable(answer):
+                    answer = await _within(timeout, answer)
+                scores.extend(_checked(answer, scorer.name))
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:

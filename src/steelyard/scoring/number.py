@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from steelyard.records import EvalCase, InvocationResponse, Score
-from steelyard.scoring.number_text import final_number
+from steelyard.scoring.number_text import final_number, is_plain
 from steelyard.scoring.plain import PlainScorer, alternatives, check_choice, check_number, shown
 
 # What separates 0.30000000000000004, computed, from 0.3, written. Whole numbers are compared exactly.
@@ -36,14 +36,16 @@ class Number(PlainScorer):
         """1.0 or 0.0; None when the case expects nothing."""
         if case.expected is None:
             return None
-        wanted = [self._expected(item) for item in alternatives(case.expected)]
         text = response.response_text or ""
+        if text == case.expected and is_plain(text):  # as right answers mostly are: no need to read either
+            return self._score(True)
+        wanted = [self._expected(item) for item in alternatives(case.expected)]
         got = self._read(text)
         if got is None:
             return self._score(False, f"no number in {shown(text)}")
         if any(self._close(item, got) for item in wanted):
             return self._score(True)
-        return self._score(False, f"expected {' or '.join(f'{item:.12g}' for item in wanted[:3])}, got {got:.12g}")
+        return self._score(False, f"expected {' or '.join(map(_shown_number, wanted[:3]))}, got {_shown_number(got)}")
 
     def _expected(self, item: Any) -> Decimal:
         value = as_decimal(item) if not isinstance(item, str) else self._read(item)
@@ -62,6 +64,12 @@ class Number(PlainScorer):
         return Decimal(repr(self.tolerance)), Decimal(repr(self.relative_tolerance))
 
 
+def _shown_number(number: Decimal) -> str:
+    """Twelve digits of a number; a short one is spelled as it is, which is much faster."""
+    text = str(number)
+    return text if len(text) <= 12 and text.isdecimal() else f"{number:.12g}"
+
+
 def as_decimal(value: object) -> Decimal | None:
     """A JSON number as it is written; None for anything that is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -74,6 +82,8 @@ def close(wanted: Decimal, got: Decimal, tolerance: Decimal, relative_tolerance:
     """Whether two numbers are the same, but for the tolerances and the last digits that floats lose."""
     if wanted == got:
         return True
+    if not tolerance and not relative_tolerance and abs(wanted - got) >= 1 > abs(wanted) * _ROUNDING:
+        return False  # as wrong answers mostly are: a whole one off
     whole = wanted == wanted.to_integral_value() and got == got.to_integral_value()
     relative = relative_tolerance if whole else max(relative_tolerance, _ROUNDING)
     return abs(wanted - got) <= max(tolerance, relative * abs(wanted))

@@ -19,6 +19,8 @@ _MARKERS = 50
 
 _EXACT = Context(prec=60)
 _PLAIN = re.compile(r"-?[0-9]{1,300}(?:\.[0-9]{1,300})?")
+_ALONE = re.compile(r"(?<![^\W_])(-?[0-9]{1,15}(?:\.[0-9]{1,15})?)[.!]?\s{0,20}")
+"""All of a statement, as in `the answer is 18.`: what the pattern for any number would find in it, found sooner."""
 _MINUS = "-−–"
 _VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
@@ -75,6 +77,11 @@ def _marker() -> re.Pattern[str]:
     return re.compile(_MARKER, re.VERBOSE | re.MULTILINE)
 
 
+def is_plain(text: str) -> bool:
+    """Whether a text is a number in digits and nothing else."""
+    return _PLAIN.fullmatch(text) is not None
+
+
 def final_number(text: str, *, percent_as_fraction: bool = False) -> Decimal | None:
     """The number a text ends up with: after its last marker of an answer, else its last; None when it has none."""
     text = text.strip()
@@ -83,8 +90,10 @@ def final_number(text: str, *, percent_as_fraction: bool = False) -> Decimal | N
     text = _without_latex_gaps(text[-LONGEST_READ:])
     if not _HAS_DIGIT.search(text):
         return None
-    match = _marked(text) or _last(text)
-    return None if match is None else _value(match, percent_as_fraction)
+    found = _marked(text) or _last(text)
+    if found is None:
+        return None
+    return Decimal(found[1]) if found.re is _ALONE else _value(found, percent_as_fraction)
 
 
 def _without_latex_gaps(text: str) -> str:
@@ -109,6 +118,8 @@ def _marked(text: str) -> re.Match[str] | None:
 
 def _stated(text: str, start: int, end: int) -> re.Match[str] | None:
     """The number after a segment's last `=`, else its first: `the answer is 3 + 4 = 7`, `18 of the 20`."""
+    if alone := _ALONE.fullmatch(text, start, end):
+        return alone
     equals = text.rfind("=", start, end)
     if equals >= 0 and (match := _first(text, equals + 1, end)):
         return match

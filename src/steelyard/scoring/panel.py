@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from steelyard.contracts import Emit, InvocationContext, RepeatedJudge, Scorer
 from steelyard.records import InvocationResponse, Job, Sample, Score, StoredSample
@@ -22,8 +22,14 @@ class Panel:
         self._num_runs = num_runs
         self._timeout = timeout
 
+        self.has_judges = bool(self._judges)
+
     def __bool__(self) -> bool:
         return bool(self._scorers or self._judges)
+
+    def score_plainly(self, job: Job, response: InvocationResponse) -> Awaitable[list[Score]]:
+        """What all scorers but the judges say."""
+        return run_scorers(self._scorers, job.case, response, timeout=self._timeout)
 
     async def score(
         self,
@@ -34,7 +40,7 @@ class Panel:
         emit: Emit,
     ) -> list[Score]:
         """All applicable scores. `keep_answer` is called before the first judge is asked, `emit` after each reply."""
-        scores = await run_scorers(self._scorers, job.case, response, timeout=self._timeout)
+        scores = await self.score_plainly(job, response)
         kept = False
         for judge in self._judges:
             escalated = judge.when == "failed"

@@ -1,4 +1,4 @@
-"""What the built-in scorers share: a name, an identity made of their arguments, a threshold, short reasons."""
+"""What the built-in scorers share: a name, a threshold, an identity made of their arguments, short reasons."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ _LONGEST_REASON = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class PlainScorer:
-    """A scorer whose fields are its arguments. A subclass gives `name` a default, which is also its kind."""
+    """A scorer whose fields are its arguments. A subclass gives `name` a default, which is also its kind.
+
+    It passes from `threshold` on. Where there is only right (1.0) and wrong (0.0), every threshold above 0 says the
+    same, and with 0 the score is a measurement that nobody fails.
+    """
 
     name: str
+    threshold: float = 0.5
 
     def __post_init__(self) -> None:
+        check_share("threshold", self.threshold)
         if not isinstance(self.name, str) or not self.name:
             raise ConfigurationError(f"name must be a text that is not empty, got {self.name!r}")
         self._check()
@@ -35,20 +41,11 @@ class PlainScorer:
         arguments = {field.name: _as_json(getattr(self, field.name)) for field in fields(self)}
         return {"kind": type(self).__dataclass_fields__["name"].default, **arguments}
 
-    def _score(self, passed: bool, reason: str | None = None) -> Score:
-        """1.0 or 0.0; a pass needs no reason."""
-        return Score(self.name, 1.0, True) if passed else Score(self.name, 0.0, False, _cut(reason))
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradedScorer(PlainScorer):
-    """A scorer whose values lie between 0 and 1: it passes from `threshold` on."""
-
-    threshold: float
-
-    def __post_init__(self) -> None:
-        check_share("threshold", self.threshold)
-        super().__post_init__()
+    def _score(self, right: bool, reason: str | None = None) -> Score:
+        """1.0 or 0.0; what is right needs no reason."""
+        if right:
+            return Score(self.name, 1.0, True)
+        return Score(self.name, 0.0, self.threshold <= 0.0, _cut(reason))
 
     def _graded(self, value: float, reason: str | None = None) -> Score:
         return Score(self.name, value, value >= self.threshold, _cut(reason))
@@ -113,6 +110,8 @@ def shown(value: object) -> str:
 
 def shown_any(values: list[Any]) -> str:
     """A few alternatives as a reason quotes them."""
+    if len(values) == 1:
+        return shown(as_text(values[0]))
     more = f" or {len(values) - 3} more" if len(values) > 3 else ""
     return " or ".join(shown(as_text(value)) for value in values[:3]) + more
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from steelyard.records import EvalCase, InvocationResponse, Score
-from steelyard.scoring.plain import GradedScorer, alternatives, as_text, check_choice, check_flags, need_extra
+from steelyard.scoring.plain import PlainScorer, alternatives, as_text, check_choice, check_flags, need_extra
 from steelyard.scoring.text import is_punctuation
 
 BleuTokens: TypeAlias = Literal["13a", "intl", "char", "none"]
@@ -21,7 +21,7 @@ _MOST_BLEU_CHARACTERS = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Likeness(GradedScorer):
+class _Likeness(PlainScorer):
     """The best value over the texts that a case accepts."""
 
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:

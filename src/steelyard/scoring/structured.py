@@ -15,7 +15,7 @@ from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.scoring.json_text import NoJson, read_json, same_json
 from steelyard.scoring.number import as_decimal, close
 from steelyard.scoring.number_text import final_number
-from steelyard.scoring.plain import GradedScorer, PlainScorer, as_text, check_flags, check_number, need_extra, shown
+from steelyard.scoring.plain import PlainScorer, as_text, check_flags, check_number, need_extra, shown
 
 Rule: TypeAlias = tuple[str, Mapping[str, Any]]
 
@@ -72,7 +72,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class JsonMatch(GradedScorer):
+class JsonMatch(PlainScorer):
     """The share of keys that are as expected, in the JSON of the answer.
 
     `rules` maps a key's path (`user.name`, `items.0.price`, `items.*.price`) to how it is compared: exact, number,

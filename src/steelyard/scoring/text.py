@@ -81,6 +81,8 @@ class Contains(PlainScorer):
 
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
         """1.0 or 0.0; None when there is no text to look for."""
+        if type(case.expected) is str and case.expected and not self._forbidden:  # as mostly
+            return self._one(case.expected, response.response_text or "")
         wanted = [] if case.expected is None else [as_text(item) for item in alternatives(case.expected)]
         if not wanted and not self._forbidden:
             return None
@@ -94,6 +96,12 @@ class Contains(PlainScorer):
         if not missing or (not self.all and len(missing) < len(wanted)):
             return self._score(True)
         return self._score(False, f"the answer does not contain {shown_any(missing)}")
+
+    def _one(self, wanted: str, text: str) -> Score:
+        """What the answer scores that has one text to hold, and none to lack."""
+        if self._normal(wanted) in self._normal(text):
+            return self._score(True)
+        return self._score(False, f"the answer does not contain {shown(wanted)}")
 
     def _normal(self, text: str) -> str:
         if not text.isascii():

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+LIMIT = 1e300
+"""Past this a value is as good as infinite: a hundred million of them still add up to a float."""
+
 
 class Blocks:
     """A column of numbers that only grows: recent ones in a small array, older ones in sealed blocks.
@@ -30,6 +33,10 @@ class Blocks:
         for block in self._sealed:
             yield from block.tolist()
         yield from self._recent.tolist()
+
+    def append_all(self, numbers: list[float]) -> None:
+        """Add a few at once, to be sealed with those around them."""
+        self._recent.fromlist(numbers)
 
     def seal(self) -> npt.NDArray[np.float64]:
         """Put the recent numbers away as a block, and return it; to be called every thousand or so."""

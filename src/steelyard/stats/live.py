@@ -11,7 +11,7 @@ from steelyard.contracts import InFlight
 from steelyard.errors import ConfigurationError
 from steelyard.stats.running import RunningStats
 from steelyard.stats.spec import ProgressSpec, parse_progress_bar_stats
-from steelyard.stats.surfaces import MODES, Frame, Mode, choose_surface, safe_lines
+from steelyard.stats.surfaces import MODES, Frame, Mode, choose_surface
 from steelyard.stats.wording import safe_text, segments, silence_notice
 
 
@@ -19,7 +19,8 @@ class LiveDisplay:
     """Draws how far a run is; to be refreshed by a ticker a few times a second, never per response.
 
     `initial` is what earlier sittings did: it counts as done but not in the rate. When nothing was finished for
-    `silence_after` seconds, the display says what is being waited for.
+    `silence_after` seconds, the display says what is being waited for. Of a run that goes on for a `duration` the total
+    is not known, and is put at what it will be if the pace stays as it is.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class LiveDisplay:
         description: str,
         total: int,
         initial: int,
+        duration: float | None = None,
         spec: Mapping[str, Any] | ProgressSpec | None = None,
         mode: Mode = "auto",
         stream: TextIO | None = None,
@@ -38,6 +40,7 @@ class LiveDisplay:
             raise ConfigurationError(f"progress mode must be one of {', '.join(MODES)}, got {mode!r}")
         self._description = safe_text(description)
         self._total = total
+        self._duration = duration
         self._initial = initial
         self._spec = parse_progress_bar_stats(spec)
         self._clock = clock
@@ -60,11 +63,6 @@ class LiveDisplay:
         waiting = _in_flight(in_flight.count, parallelism)
         self._surface.draw(self._frame(done, stats, now, in_flight=waiting, silence=silence))
 
-    def message(self, text: str) -> None:
-        """Put a line above the bar."""
-        if self._surface is not None:
-            self._surface.message(safe_lines(text))
-
     def close(self, done: int, stats: RunningStats) -> None:
         """Show the final state and give the screen back; later calls do nothing."""
         if self._surface is not None:
@@ -77,13 +75,18 @@ class LiveDisplay:
         return Frame(
             description=self._description,
             done=done,
-            total=self._total,
+            total=self._total if self._duration is None else _outlook(done, now - self._started, self._duration),
             initial=self._initial,
             elapsed=now - self._started,
             segments=segments(self._spec, stats.snapshot(self._spec)),
             in_flight=in_flight,
             silence=silence,
         )
+
+
+def _outlook(done: int, elapsed: float, duration: float) -> int:
+    """How many there will be when the time is up, at the pace so far."""
+    return done if elapsed >= duration else round(done * duration / max(elapsed, 1e-3))
 
 
 def _in_flight(count: int, parallelism: int) -> str:

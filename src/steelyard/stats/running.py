@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from steelyard.stats.blocks import Blocks
+from steelyard.stats.blocks import LIMIT, Blocks
+from steelyard.stats.details import Detailed, Details
 from steelyard.stats.sketch import PercentileSketch
 from steelyard.stats.spec import METRICS, ProgressSpec, ProgressStat, parse_progress_bar_stats
 
-# Past this a value is as good as infinite: a hundred million of them still add up to a float.
-_LIMIT = 1e300
 _FOLD_EVERY = 1024
 _PERCENTILES = (50, 90, 99)
 
 _read_metrics = attrgetter(*METRICS)
 
 
-class Measured(Protocol):
+class Measured(Detailed, Protocol):
     """What RunningStats reads of a response or a record."""
 
     @property
@@ -55,6 +54,7 @@ class RunningStats:
         self.cached_requests = 0
         self.active_seconds = 0.0
         self._values: dict[str, Blocks] = {metric: Blocks() for metric in METRICS}
+        self._details = Details()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -78,16 +78,37 @@ class RunningStats:
         first, last, per_token, tokens_in, tokens_out = _read_metrics(response)
         append_first, append_last, append_per_token, append_in, append_out = self._appends
         # Written out, as this runs once a response. NaN and infinity fail the comparison too.
-        if first is not None and -_LIMIT < first < _LIMIT:
+        if first is not None and -LIMIT < first < LIMIT:
             append_first(first)
-        if last is not None and -_LIMIT < last < _LIMIT:
+        if last is not None and -LIMIT < last < LIMIT:
             append_last(last)
-        if per_token is not None and -_LIMIT < per_token < _LIMIT:
+        if per_token is not None and -LIMIT < per_token < LIMIT:
             append_per_token(per_token)
-        if tokens_in is not None and -_LIMIT < tokens_in < _LIMIT:
+        if tokens_in is not None and -LIMIT < tokens_in < LIMIT:
             append_in(tokens_in)
-        if tokens_out is not None and -_LIMIT < tokens_out < _LIMIT:
+        if tokens_out is not None and -LIMIT < tokens_out < LIMIT:
             append_out(tokens_out)
+        if (
+            response.time_queued is not None
+            or response.time_from_planned is not None
+            or response.time_waiting is not None
+        ):
+            self._details.update(response)
+
+    def update_all(self, responses: Sequence[Measured]) -> None:
+        """Count many responses in, which costs less than one by one."""
+        before = self.total_requests
+        self.total_requests += len(responses)
+        answered = [response for response in responses if response.error is None]
+        measured = [response for response in answered if not response.cached]
+        self.failed_requests += len(responses) - len(answered)
+        self.cached_requests += len(answered) - len(measured)
+        for metric, values in self._values.items():
+            read = attrgetter(metric)
+            values.append_all([v for v in map(read, measured) if v is not None and -LIMIT < v < LIMIT])
+        self._details.update_all(measured)
+        if before // _FOLD_EVERY != self.total_requests // _FOLD_EVERY:
+            self._fold()
 
     def update_failed(self, count: int = 1) -> None:
         """Count requests that failed and left nothing to measure."""
@@ -105,6 +126,7 @@ class RunningStats:
             numbers = other._values[metric].joined()
             values.extend(numbers)
             self._sketches[metric].add(numbers)
+        self._details.merge(other._details)
 
     def snapshot(self, spec: Mapping[str, Any] | ProgressSpec | None = None) -> dict[str, float | int | None]:
         """The live value for each label of a progress spec; percentiles are within 0.5 %."""
@@ -119,6 +141,8 @@ class RunningStats:
             # Joined in the call itself, so that never more than one metric is held twice.
             figures = _describe(values.joined())
             described.update({f"{metric}-{name}": value for name, value in figures.items()})
+        for metric, numbers in self._details.columns().items():
+            described.update({f"{metric}-{name}": value for name, value in _describe(numbers).items()})
         total_output = self._total("num_tokens_output")
         return {
             "total_requests": self.total_requests,
@@ -142,6 +166,7 @@ class RunningStats:
         """Bring the sketches up to date with the values."""
         for metric, values in self._values.items():
             self._sketches[metric].add(values.seal())
+        self._details.seal()
 
     def _total(self, metric: str) -> int:
         return round(math.fsum(self._values[metric]))
@@ -191,7 +216,9 @@ class RunningStats:
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None
+    """None where there is nothing to divide by, or so little that no number can hold the ratio."""
+    ratio = numerator / denominator if denominator else math.inf
+    return ratio if math.isfinite(ratio) else None
 
 
 def _describe(numbers: npt.NDArray[np.float64]) -> dict[str, float | None]:

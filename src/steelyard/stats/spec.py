@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from steelyard.errors import ConfigurationError
+from steelyard.errors import ConfigurationError, nearest
 
 METRICS = (
     "time_to_first_token",
@@ -108,6 +107,6 @@ def _bad(label: str, spec: Any, what: str) -> ConfigurationError:
 
 
 def _not_known(kind: str, given: Any, allowed: Iterable[str], *, also: Iterable[str] = (), suffix: str = "") -> str:
-    near = difflib.get_close_matches(str(given), [*allowed, *also], n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    near = nearest(given, [*allowed, *also])
+    hint = f" (did you mean {near!r}?)" if near else ""
     return f"{given!r} is not a known {kind}{hint}; allowed: {', '.join(allowed)}{suffix}"

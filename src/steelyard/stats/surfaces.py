@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TextIO
 import msgspec
 from tqdm import tqdm
 
-from steelyard.stats.wording import format_rate, join, safe_text, trim
+from steelyard.stats.wording import format_rate, join, trim
 
 Mode = Literal["auto", "bar", "lines", "off"]
 MODES: tuple[Mode, ...] = ("auto", "bar", "lines", "off")
@@ -47,7 +47,6 @@ class Surface(Protocol):
     """Something to draw frames on."""
 
     def draw(self, frame: Frame) -> None: ...
-    def message(self, text: str) -> None: ...
     def close(self, frame: Frame) -> None: ...
 
 
@@ -56,7 +55,7 @@ def choose_surface(mode: Mode, stream: TextIO) -> Surface | None:
     if mode == "off":
         return None
     if mode in ("auto", "bar") and in_notebook():
-        return NotebookBar(stream)
+        return NotebookBar()
     if mode == "bar" or (mode == "auto" and stream.isatty() and os.environ.get("TERM") != "dumb"):
         return TerminalBar(stream)
     return PlainLines(stream)
@@ -120,7 +119,6 @@ class TerminalBar:
     def __init__(self, stream: TextIO) -> None:
         self._output = _Output(stream)
         self._columns = 0
-        self._drawn = ""
         self._height = 0
 
     def draw(self, frame: Frame) -> None:
@@ -133,17 +131,13 @@ class TerminalBar:
             lines.append(join(frame.segments, columns - 1))
         clear = _CLEAR_BELOW if columns != self._columns or len(lines) != self._height else ""
         self._columns, self._height = columns, len(lines)
-        self._drawn = f"{_CLEAR_LINE}\n".join(lines) + _CLEAR_LINE + "\r" + _UP * (len(lines) - 1)
-        self._output.write(clear + self._drawn)
-
-    def message(self, text: str) -> None:
-        self._output.write(_CLEAR_BELOW + text + "\n" + self._drawn)
+        drawn = f"{_CLEAR_LINE}\n".join(lines) + _CLEAR_LINE + "\r" + _UP * (len(lines) - 1)
+        self._output.write(clear + drawn)
 
     def close(self, frame: Frame) -> None:
         """Leave the finished bar alone on its line, the cursor below."""
         bar = self._bar(frame, self._output.columns() - 1)
         self._output.write(_CLEAR_BELOW + bar + "\n")
-        self._drawn = ""
 
     def _bar(self, frame: Frame, width: int) -> str:
         # The formatter alone: an instance would bring a lock, a monitor thread and the wall clock.
@@ -175,12 +169,9 @@ class PlainLines:
             self._silence_at = None
         elif self._silence_at is None or frame.elapsed - self._silence_at >= _SILENCE_EVERY:
             self._silence_at = frame.elapsed
-            self.message(f"{frame.description} {frame.silence}")
+            self._output.write(f"{frame.description} {frame.silence}\n")
         if self._line_at is None or frame.elapsed - self._line_at >= _LINE_EVERY:
             self._line(frame)
-
-    def message(self, text: str) -> None:
-        self._output.write(text + "\n")
 
     def close(self, frame: Frame) -> None:
         self._line(frame)
@@ -191,14 +182,13 @@ class PlainLines:
         self._line_at, self._line_done = frame.elapsed, frame.done
         percent = f" {100 * frame.done // frame.total}%" if frame.total else ""
         start = f"{frame.description} {frame.done:,}/{frame.total:,}{percent} {frame.rate}"
-        self.message(f"{start} {join(frame.segments)}".rstrip())
+        self._output.write(f"{start} {join(frame.segments)}".rstrip() + "\n")
 
 
 class NotebookBar:
     """tqdm's widget, with the figures after the bar."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._output = _Output(stream)
+    def __init__(self) -> None:
         self._bar: Any = None
 
     def draw(self, frame: Frame) -> None:
@@ -207,9 +197,6 @@ class NotebookBar:
         self._bar.n = frame.done
         self._bar.set_postfix_str(frame.silence or join(frame.segments), refresh=False)
         self._bar.refresh()
-
-    def message(self, text: str) -> None:
-        self._output.write(text + "\n")
 
     def close(self, frame: Frame) -> None:
         self.draw(frame)
@@ -226,8 +213,3 @@ def _notebook_bar(frame: Frame) -> Any:
     # Not given to the constructor, which shows it once without escaping HTML.
     bar.set_description_str(frame.description, refresh=False)
     return bar
-
-
-def safe_lines(text: str) -> str:
-    """A message's lines, each made safe; its line breaks stay."""
-    return "\n".join(safe_text(line) for line in text.splitlines())

@@ -25,6 +25,22 @@ _short = Repr()  # unlike repr(), safe for what is huge or deeply nested
 _short.maxlevel, _short.maxstring, _short.maxother = 3, SHOWN, SHOWN
 
 
+class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A row with the columns of a case and no others, of the types that they have in one."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    id: str = ""
+    system_prompt: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    expected: Any = None
+    expected_trajectory: Any = None
+    metadata: dict[str, Any] = {}
+
+
+_decode_row = msgspec.json.Decoder(_Row).decode
+
+
 class Columns(NamedTuple):
     """A row sorted into the values of a case's fields and the columns that are left for its metadata."""
 
@@ -58,6 +74,26 @@ def case_from(columns: Columns) -> EvalCase:
         raise BadCase(f"metadata must be an object, got {found(own)}")
     metadata = {**columns.rest, **own} if own else columns.rest
     return checked(EvalCase(**values, metadata=metadata))
+
+
+def plain_case(text: bytes) -> EvalCase | None:
+    """The case in a row of JSON that has a case's columns and no others; None where there is more to be looked at."""
+    try:
+        row = _decode_row(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    if row.prompt is None and not row.messages:
+        return None
+    return EvalCase(
+        id=row.id,
+        prompt=row.prompt,
+        messages=row.messages,
+        system_prompt=row.system_prompt,
+        tools=row.tools,
+        expected=row.expected,
+        expected_trajectory=row.expected_trajectory,
+        metadata=row.metadata,
+    )
 
 
 def checked(case: EvalCase) -> EvalCase:

@@ -12,6 +12,7 @@ from steelyard.disk import sync_directory
 from steelyard.errors import ConfigurationError, SuiteError
 from steelyard.records import EvalCase
 from steelyard.suite.columns import Arrange, by_name
+from steelyard.suite.digests import Marks
 from steelyard.suite.identity import BadCase, as_json, content_digest
 from steelyard.suite.occurrences import Occurrences
 from steelyard.suite.sources import Cases, CsvSource, JsonlSource, MemorySource, Placed, Source
@@ -95,9 +96,12 @@ class EvalSet:
     def __iter__(self) -> Iterator[EvalCase]:
         return (case for _, case in self.numbered(Occurrences()))
 
-    def numbered(self, occurrences: Occurrences) -> Iterator[Placed]:
-        """The cases with ids, each with its line if it has one; `occurrences` tells equal ones apart."""
-        for index, placed in enumerate(self._source.read()):
+    def numbered(self, occurrences: Occurrences, marks: Marks | None = None) -> Iterator[Placed]:
+        """The cases with ids, each with its line if it has one; `occurrences` tells equal ones apart.
+
+        `marks` are told of what is read, where that comes in blocks.
+        """
+        for index, placed in enumerate(self._source.read(marks)):
             line, case = placed
             if case.id and (self.system_prompt is None or case.system_prompt is not None):
                 yield placed

@@ -74,18 +74,29 @@ def content_digest(case: EvalCase) -> int:
     return int.from_bytes(blake2b(canonical(asked), digest_size=6).digest())
 
 
+def seen(case: EvalCase) -> bytes:
+    """What a target may see of a case, in its one spelling."""
+    return canonical(_Seen(case.prompt, case.messages, case.system_prompt, case.tools, case.metadata))
+
+
+def graded(case: EvalCase) -> bytes:
+    """What a scorer holds the answer to a case against, in its one spelling."""
+    return canonical(_Graded(case.expected, case.expected_trajectory))
+
+
+def grading_prefix(scorers: bytes) -> bytes:
+    """What comes before `graded`: its length keeps the two apart from any other split of the same bytes."""
+    return b"%d:%b" % (len(scorers), scorers)
+
+
 def case_fingerprint(case: EvalCase) -> int:
     """64 bits of what a target may see: a stored answer counts for a case while this is unchanged."""
-    return _digest(
-        canonical(_Seen(case.prompt, case.messages, case.system_prompt, case.tools, case.metadata)),
-    )
+    return _digest(seen(case))
 
 
 def grading_fingerprint(scorers: bytes, case: EvalCase) -> int:
     """64 bits of how a case is graded: stored scores count while this is unchanged."""
-    graded = canonical(_Graded(case.expected, case.expected_trajectory))
-    # The length keeps (scorers, graded) apart from any other split of the same bytes.
-    return _digest(b"%d:%b%b" % (len(scorers), scorers, graded))
+    return _digest(grading_prefix(scorers) + graded(case))
 
 
 def as_hex(digest: int) -> str:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,14 +19,12 @@ import numpy.typing as npt
 
 from steelyard.errors import ConfigurationError, SuiteError
 from steelyard.records import EvalCase, Job, id_digest
+from steelyard.suite.digests import Digests, Marks, Spelling
 from steelyard.suite.evalset import EvalSet
-from steelyard.suite.identity import BadCase, as_hex, case_fingerprint, grading_fingerprint
+from steelyard.suite.first_pass import FirstPass, Selects
+from steelyard.suite.identity import as_hex, case_fingerprint
 from steelyard.suite.occurrences import Occurrences
 
-Digests: TypeAlias = npt.NDArray[np.uint64]
-Selects: TypeAlias = Callable[[str], bool]
-
-CHECK_EVERY = 4096  # rows
 _TURN_EVERY = 128  # rows passed over: a millisecond or so
 _ONE_TRIAL = (0,)
 
@@ -47,6 +45,7 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
     repeated: frozenset[int]
     rows_read: int
     read_all: bool
+    marks: Marks
 
     @property
     def cases(self) -> int:
@@ -66,6 +65,11 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
     def index(self, slot: int) -> int:
         """The place in the suite of a slot's case."""
         return self.indices[slot // self.trials]
+
+    def places(self, slots: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The position and the trial of each slot."""
+        positions, trials = np.divmod(slots, self.trials)
+        return positions, trials
 
     def ids_at(self, positions: Collection[int]) -> dict[int, str]:
         """The ids of a few selected cases, by position; reads the suite as far as the last of them."""
@@ -102,6 +106,15 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
         except ValueError:
             return False
 
+    def are_current(self, slots: npt.NDArray[np.int64], case_fps: list[str], scored_bys: list[str]) -> bool:
+        """Whether these are the fingerprints of the slots' cases and of their grading; False in doubt."""
+        positions, _ = self.places(slots)
+        if not _same(case_fps, self.case_fingerprints[positions]):
+            return False
+        if self.grading_fingerprints is None:
+            return not any(scored_bys)
+        return _same(scored_bys, self.grading_fingerprints[positions])
+
     def slot_of(self, id_digests: Digests, trials: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """The slot of each (id digest, trial); -1 where it is not planned."""
         order = self._order
@@ -133,14 +146,17 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
             raise ValueError(f"done must have {self.slots} bytes, one a slot, got {len(done)}")
         position = rows = 0
         cases, indices, passed_over = self.cases, self.indices, 0
-        for rows, (line, case) in enumerate(self.suite.numbered(Occurrences(self.repeated)), 1):
+        making = _Making(self, done)
+        for rows, (line, case) in enumerate(self.suite.numbered(Occurrences(self.repeated), making.marks), 1):
             if rows > self.rows_read:
                 break
             jobs: Sequence[Job] = ()
             if position < cases and indices[position] == rows - 1:
-                jobs = self._jobs_of(position, case, line, done)
+                jobs = making.jobs_of(position, case, line)
                 position += 1
-            if jobs:
+            if len(jobs) == 1:  # as mostly: cheaper than to go through them
+                yield jobs[0]
+            elif jobs:
                 yield from jobs
             else:
                 passed_over += 1
@@ -149,34 +165,49 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
             if position == cases and not self.read_all:
                 return
         if position < self.cases or (self.read_all and rows != self.rows_read):
-            raise self._changed(f"it had {self.rows_read} cases, now {'more' if rows > self.rows_read else rows}")
+            raise self.changed(f"it had {self.rows_read} cases, now {'more' if rows > self.rows_read else rows}")
 
-    def _jobs_of(self, position: int, case: EvalCase, line: int | None, done: bytearray | None) -> Sequence[Job]:
-        first = position * self.trials
-        left: Sequence[int] = range(self.trials)
-        if done is not None:
-            if self.trials == 1:
-                left = () if done[first] else _ONE_TRIAL
-            else:
-                left = [trial for trial in left if not done[first + trial]]
-        if not left:
-            return ()
-        if not self.suite.settled:
+    def changed(self, how: str, line: int | None = None) -> SuiteError:
+        """The error that ends a run whose suite is not what it was."""
+        message = f"suite {self.suite.id!r} changed while it was being run: {how}"
+        return SuiteError(message, path=self.suite.path, line=line)
+
+
+class _Making:
+    """Makes the jobs of a plan's cases as they are read for the second time."""
+
+    def __init__(self, plan: Plan, done: bytearray | None) -> None:
+        self.marks = Marks(plan.marks)
+        self._plan = plan
+        self._trials = plan.trials
+        self._done = done
+        self._settled = plan.suite.settled
+        self._seen = Spelling(plan.case_fingerprints)
+        self._graded = None if plan.grading_fingerprints is None else Spelling(plan.grading_fingerprints)
+
+    def jobs_of(self, position: int, case: EvalCase, line: int | None) -> Sequence[Job]:
+        """One job for each of the case's slots that are not done."""
+        left: Sequence[int] = _ONE_TRIAL if self._trials == 1 else range(self._trials)
+        if self._done is not None:
+            first = position * self._trials
+            if left is not _ONE_TRIAL:
+                left = [trial for trial in left if not self._done[first + trial]]
+            if not left or (left is _ONE_TRIAL and self._done[first]):
+                return ()
+        if not (self._settled or self.marks.same):
             self._check_same(position, case, line)
-        index, case_fp, scored_by = self.indices[position], self.case_fp(first), self.scored_by(first)
+        index, case_fp = self._plan.indices[position], self._seen.at(position)
+        scored_by = "" if self._graded is None else self._graded.at(position)
         if left is _ONE_TRIAL:
             return (Job(index, 0, case, case_fp, scored_by),)
         return [Job(index, trial, case, case_fp, scored_by) for trial in left]
 
     def _check_same(self, position: int, case: EvalCase, line: int | None) -> None:
-        if id_digest(case.id) != self.id_digests[position]:
-            raise self._changed(f"the case {case.id!r} stands where another was", line)
-        if case_fingerprint(case) != self.case_fingerprints[position]:
-            raise self._changed(f"the case {case.id!r} is not what it was", line)
-
-    def _changed(self, how: str, line: int | None = None) -> SuiteError:
-        message = f"suite {self.suite.id!r} changed while it was being run: {how}"
-        return SuiteError(message, path=self.suite.path, line=line)
+        plan = self._plan
+        if id_digest(case.id) != plan.id_digests[position]:
+            raise plan.changed(f"the case {case.id!r} stands where another was", line)
+        if case_fingerprint(case) != plan.case_fingerprints[position]:
+            raise plan.changed(f"the case {case.id!r} is not what it was", line)
 
 
 def make_plan(
@@ -193,64 +224,27 @@ def make_plan(
     `check` is called every few thousand rows and may raise to give up.
     """
     _check_options(suite, limit, trials)
-    rows = _Rows(scorers_digest, None if match is None else _selector(match))
-    occurrences = Occurrences()
-    read_all = True
-    for index, (line, case) in enumerate(suite.numbered(occurrences)):
-        if check is not None and index % CHECK_EVERY == 0:
-            check()
-        try:
-            rows.add(case)
-        except BadCase as error:
-            raise suite.problem(f"{error} (case {case.id!r})", index, line) from error
-        if rows.selected == limit:
-            read_all = False
-            break
-    repeated = occurrences.repeated
-    _refuse_nothing(suite, rows.read, rows.selected, match)
-    return rows.planned(suite, trials, repeated, read_all)
+    first = FirstPass(suite, scorers_digest, None if match is None else _selector(match))
+    read_all = first.read_until(limit, check)
+    _refuse_nothing(suite, first.read, first.selected, match)
+    id_digests, case_fingerprints, grading_fingerprints = first.numbers()
+    return Plan(
+        suite=suite,
+        trials=trials,
+        indices=first.indices,
+        id_digests=id_digests,
+        case_fingerprints=case_fingerprints,
+        grading_fingerprints=grading_fingerprints,
+        repeated=first.occurrences.repeated,
+        rows_read=first.read,
+        read_all=read_all,
+        marks=first.marks,
+    )
 
 
-class _Rows:
-    """What the first pass keeps: every row's id digest, and the fingerprints of those that are selected."""
-
-    def __init__(self, scorers_digest: bytes, selects: Selects | None) -> None:
-        self.scorers_digest = scorers_digest
-        self.selects = selects
-        self.read = 0
-        self.selected = 0
-        self._digests = array("Q")
-        self._kept = array("Q")
-        self._seen = array("Q")
-        self._graded = array("Q")
-
-    def add(self, case: EvalCase) -> None:
-        self._digests.append(id_digest(case.id))
-        self.read += 1
-        if self.selects is not None:
-            if not self.selects(case.id):
-                return
-            self._kept.append(self.read - 1)
-        self._seen.append(case_fingerprint(case))
-        self.selected += 1
-        if self.scorers_digest:
-            self._graded.append(grading_fingerprint(self.scorers_digest, case))
-
-    def planned(self, suite: EvalSet, trials: int, repeated: frozenset[int], read_all: bool) -> Plan:
-        """The plan, after refusing two cases of one id."""
-        digests = _as_numpy(self._digests)
-        _refuse_duplicates(suite, digests, repeated)
-        return Plan(
-            suite=suite,
-            trials=trials,
-            indices=range(self.selected) if self.selects is None else self._kept,
-            id_digests=digests if self.selects is None else digests[_as_numpy(self._kept)],
-            case_fingerprints=_as_numpy(self._seen),
-            grading_fingerprints=_as_numpy(self._graded) if self.scorers_digest else None,
-            repeated=repeated,
-            rows_read=self.read,
-            read_all=read_all,
-        )
+def _same(spelled: list[str], digests: Digests) -> bool:
+    """Whether these are the digests, spelled out."""
+    return "".join(spelled) == digests.astype(">u8").tobytes().hex() and set(map(len, spelled)) == {16}
 
 
 def _check_options(suite: EvalSet, limit: int | None, trials: int) -> None:
@@ -277,37 +271,3 @@ def _refuse_nothing(suite: EvalSet, read: int, selected: int, match: str | None)
     if not selected:
         message = f"no case of suite {suite.id!r} has an id that matches {match!r}: none of its {read} does"
         raise SuiteError(message, path=suite.path)
-
-
-def _refuse_duplicates(suite: EvalSet, digests: Digests, repeated: frozenset[int]) -> None:
-    """Refuse two cases with one id; digests tell which are suspect, a second reading what they are called."""
-    ordered = np.sort(digests)
-    suspects = frozenset(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
-    if not suspects:
-        return
-    first: dict[int, tuple[str, int, int | None]] = {}
-    for index, (line, case) in enumerate(suite.numbered(Occurrences(repeated))):
-        digest = id_digest(case.id)
-        if digest in first:
-            raise _duplicate(suite, case.id, index, line, first[digest])
-        if digest in suspects:
-            first[digest] = (case.id, index, line)
-    raise SuiteError(f"suite {suite.id!r} changed while it was being read", path=suite.path)
-
-
-def _duplicate(
-    suite: EvalSet, case_id: str, index: int, line: int | None, first: tuple[str, int, int | None]
-) -> SuiteError:
-    first_id, first_index, first_line = first
-    earlier = f"case {first_index + 1}" if first_line is None else f"line {first_line}"
-    if first_id != case_id:  # 1 in 36 million for a million cases; a run could not tell the two apart
-        message = f"the ids {first_id!r} ({earlier}) and {case_id!r} have the same digest: rename one"
-    elif line is None:
-        message = f"the id {case_id!r} stands twice: {earlier} and case {index + 1}"
-    else:
-        message = f"the id {case_id!r} stands twice: {earlier} and line {line}"
-    return suite.problem(message, index, line)
-
-
-def _as_numpy(numbers: array[int]) -> Digests:
-    return np.frombuffer(numbers, dtype=np.uint64)

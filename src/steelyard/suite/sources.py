@@ -23,12 +23,15 @@ from steelyard.suite.columns import (
     found,
     from_cells,
     json_text,
+    plain_case,
 )
+from steelyard.suite.digests import Marks
 from steelyard.suite.identity import BadCase
 from steelyard.suite.keys import reject_unknown
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LARGEST_CELL = 64 * 2**20
+_BLOCK = 1 << 16  # bytes
 
 Placed: TypeAlias = tuple[int | None, EvalCase]
 Cases: TypeAlias = Iterable[EvalCase | Mapping[str, Any]] | Callable[[], Iterable[EvalCase | Mapping[str, Any]]]
@@ -46,7 +49,7 @@ class Source(Protocol):
     @property
     def settled(self) -> bool: ...
 
-    def read(self) -> Iterator[Placed]: ...
+    def read(self, marks: Marks | None = None) -> Iterator[Placed]: ...
 
     def problem(self, message: str, index: int, line: int | None) -> SuiteError: ...
 
@@ -63,8 +66,11 @@ class FileSource(ABC):
         open_file(self.path).close()  # a missing file is an error now, not when the first case is wanted
 
     @abstractmethod
-    def read(self) -> Iterator[Placed]:
-        """The cases, each with its line; SuiteError with the line at the first that is none."""
+    def read(self, marks: Marks | None = None) -> Iterator[Placed]:
+        """The cases, each with its line; SuiteError with the line at the first that is none.
+
+        A source that reads its file in blocks tells `marks` of each one before it yields the block's cases.
+        """
 
     def problem(self, message: str, index: int, line: int | None) -> SuiteError:  # noqa: ARG002 - a line says more
         """A problem with one case as an error that says where it stands."""
@@ -74,19 +80,26 @@ class FileSource(ABC):
 class JsonlSource(FileSource):
     """One JSON object a line; blank lines, a byte order mark and CRLF are all fine."""
 
-    def read(self) -> Iterator[Placed]:
+    def read(self, marks: Marks | None = None) -> Iterator[Placed]:
         """The cases, each with its line."""
+        plain = self._arrange is by_name
         with open_file(self.path) as file:
-            for line, text in enumerate(file, 1):
+            for line, text in enumerate(_lines(file, marks), 1):
                 if line == 1:
                     text = text.removeprefix(BYTE_ORDER_MARK)
-                if text.isspace() or not text:
-                    continue
-                try:
-                    case = self._case(text)
-                except BadCase as error:
-                    raise SuiteError(_with_hint(str(error), text, line), path=self.path, line=line) from error
+                case = plain_case(text) if plain else None
+                if case is None:
+                    if not text or text.isspace():
+                        continue
+                    plain = False  # of one file's rows, mostly all have columns of their own or none has
+                    case = self._placed_case(text, line)
                 yield line, case
+
+    def _placed_case(self, text: bytes, line: int) -> EvalCase:
+        try:
+            return self._case(text)
+        except BadCase as error:
+            raise SuiteError(_with_hint(str(error), text, line), path=self.path, line=line) from error
 
     def _case(self, text: bytes) -> EvalCase:
         row = json_text(text)
@@ -104,7 +117,7 @@ class CsvSource(FileSource):
     Columns without a name (a data frame's index, a trailing comma) are left out.
     """
 
-    def read(self) -> Iterator[Placed]:
+    def read(self, marks: Marks | None = None) -> Iterator[Placed]:  # noqa: ARG002 - a row may span blocks
         """The cases, each with its line."""
         if csv.field_size_limit() < LARGEST_CELL:  # 128 KiB by default: less than a long prompt
             csv.field_size_limit(LARGEST_CELL)
@@ -182,7 +195,7 @@ class MemorySource:
         self._lines = lines
         self._taken = False
 
-    def read(self) -> Iterator[Placed]:
+    def read(self, marks: Marks | None = None) -> Iterator[Placed]:  # noqa: ARG002 - there is no file
         """The cases, each with its line if that is known."""
         if self.one_shot and self._taken:
             raise SuiteError(
@@ -196,7 +209,7 @@ class MemorySource:
         for index, row in enumerate(cases):
             line = self._lines[index] if self._lines else None
             try:
-                case = self._case(row, index, line)
+                case = checked(row) if type(row) is EvalCase else self._case(row, index, line)
             except BadCase as error:
                 raise self.problem(str(error), index, line) from error
             yield line, case
@@ -214,6 +227,16 @@ class MemorySource:
             return case_from(self._arrange(dict(row)))
         reject_unknown(row, CASE_FIELDS, f"cases[{index}]", file=self.path, line=line)
         return case_from(by_name(dict(row)))
+
+
+def _lines(file: BinaryIO, marks: Marks | None) -> Iterator[bytes]:
+    """The lines of a file without their ends, read in blocks of whole ones."""
+    while block := file.read(_BLOCK):
+        if not block.endswith(b"\n"):
+            block += file.readline()
+        if marks is not None:
+            marks.meet(block)
+        yield from block.removesuffix(b"\n").split(b"\n")
 
 
 def open_file(path: Path) -> BinaryIO:

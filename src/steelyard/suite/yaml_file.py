@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 else:
     _BaseLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where it was built in
 
-KEYS = ("id", "description", "target", "system_prompt", "cases", "fields", "scorers", "run", "gate")
+KEYS = ("id", "description", "target", "system_prompt", "cases", "fields", "scorers", "run", "prices", "gate")
 DEEPEST = 100  # levels of nesting
 ENDINGS = {".jsonl": JsonlSource, ".csv": CsvSource}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteFile:
-    """What a suite file says. `target`, `scorers`, `run` and `gate` are as written, for `build` to read."""
+    """What a suite file says. `target`, `scorers`, `run`, `prices` and `gate` are as written, for `build` to read."""
 
     path: Path
     id: str
@@ -38,6 +38,7 @@ class SuiteFile:
     cases: EvalSet
     scorers: list[Any] = field(default_factory=list)
     run: dict[str, Any] = field(default_factory=dict)
+    prices: dict[str, Any] = field(default_factory=dict)
     gate: dict[str, Any] = field(default_factory=dict)
 
 
@@ -76,6 +77,7 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
         cases=EvalSet.from_source(suite_id, _cases(path, document.get("cases"), fields, lines), system_prompt),
         scorers=value("scorers", list, "a list") or [],
         run=value("run", dict, "a mapping") or {},
+        prices=value("prices", dict, "a mapping") or {},
         gate=value("gate", dict, "a mapping") or {},
     )
 

@@ -1,0 +1,81 @@
+"""All commands under one name: finds the one that was asked for, and gives every failure an exit code."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from steelyard._version import __version__
+from steelyard.cli.front_page import ABOUT, COMMANDS, EXIT_CODES, WIDEST
+from steelyard.cli.main import BROKEN, INTERRUPTED, REFUSED
+from steelyard.cli.output import say
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands by name and one line of help, and imports one when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"steelyard.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            from steelyard.errors import suggestion
+
+            ctx.fail(f"no command is named {args[0]!r}; {suggestion(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=_LazyGroup,
+    help=f"{ABOUT}\n\n\b\n{EXIT_CODES}",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
+)
+@click.version_option(__version__, prog_name="steelyard")
+def group() -> None:
+    """The command as a whole; its help is the front page."""
+
+
+def run(args: list[str] | None) -> int:
+    """Run the command that these arguments name; its exit code."""
+    try:
+        code = group.main(args=args, prog_name="steelyard", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return REFUSED
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last stop: each kind of failure has its own exit code
+        return _exit_code(error)
+
+
+def _exit_code(error: Exception) -> int:
+    from steelyard.errors import ConfigurationError, JournalError, RunCancelled, RunRefused
+
+    if isinstance(error, (ConfigurationError, RunRefused)):
+        say(str(error))
+        return REFUSED
+    if isinstance(error, RunCancelled):
+        say(str(error))
+        return INTERRUPTED
+    if isinstance(error, JournalError):
+        say(f"{error.strerror}; everything before it is intact and can be resumed")
+        return BROKEN
+    import traceback
+
+    traceback.print_exception(error)
+    say("internal error; what was recorded is intact and can be resumed")
+    return BROKEN
