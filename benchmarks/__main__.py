@@ -7,7 +7,21 @@ import os
 import platform
 import sys
 
-BENCHMARKS = ("startup", "stats_cost", "engine_overhead", "low_memory", "resume_rate", "score_rate")
+BENCHMARKS = (
+    "startup",
+    "stats_cost",
+    "engine_overhead",
+    "low_memory",
+    "resume_rate",
+    "score_rate",
+    "mock_ceiling",
+    "transports",
+    "endpoint_rate",
+    "endpoint_streams",
+    "endpoint_many",
+    "auto_ceiling",
+    "report_page",
+)
 
 
 def machine() -> str:

@@ -52,8 +52,11 @@ class Conditions:
     def tell_prices(self, spending: Spending) -> None:
         """Say in the books which currency they are in and, where no price is known, why."""
         spending.currency = self._book.currency
-        if isinstance(self._target, RemoteTarget) and self._prices[id(self._target)] is None:
-            spending.unknown_because = self._book.unknown_because(self._target)
+        target = self._target
+        # A model on one's own machine has no price that anybody would miss.
+        is_paid = isinstance(target, RemoteTarget) and target.endpoint.startswith("https://")
+        if is_paid and self._prices[id(target)] is None:
+            spending.unknown_because = self._book.unknown_because(target)
 
     def plan_sends(self, count: int | None) -> Pace | None:
         """When each call is to be sent, in open loop: so many, or as long as the options say."""
