@@ -154,3 +154,10 @@ def test_ctrl_c_keeps_the_finished_levels_and_prints_the_command_that_goes_on(sh
     assert resumed.code == 0, resumed.err
     assert "2 levels measured, complete" in resumed.out
     assert len(shop.asked()) == 20
+
+
+def test_the_table_says_which_error_was_the_most_frequent(shop: Workshop, no_plots: None) -> None:
+    (shop.folder / "fails").touch()
+    ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "-n", "12", "-o", "out", "--no-progress")
+    assert ended.code == 0, ended.err
+    assert "mostly ValueError: told to fail" in ended.out

@@ -36,6 +36,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     """Why this client was the bottleneck; None when it was not."""
     broken: list[str] = []
     """The objectives that were not kept, in words."""
+    worst_error: str | None = None
+    """The most frequent kind of error, with an example; None when there were none."""
     judged: bool = False
     """Whether the pass rate is that of judges who were asked afterwards, in `<run>/judged`."""
 
@@ -86,8 +88,17 @@ def level_of(
         client=client,
         invalid=(client["reason"] or "it had no time to spare") if client["bottleneck"] else None,
         broken=[broken.describe() for broken in check(objectives, seen)],
+        worst_error=_worst_error(metrics),
         judged=judged is not None,
     )
+
+
+def _worst_error(metrics: Mapping[str, Any]) -> str | None:
+    """The most frequent kind of error, which stands first, in the words of one of them."""
+    for kind in metrics.get("errors", ()):
+        example = metrics.get("error_examples", {}).get(kind, {}).get("error")
+        return str(example or kind)
+    return None
 
 
 def _percentiles(stats: Mapping[str, Any], metric: str) -> dict[str, float | None]:

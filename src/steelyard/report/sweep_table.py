@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steelyard.stats.wording import format_number, format_seconds, safe_text
+from steelyard.stats.wording import format_number, format_seconds, safe_text, trim
 
+_LONGEST_ERROR = 160
 _MISSING = "–"
 _WIDTH = 94
 _PERCENTILES = ("p50", "p90", "p99")
@@ -85,6 +86,8 @@ def _about(level: Mapping[str, Any]) -> list[str]:
         found.append(f"not reached: at most {level['peak_in_flight']:,} were in flight at once")
     if level["few"]:
         found.append(f"only {level['requests']:,} requests: too few for steady figures, give it more time")
+    if level["error_rate"] and level.get("worst_error"):
+        return [*found, *level["broken"], f"mostly {trim(safe_text(level['worst_error']), _LONGEST_ERROR)}"]
     return [*found, *level["broken"]]
 
 
