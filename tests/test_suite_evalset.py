@@ -285,7 +285,7 @@ cases_strategy = st.lists(
     ),
     max_size=6,
 )
-anywhere = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+anywhere = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 
 
 def as_row(case: EvalCase) -> str:
