@@ -161,3 +161,10 @@ def test_the_table_says_which_error_was_the_most_frequent(shop: Workshop, no_plo
     ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "-n", "12", "-o", "out", "--no-progress")
     assert ended.code == 0, ended.err
     assert "mostly ValueError: told to fail" in ended.out
+
+
+def test_a_sweep_is_reported_again_from_its_folder(shop: Workshop, no_plots: None) -> None:
+    swept = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1,2", "-n", "12", "-o", "out", "--no-progress")
+    assert run_cli(shop.folder, "report", "out").out == swept.out
+    found = json.loads(run_cli(shop.folder, "report", "out", "-f", "json").out)
+    assert [level["level"] for level in found["levels"]] == [1, 2]

@@ -8,13 +8,13 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from steelyard.cli.output import discard, show, show_json
 from steelyard.errors import ConfigurationError, JournalError
-from steelyard.journal.files import REPORT
+from steelyard.journal.files import REPORT, SWEEP, read_json_object
 
 if TYPE_CHECKING:
     from steelyard.suite.evalset import EvalSet
@@ -35,6 +35,8 @@ _NOT_A_DISK_FAILURE = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, 
 @click.option("--suite", help="Suite file to take expected answers from [default: the run's own].")
 def command(runs: tuple[Path, ...], form: str, output: str | None, case_id: str | None, suite: str | None) -> int:
     """Show the result in each directory RUN. An unfinished run is read as far as it has come.
+
+    RUN may be the folder of a sweep, as text or json.
 
     html is one file a run that needs no network; where several runs are reported, -o names a folder for them.
     """
@@ -75,6 +77,10 @@ def _one(run: Path, form: str, cases: EvalSet | None) -> Iterator[str]:
         from steelyard.report.markdown import markdown
 
         yield from markdown(run, cases)
+    elif (sweep := _sweep(run)) is not None:
+        from steelyard.report.sweep_table import sweep_table
+
+        yield sweep_table(sweep, str(run)) + "\n"
     else:
         from steelyard.report.summary import summary
         from steelyard.result import Result
@@ -82,11 +88,19 @@ def _one(run: Path, form: str, cases: EvalSet | None) -> Iterator[str]:
         yield summary(Result.load(run).metrics, str(run)) + "\n"
 
 
+def _sweep(folder: Path) -> dict[str, Any] | None:
+    """What a complete sweep in a folder has found; None when there is none."""
+    try:
+        return read_json_object(folder / SWEEP)
+    except (NotADirectoryError, IsADirectoryError):
+        return None
+
+
 def _metrics(runs: tuple[Path, ...]) -> object:
     """The metrics of one run as they are, of several as a list."""
     from steelyard.result import Result
 
-    found = [Result.load(run).metrics for run in runs]
+    found = [_sweep(run) or Result.load(run).metrics for run in runs]
     return found[0] if len(found) == 1 else found
 
 

@@ -23,6 +23,7 @@ PARTIAL = "partial.json"
 CASES = "cases.jsonl"
 DAMAGED = "damaged.jsonl"
 REPORT = "report.html"
+SWEEP = "sweep.json"
 LOCK = ".lock"
 PREVIOUS = "previous"
 

@@ -16,7 +16,7 @@ from steelyard.contracts import Engine
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.threaded import LoopFactory, LoopThread
 from steelyard.errors import ConfigurationError, RunFinished
-from steelyard.journal.files import disk_errors, move_aside, read_json_object, write_json
+from steelyard.journal.files import SWEEP, disk_errors, move_aside, read_json_object, write_json
 from steelyard.journal.lock import RunLock
 from steelyard.journal.states import create
 from steelyard.load.levels import Level, parse_levels
@@ -27,7 +27,6 @@ from steelyard.load.slo import Objective, parse_slo
 from steelyard.report.plots import PLOTS
 from steelyard.runner import Runner
 
-SWEEP = "sweep.json"
 SWEEP_VERSION = 1
 ERROR_RATE_LIMIT = "error_rate<=1%"
 """What is asked of the error rate where the objectives do not name it."""
