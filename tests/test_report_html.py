@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steelyard import EvalCase, EvalSet, Runner
@@ -360,7 +360,8 @@ def test_what_a_reader_must_know_stands_on_top(agents: Path) -> None:
     assert not [notice for notice in notices({**metrics, "client": None}) if notice["level"] == "warning"]
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=300))
+@given(st.lists(st.floats(0, 1e6) | st.sampled_from([1e18, 2.0**53, 1e300]), min_size=2, max_size=300))
+@example([1e18, 1e18])
 def test_a_histogram_counts_every_value_once_and_its_percentiles_are_numpys(values: list[float]) -> None:
     found_ = histogram(np.array(values))
     assert found_ is not None

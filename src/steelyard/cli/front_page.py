@@ -22,6 +22,7 @@ COMMANDS = {
     "report": "Show the result of a run.",
     "ls": "List the runs in a folder.",
     "compare": "Hold runs against a baseline, case by case.",
+    "view": "Show runs as a page in a browser, live while one is written.",
     "gate": "Is a run good enough? An exit code for CI.",
     "calibrate": "Compare a run's judges with people's labels: may they be trusted?",
     "cache": "Look at a cache of answers, or empty it.",

@@ -61,6 +61,8 @@ class Curves:
             "reasoning": self.reasoning,
         }
 
+_LAST_WITH_HALVES = 2.0**52
+
 
 def histogram(values: Values) -> dict[str, Any] | None:
     """Counts between edges, evenly spaced in the value or, where it spans orders of magnitude, in its logarithm."""
@@ -69,7 +71,8 @@ def histogram(values: Values) -> dict[str, Any] | None:
         return None
     low, high = float(values.min()), float(values.max())
     near, far = (float(one) for one in np.percentile(values, [1, 99]))
-    whole = bool((values == np.round(values)).all())
+    # Beyond that a float has no room for the halves between two whole numbers.
+    whole = bool((values == np.round(values)).all()) and high < _LAST_WITH_HALVES
     log = not whole and near > 0 and far / near > _SPREAD_FOR_LOG
     edges = _edges(low, high, near if log else None, whole)
     counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), bins=edges)

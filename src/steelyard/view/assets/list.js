@@ -1,0 +1,133 @@
+// The runs in the folder: looked at again every two seconds while somebody looks at the page.
+
+const EVERY = 2000;
+const MOST_PICKED = 5;
+const ORDER = ["running", "complete", "interrupted", "damaged"];
+const PILLS = { complete: "passed", running: "running", interrupted: "error", damaged: "failed" };
+const here = JSON.parse(document.getElementById("about").textContent);
+const at = (id) => document.getElementById(id);
+const picked = [];  // the first one is the baseline
+const hiddenStates = new Set();
+let runs = null, asked = false;
+
+at("folder").textContent = visible(here.folder);
+at("runs-head").append(el("tr", {}, ...[["", ""], ["Run", "left"], ["State", "left"], ["Done", ""], ["Pass rate", ""],
+  ["95 % interval", "less"], ["Errors", "least"], ["Median", "less"], ["Cost", "less"], ["Started", "least"]]
+  .map(([name, kind]) => el("th", { scope: "col", class: kind }, name))));
+
+async function refresh() {
+  if (asked || document.hidden) return;
+  asked = true;
+  try {
+    const reply = await fetch("/api/runs");
+    if (!reply.ok) throw new Error(reply.statusText);
+    const text = await reply.text();
+    if (text !== refresh.last) {
+      refresh.last = text;
+      runs = JSON.parse(text);
+      render();
+    }
+    at("lost").hidden = true;
+  } catch {
+    at("lost").hidden = false;
+  } finally {
+    asked = false;
+  }
+}
+
+function render() {
+  for (const id of [...picked]) if (!runs.some((run) => run.id === id)) picked.splice(picked.indexOf(id), 1);
+  const terms = at("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const shown = runs.filter((run) => !hiddenStates.has(run.state) && matches(run, terms));
+  at("runs").replaceChildren(...shown.map(runRow));
+  at("many").textContent = plural(runs.length, "run");
+  at("empty").hidden = shown.length > 0;
+  at("empty").textContent = runs.length ? "No run is like that." : "No runs here yet: steelyard run SUITE makes one.";
+  const states = ORDER.filter((state) => runs.some((run) => run.state === state));
+  at("states").replaceChildren(...(states.length > 1 ? states.map(stateChip) : []));
+  renderPicked();
+  document.documentElement.dataset.ready = "runs";
+}
+
+function matches(run, terms) {
+  const text = `${run.name}\n${run.suite}\n${run.model || ""}\n${run.state}`.toLowerCase();
+  return terms.every((term) => text.includes(term));
+}
+
+function stateChip(state) {
+  const count = runs.filter((run) => run.state === state).length;
+  const toggle = () => { if (!hiddenStates.delete(state)) hiddenStates.add(state); render(); };
+  return button({ class: "chip", "aria-pressed": String(!hiddenStates.has(state)), onclick: toggle }, state,
+    span("n", number(count)));
+}
+
+function runRow(run) {
+  const label = "Pick " + visible(run.name);
+  const box = el("input", { type: "checkbox", "aria-label": label, onchange: () => pick(run.id) });
+  box.checked = picked.includes(run.id);
+  const left = run.planned > 0 && run.state !== "complete";
+  const done = left ? `${number(run.done)} of ${number(run.planned)}` : number(run.done);
+  const passed = run.scored ? span("sub", `${compact(run.passed)} of ${compact(run.scored)}`) : null;
+  const interval = run.pass_rate_ci95 ? whisker(run.pass_rate, run.pass_rate_ci95) : MISSING;
+  const cells = [
+    ["", box],
+    ["name left", ...nameCell(run)],
+    ["left", span("pill " + PILLS[run.state], run.state)],
+    ["bar-cell", done, left ? meter(run.done / run.planned) : null],
+    ["", percent(run.pass_rate), passed],
+    ["whisker-cell less", interval],
+    ["least", number(run.errors)],
+    ["less", seconds(run.p50)],
+    ["less", run.cost ? money(run.cost, run.currency) : MISSING],
+    ["least", run.created ? started(run.created) : MISSING],
+  ];
+  const attributes = { "data-run": run.id, class: box.checked ? "picked" : null };
+  return el("tr", attributes, ...cells.map(([kind, ...inside]) => el("td", { class: kind }, ...inside)));
+}
+
+function nameCell(run) {
+  const about = [run.suite !== run.name ? run.suite : null, run.model].filter(Boolean).join(" \u00b7 ");
+  return [el("a", { href: "/run/" + run.id }, visible(run.name)),
+    picked[0] === run.id ? span("tag accent", "baseline") : null, span("sub", visible(run.problem || about))];
+}
+
+function meter(share) {
+  const filled = el("span", {});
+  filled.style.width = Math.min(100, 100 * share) + "%";
+  return div("meter", filled);
+}
+
+function started(text) {
+  const date = new Date(text), today = new Date().toDateString() === date.toDateString();
+  const parts = { ...(today ? {} : { day: "numeric", month: "short" }), hour: "2-digit", minute: "2-digit" };
+  return Number.isNaN(date.getTime()) ? visible(text) : date.toLocaleString("en-GB", parts);
+}
+
+function pick(id) {
+  if (picked.includes(id)) picked.splice(picked.indexOf(id), 1);
+  else picked.push(id);
+  while (picked.length > MOST_PICKED) picked.shift();
+  render();
+}
+
+function renderPicked() {
+  const names = picked.map((id) => runs.find((run) => run.id === id).name);
+  at("compare").disabled = picked.length < 2;
+  at("compare").textContent = picked.length < 2 ? "Compare" : `Compare ${picked.length} runs`;
+  at("compare").title = picked.length < 2 ? "Pick at least two runs" : visible(`${names[0]} is the baseline`);
+}
+
+at("compare").addEventListener("click", () => {
+  location.href = "/compare?" + picked.map((id) => "run=" + encodeURIComponent(id)).join("&");
+});
+at("search").addEventListener("input", render);
+document.addEventListener("visibilitychange", refresh);
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const typing = event.target === at("search");
+  if (typing && event.key === "Escape") { at("search").value = ""; at("search").blur(); render(); }
+  else if (!typing && event.key === "/") { event.preventDefault(); at("search").focus(); }
+  else if (!typing && event.key === "t") toggleTheme();
+});
+refresh();
+setInterval(refresh, EVERY);

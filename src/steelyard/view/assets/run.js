@@ -1,0 +1,197 @@
+// One run: live while it is being written, its report when it is not, and from one to the other without a reload.
+
+const here = JSON.parse(document.getElementById("about").textContent);
+const views = { overview: document.getElementById("overview-view"), cases: document.getElementById("cases-view") };
+const tabs = { overview: document.getElementById("tab-overview"), cases: document.getElementById("tab-cases") };
+const base = "/api/runs/" + here.id;
+let table = null, drawer = null;
+let source = null, seen = "", shown = null;  // the stream, the last event's id, which report is on the page
+
+// Views
+
+function showView(name) {
+  for (const [one, view] of Object.entries(views)) {
+    view.hidden = one !== name;
+    tabs[one].setAttribute("aria-selected", String(one === name));
+    tabs[one].tabIndex = one === name ? 0 : -1;
+  }
+  if (name === "cases") openTable();
+  history.replaceState(null, "", name === "cases" ? "#cases" : location.pathname);
+}
+
+const ready = () => new Promise((resolve) => {
+  if (table.version !== undefined) resolve();
+  else table.onBegin = () => { table.onBegin = null; resolve(); };
+});
+
+async function withCases(action) {
+  showView("cases");
+  await ready();
+  try { await action(); } catch (problem) { table.say(problem.message); }
+}
+
+const go = {
+  filter: (name) => withCases(() => { table.search.value = ""; table.toggle(name, true); table.grid.focus(); }),
+  openRecord: (record) => withCases(() => drawer.openAt({ record })),
+  openAt: (offset) => withCases(() => drawer.openAt({ at: offset })),
+  openId: (id) => withCases(() => { table.search.value = id; table.apply(); }),
+};
+
+function openTable() {
+  if (!table) {
+    const page = RemoteDrawer.page || { about: { run: here.run }, metrics: {} };
+    const cases = new RemoteCases((page.score_names || []).slice(0, MOST_SCORES));
+    table = new RemoteTable(here.id, cases, views.cases, (row) => drawer.open(row, cases.lead[row]));
+    drawer = new RemoteDrawer(cases, page, views.cases, table);
+  }
+  table.paint();
+}
+
+// What the server says
+
+function listen() {
+  if (source || document.hidden) return;
+  source = new EventSource(`${base}/events?seen=${encodeURIComponent(seen)}`);
+  source.onopen = () => { document.getElementById("lost").hidden = true; };
+  source.onmessage = (event) => { seen = event.lastEventId; take(JSON.parse(event.data)); };
+  source.onerror = () => {
+    document.getElementById("lost").hidden = false;
+    if (source.readyState === EventSource.CLOSED) { hush(); setTimeout(listen, 2000); }
+  };
+}
+
+// A page that nobody looks at asks for nothing: a browser has only a few connections to one server.
+function hush() {
+  if (source) source.close();
+  source = null;
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? hush() : listen()));
+
+const live = new LiveView(views.overview, here, go);
+let latest = null;
+
+function take(event) {
+  latest = event;
+  document.documentElement.dataset.state = event.state;
+  document.title = titleOf(event);
+  if (event.figures) document.getElementById("tab-count").textContent = number(event.figures.n);
+  offerMore();
+  if (event.state === "running" || event.state === "damaged") showLive(event);
+  else if (event.report !== shown) {
+    if (event.figures && !RemoteDrawer.page) live.render(event);  // until its report, which takes longer, is there
+    shown = event.report;
+    showReport(event).catch(() => { shown = null; showLive(event); });
+  }
+}
+
+function showLive(event) {
+  shown = null;
+  views.overview.removeAttribute("aria-busy");
+  live.render(event);
+  document.documentElement.dataset.ready = "live";
+}
+
+function titleOf({ state, figures, planned }) {
+  const name = visible(here.name);
+  if (state !== "running" || !figures || !planned) return `${name} \u2013 Steelyard`;
+  return `${Math.floor((100 * figures.n) / planned)}% ${name} \u2013 Steelyard`;
+}
+
+// The figures at once, the charts as soon as the journal was read for them.
+async function showReport(event) {
+  const page = await ask(base + "/overview");
+  drawReport(event, page, "figures");
+  drawReport(event, { ...page, charts: await ask(base + "/charts") }, "report");
+}
+
+function drawReport(event, page, stage) {
+  if (shown !== event.report) return;
+  const place = document.scrollingElement.scrollTop;
+  views.overview.replaceChildren();
+  renderOverview(page, views.overview, go);
+  views.overview.removeAttribute("aria-busy");
+  document.scrollingElement.scrollTop = place;
+  RemoteDrawer.page = page;
+  renewTable(page);
+  document.documentElement.dataset.ready = stage;
+}
+
+function renewTable(page) {
+  document.getElementById("tab-count").textContent = number(page.metrics.n);
+  if (!table) return;
+  drawer.page = page;
+  offerMore();
+}
+
+// While a run is written the table stays as it is, and says how much more there is.
+function offerMore() {
+  if (!table || table.version === undefined || !latest.figures) return;
+  const total = latest.figures.n;
+  const loaded = parseInt(table.version.split(".")[0], 16), more = total - loaded;
+  if (!table.more) {
+    table.more = button({ class: "since", onclick: () => { table.apply(); table.more.hidden = true; } });
+    views.cases.querySelector(".tools").append(table.more);
+  }
+  table.more.hidden = more <= 0;
+  table.more.textContent = `${number(more)} more since`;
+}
+
+// Keys
+
+const KEYS = {
+  "/": () => withCases(() => { table.search.focus(); table.search.select(); }),
+  j: () => step(1), k: () => step(-1), ArrowDown: () => step(1), ArrowUp: () => step(-1),
+  PageDown: () => step(table.perScreen), PageUp: () => step(-table.perScreen),
+  Home: () => step(-Infinity), End: () => step(Infinity),
+  Enter: () => table.open(), t: toggleTheme,
+  f: () => go.filter("failed"), e: () => go.filter("errored"), a: () => withCases(() => table.showAll()),
+};
+const OF_THE_TABLE = new Set(["j", "k", "ArrowDown", "ArrowUp", "PageDown", "PageUp", "Home", "End", "Enter"]);
+
+function step(by) {
+  if (Number.isFinite(by)) table.move(by);
+  else table.activate(by < 0 ? 0 : table.rows.length - 1);
+  if (drawer.isOpen) table.open();
+}
+
+function leave(typing) {
+  if (!table || views.cases.hidden) return;
+  if (typing) { table.search.value = ""; table.apply(); table.grid.focus(); }
+  else if (drawer.isOpen) drawer.close();
+  else table.showAll();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const typing = event.target instanceof HTMLInputElement;
+  if (event.key === "Escape") { leave(typing); return; }
+  if (typing && (event.key === "Enter" || event.key === "ArrowDown") && table.rows.length) {
+    event.preventDefault();
+    table.grid.focus();
+    table.activate(0);
+  }
+  const action = typing ? null : KEYS[event.key];
+  if (!action) return;
+  if (OF_THE_TABLE.has(event.key)) {
+    const onControl = event.target.closest("button, summary, tr") && event.key === "Enter";
+    const reading = event.target.closest(".drawer") && event.key.length > 1;
+    if (!table || views.cases.hidden || onControl || reading) return;
+  }
+  event.preventDefault();
+  action();
+});
+
+for (const [name, tab] of Object.entries(tabs)) {
+  tab.addEventListener("click", () => showView(name));
+  tab.addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+    const other = name === "cases" ? "overview" : "cases";
+    showView(other);
+    tabs[other].focus();
+  });
+}
+
+document.getElementById("bar-name").textContent = visible(here.name);
+listen();
+if (location.hash === "#cases") showView("cases");

@@ -1,0 +1,197 @@
+"""The cases of a run, a page at a time: selected and sorted by the index, read only where they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from steelyard.journal.files import OUTPUTS
+from steelyard.journal.index import Rows
+from steelyard.journal.reader import RecordReader
+from steelyard.records import Record
+from steelyard.report.page_data import Columns
+from steelyard.view.figures import counts_of, states_of
+
+MOST_ROWS = 200
+"""Cases that one request may ask for."""
+_MOST_BYTES = 32 << 20
+"""Bytes of the journal that are read for one request; fewer cases are told of where they are longer."""
+_MOST_TRIALS = 200
+_MOST_SCORES = 50
+_SLOW_PERCENTILE = 95
+_ENOUGH_FOR_SLOW = 20
+_FAILED, _PASSED, _UNSCORED, _ERROR = range(4)
+_RANKS = np.array([0, 3, 2, 1])
+"""How states sort, the worst first."""
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+FILTERS = ("failed", "errored", "flaky", "escalated", "slow", "unscored", "passed")
+MEASURED = ("first", "last", "input", "output", "cost", "at")
+"""What can be sorted by once the whole journal has been read; `state` can be at once."""
+
+
+class CaseTable:
+    """The cases of a run as they stood when this was made. A row is a case with all of its trials.
+
+    `rows` are in case order; with the figures of a Follower beside those of the index there is more to select by.
+    """
+
+    def __init__(self, run: Path, rows: Rows) -> None:
+        self.run, self.records = run, rows
+        self.states = states_of(rows)
+        fresh = np.ones(len(rows), dtype=bool)
+        fresh[1:] = rows["id"][1:] != rows["id"][:-1]
+        self.starts: Ints = np.flatnonzero(fresh)
+        self.ends: Ints = np.append(self.starts[1:], len(rows))
+        self.has_figures = "last" in (rows.dtype.names or ())
+        self._has = [self._any(self.states == state) for state in range(4)]
+        self.marks = np.select([self._has[_FAILED], self._has[_ERROR], self._has[_UNSCORED]], [0, 3, 2], default=1)
+        self.leads = self._leads()
+        self._chips = {name: self._chip(name) for name in FILTERS}
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def version(self) -> str:
+        """Which records these are: what two requests have to agree on when they count them."""
+        if not len(self.records):
+            return "0"
+        newest = self.records[int(np.argmax(self.records["offset"]))]
+        return f"{len(self.records):x}.{int(newest['offset']):x}.{int(newest['id']):x}"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many cases each filter lets through; only those that can be told by now."""
+        return {name: int(chip.sum()) for name, chip in self._chips.items() if chip is not None}
+
+    @property
+    def record_counts(self) -> dict[str, int]:
+        """How many records there are of each state."""
+        return counts_of(self.states)
+
+    @property
+    def trials(self) -> int:
+        """How often a case was asked at the most."""
+        return int(self.records["trial"].max()) + 1 if len(self.records) else 1
+
+    def select(self, filters: Sequence[str], sort: str | None, descending: bool, found: Bools | None) -> Ints:
+        """The cases that one of the filters lets through and of which a record was found, in order."""
+        wanted = np.ones(len(self), dtype=bool)
+        chips = [chip for name in filters if (chip := self._chips.get(name)) is not None]
+        if filters:
+            wanted &= np.logical_or.reduce(chips) if chips else False
+        if found is not None:
+            wanted &= self._any(found)
+        cases = np.flatnonzero(wanted)
+        return cases if sort is None else self._sorted(cases, sort, descending)
+
+    def block(self, cases: Ints) -> dict[str, Any]:
+        """The beginning of these cases: as many as can be read for one request, at least one."""
+        lengths = self.records["length"][self.leads[cases]].astype(np.int64)
+        readable = int(np.searchsorted(np.cumsum(lengths), _MOST_BYTES, side="right"))
+        cases = cases[: min(max(readable, 1), MOST_ROWS)]
+        records = self._read(self.leads[cases].tolist())
+        names = list(dict.fromkeys(score.name for record in records for score in record.scores))[:_MOST_SCORES]
+        columns = Columns(names)
+        for record in records:
+            columns.add(record, None)
+        outlines = [self._outline(case) for case in cases.tolist()]
+        return {"cases": outlines, "score_names": names, "leads": msgspec.Raw(columns.take())}
+
+    def case_at(self, offset: int) -> tuple[int, int] | None:
+        """The case and the record that begin at this byte; None if none that counts does."""
+        found = np.flatnonzero(self.records["offset"] == offset)
+        if not len(found):
+            return None
+        record = int(found[0])
+        return int(np.searchsorted(self.starts, record, side="right")) - 1, record
+
+    def record(self, number: int) -> Record:
+        """A whole record."""
+        return self._read([number])[0]
+
+    def _read(self, numbers: list[int]) -> list[Record]:
+        if not numbers:
+            return []
+        reader = RecordReader(self.run / OUTPUTS)
+        try:
+            return [reader.at(offset) for offset in self.records["offset"][numbers].tolist()]
+        finally:
+            reader.close()
+
+    def _outline(self, case: int) -> dict[str, Any]:
+        """Where the records of a case are and what became of them, from the index alone."""
+        start, end = int(self.starts[case]), int(self.ends[case])
+        shown = slice(start, min(end, start + _MOST_TRIALS))
+        return {
+            "case": case,
+            "start": start,
+            "lead": int(self.leads[case]),
+            "chips": [name for name in FILTERS if self._is(name, case)],
+            "trial": self.records["trial"][shown].tolist(),
+            "state": self.states[shown].tolist(),
+            "offset": self.records["offset"][shown].tolist(),
+        }
+
+    def _is(self, name: str, case: int) -> bool:
+        chip = self._chips[name]
+        return chip is not None and bool(chip[case])
+
+    def _any(self, of_record: Bools) -> Bools:
+        """Whether any record of each case is like that."""
+        if not len(self.starts):
+            return np.zeros(0, dtype=bool)
+        return np.logical_or.reduceat(of_record, self.starts)
+
+    def _leads(self) -> Ints:
+        """The record that stands for each case: the first that is as the case is."""
+        like = self.states == np.repeat(self.marks, self.ends - self.starts)
+        places = np.where(like, np.arange(len(self.records)), len(self.records))
+        return np.minimum.reduceat(places, self.starts) if len(self.starts) else places
+
+    def _chip(self, name: str) -> Bools | None:
+        failed, passed, unscored, errored = self._has
+        if name in ("slow", "escalated") and not self.has_figures:
+            return None
+        match name:
+            case "failed":
+                return failed
+            case "errored":
+                return errored
+            case "flaky":
+                return failed & passed
+            case "unscored":
+                return unscored
+            case "passed":
+                return passed & ~failed & ~unscored & ~errored
+            case "escalated":
+                return self._any(self.records["escalated"] == 1)
+            case _:
+                return self._any(self._slow())
+
+    def _slow(self) -> Bools:
+        times = self.records["last"]
+        measured = (self.records["ok"] == 1) & (self.records["cached"] == 0) & np.isfinite(times)
+        if measured.sum() < _ENOUGH_FOR_SLOW:
+            return np.zeros(len(times), dtype=bool)
+        limit = np.percentile(times[measured], _SLOW_PERCENTILE)
+        return np.asarray(measured & (times > limit), dtype=bool)
+
+    def _sorted(self, cases: Ints, sort: str, descending: bool) -> Ints:
+        if sort == "state":
+            keys = _RANKS[self.marks[cases]].astype(np.float64)
+        elif sort in MEASURED and self.has_figures:
+            keys = self.records[sort][self.leads[cases]].astype(np.float64)
+        else:
+            return cases
+        known = np.isfinite(keys)  # what has no value goes last either way
+        order = np.argsort(-keys[known] if descending else keys[known], kind="stable")
+        return np.concatenate([cases[known][order], cases[~known]])
