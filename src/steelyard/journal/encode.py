@@ -49,12 +49,21 @@ def encode_record(record: Record) -> bytes:
         line = _encode(record)
     except Exception:  # noqa: BLE001 - whatever a payload does when it is looked at, its answer is recorded
         line = b""
-    if line and record.messages is None is record.input_payload:
+    if line and record.input_payload is None and (record.messages is None or _are_plain(record.messages)):
         return line + b"\n"
     if not line or not _reads_back(record, line):
         _clean_record(record)
         line = _encode(record)
     return line + b"\n"
+
+
+def _are_plain(messages: list[dict[str, Any]]) -> bool:
+    """Whether these are texts under texts and nothing else, as most answers are: what was written is what was said."""
+    for message in messages:
+        for key, value in message.items():
+            if type(value) is not str or type(key) is not str:
+                return False
+    return True
 
 
 def _reads_back(record: Record, line: bytes) -> bool:

@@ -64,6 +64,7 @@ class Entry(msgspec.Struct, gc=False):
     tokens_estimated: bool = False
     http_status: int | None = None
     request_id: str | None = None
+    node: str | None = None
     notes: list[str] = []
     messages: msgspec.Raw = _ABSENT
     input_payload: msgspec.Raw = _ABSENT

@@ -6,6 +6,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+_TLS_HANDSHAKE = b"\x16"
 _LARGEST_HEAD = 64 * 1024
 _LARGEST_BODY = 64 * 1024 * 1024
 _LONGEST_CHUNK_LINE = 1024
@@ -89,6 +90,8 @@ class RequestReader:
         """What follows the head; an unfinished one stays where it is."""
         if data[:1] in (b"\r", b"\n"):  # blank lines before a request are allowed
             data = data.lstrip(b"\r\n")
+        if data[:1] == _TLS_HANDSHAKE:  # it has no end that a line could be found by, and its client waits for ours
+            raise BadRequest(400, "this is plain HTTP: use http:// rather than https://")
         end = data.find(b"\r\n\r\n", self._scanned)
         if end < 0 and len(data) <= _LARGEST_HEAD:
             self._scanned = max(0, len(data) - 3)

@@ -44,6 +44,7 @@ class Address:
         self.shown = f"{parts.scheme}://{place}{self.path}"
         self.authorization = _basic(parts)
         self._query = parts.query
+        self.secrets = _secrets(parts)
 
     def url(self, path: str, query: str = "") -> str:
         """The URL of a call: the base, the call's own path, both queries."""
@@ -78,11 +79,15 @@ def _split(base_url: str) -> SplitResult:
     except ValueError as error:
         raise ConfigurationError(f"base_url is no URL: {error}") from error
     if parts.scheme not in _DEFAULT_PORTS:
-        # Shown without what may stand before an @: the rest of a mistyped URL may well be a password.
-        raise ConfigurationError(f"base_url must begin with http:// or https://, got {text.rpartition('@')[2]!r}")
+        raise ConfigurationError(f"base_url must begin with http:// or https://, got {_harmless(text)!r}")
     if not parts.hostname or not port_is_good or not text.isprintable() or " " in text:
-        raise ConfigurationError(f"base_url must name a host, got {text.rpartition('@')[2]!r}")
+        raise ConfigurationError(f"base_url must name a host, got {_harmless(text)!r}")
     return parts
+
+
+def _harmless(url: str) -> str:
+    """What may be shown of a mistyped URL: before an @ there may be a password, in the query a key."""
+    return url.partition("?")[0].rpartition("@")[2]
 
 
 def _basic(parts: SplitResult) -> Secret | None:
@@ -91,6 +96,14 @@ def _basic(parts: SplitResult) -> Secret | None:
         return None
     pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
     return Secret("Basic " + base64.b64encode(pair.encode()).decode())
+
+
+def _secrets(parts: SplitResult) -> tuple[Secret, ...]:
+    """What may be secret in a base URL, as it is sent and as it is meant: servers repeat either."""
+    values = [pair.partition("=")[2] for pair in parts.query.split("&")]
+    if parts.password is not None:
+        values.append(parts.password)
+    return tuple(Secret(text) for value in values for text in dict.fromkeys((value, unquote(value))) if text)
 
 
 def find_key(given: Secret | None, named: str | None, usual: Sequence[str]) -> Secret | None:

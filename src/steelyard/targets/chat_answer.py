@@ -170,12 +170,22 @@ def read_chat_whole(body: bytes) -> Answer:
     choice = next((choice for choice in completion.choices or () if not choice.index), None)
     if choice is None or choice.message is None:
         raise reported(msgspec.json.decode(body))
-    joined = _Joined()
-    joined.add(choice.message, None)
-    answer = joined.answer()
+    answer = _plain_answer(choice.message)
+    if answer is None:
+        joined = _Joined()
+        joined.add(choice.message, None)
+        answer = joined.answer()
     answer.stop_reason = choice.finish_reason
     answer.usage = None if completion.usage is None else completion.usage.plain()
     return answer
+
+
+def _plain_answer(message: _Message) -> Answer | None:
+    """The answer of a message that is a text and nothing else, as most are; None for any other."""
+    text = message.content
+    if type(text) is not str or not text or message != _Message(text):
+        return None
+    return Answer([{"role": "assistant", "content": text}], text)
 
 
 def read_chat_stream(stream: list[Event]) -> Answer:

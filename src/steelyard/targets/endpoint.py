@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from steelyard._version import __version__
 from steelyard.contracts import HttpReply, HttpRequest, Identity, InvocationContext, Transport
@@ -20,6 +19,7 @@ from steelyard.targets.answer import Answer, Call, partial_of, raise_if_wanting,
 from steelyard.targets.arguments import Headers, check_counts, check_switches, check_texts, checked_params
 from steelyard.targets.conversation import Conversation, encoded
 from steelyard.targets.entrance import Entrance
+from steelyard.targets.links import Link, Links
 from steelyard.targets.replies import UNREADABLE, form_of, unreadable
 from steelyard.targets.timing import time_per_output_token
 from steelyard.targets.tool_loop import Functions, Turn, run_loop
@@ -87,26 +87,19 @@ class EndpointTarget(ABC):
         self._given_transport = transport
         self._url = self._make_url()
         self._prefix = self._make_prefix()
-        self._forget_connection()
-
-    def _forget_connection(self) -> None:
-        self._transport: Transport | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._headers: Headers | None = None
-        self._openings = 0
+        self._links = Links(self._make_link)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model_id!r}, base_url={self._address.shown!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the live connection and what was read from the environment; a key that was given travels along."""
-        gone = ("_transport", "_loop", "_headers", "_openings", "_given_transport")
-        return {name: value for name, value in self.__dict__.items() if name not in gone}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_links", "_given_transport")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._given_transport = None
-        self._forget_connection()
+        self._links = Links(self._make_link)
 
     @property
     def endpoint(self) -> str:
@@ -143,24 +136,20 @@ class EndpointTarget(ABC):
         return facts
 
     def check(self) -> None:
-        """ConfigurationError when the endpoint is out in the world and there is no key for it."""
+        """ConfigurationError when there is no key for an endpoint out in the world, or no file of certificates."""
         self._entrance.check()
+        if self._given_transport is None:
+            from steelyard.transport.settings import Settings
+
+            Settings(**self._connection)
 
     async def open(self, parallelism: int) -> None:
         """Make ready for so many calls at once on this event loop; each `open` wants its `close`."""
-        self._openings += 1
-        if self._given_transport is None and self._loop is not asyncio.get_running_loop():
-            self._connect(parallelism)
+        self._links.open(parallelism)
 
     async def close(self) -> None:
-        """Close the connections, after the last user of this target."""
-        self._openings = max(0, self._openings - 1)
-        if self._openings or self._transport is None or self._transport is self._given_transport:
-            return
-        transport, is_ours = self._transport, self._loop is asyncio.get_running_loop()
-        self._transport = self._loop = self._headers = None
-        if is_ours:
-            await transport.close()
+        """Close the connections of this event loop, after the last user there."""
+        await self._links.close()
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """The model's answer; where it asks for a tool that has a function, the answer after that."""
@@ -180,10 +169,10 @@ class EndpointTarget(ABC):
         reply: HttpReply | None = None
         answer = _NOTHING
         try:
-            transport = self._transport_here()
+            link = self._links.here(self.default_parallelism)
             body = self._body(conversation)
             called_at = time.monotonic()
-            reply, broken = await self._send(transport, body)
+            reply, broken = await self._send(link, body)
             answer = self._read(reply, broken)
             raise_if_wanting(answer, broken)
         except TargetError as error:
@@ -197,10 +186,10 @@ class EndpointTarget(ABC):
             response.input_payload = json.loads(body)  # which takes the escaped surrogates that msgspec refuses
         return Turn(response, answer.calls, called_at + reply.queued)
 
-    async def _send(self, transport: Transport, body: bytes) -> tuple[HttpReply, TransportError | None]:
+    async def _send(self, link: Link, body: bytes) -> tuple[HttpReply, TransportError | None]:
         """The reply; one that broke off comes with the error that tells how."""
         try:
-            return await transport.send(HttpRequest(self._url, cast(Headers, self._headers), body)), None
+            return await link.transport.send(HttpRequest(self._url, link.headers, body)), None
         except TransportError as error:
             if error.reply is None or not error.reply.status:
                 raise
@@ -251,21 +240,13 @@ class EndpointTarget(ABC):
     def _encode_tools(self, tools: list[dict[str, Any]]) -> bytes:
         return b',"tools":' + encoded(tools) if tools else b""
 
-    def _transport_here(self) -> Transport:
-        """The transport of this event loop; one is made when nobody called `open`."""
-        if self._loop is not asyncio.get_running_loop():
-            self._connect(self.default_parallelism)
-        return cast(Transport, self._transport)
-
-    def _connect(self, parallelism: int) -> None:
-        self._headers = self._make_headers()
-        self._loop = asyncio.get_running_loop()
+    def _make_link(self, parallelism: int) -> Link:
+        headers = self._make_headers()
         if self._given_transport is not None:
-            self._transport = self._given_transport
-            return
+            return Link(self._given_transport, headers, is_ours=False)
         from steelyard.transport.curl import CurlTransport
 
-        self._transport = CurlTransport(parallelism, **self._connection)
+        return Link(CurlTransport(parallelism, **self._connection), headers, is_ours=True)
 
     def _make_headers(self) -> Headers:
         return self._entrance.headers(

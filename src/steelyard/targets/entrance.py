@@ -57,7 +57,8 @@ class Entrance:
             ours.append(("authorization", basic.reveal()))
         elif key is not None:
             ours.append(key_header(key.reveal()))
-        self._secrets = tuple(secret.reveal() for secret in (key, basic) if secret is not None)
+        secrets = (key, basic, *self._address.secrets)
+        self._secrets = tuple(secret.reveal() for secret in secrets if secret is not None)
         extra = set(self.header_names)
         return (*(pair for pair in ours if pair[0] not in extra), *self._extra)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from steelyard.contracts import HttpReply, Transport
+from steelyard.contracts import HttpReply
 from steelyard.errors import TransportError
 from steelyard.records import EvalCase
 from steelyard.targets.answer import Answer, Call
 from steelyard.targets.chat_answer import read_chat_stream, read_chat_whole
 from steelyard.targets.conversation import Conversation, asked_turns
+from steelyard.targets.links import Link
 from steelyard.targets.openai import OpenAIEndpoint
 from steelyard.transport.sse import Event
 
@@ -42,11 +43,11 @@ class OpenAIChat(OpenAIEndpoint):
             turns.insert(0, {"role": "system", "content": case.system_prompt})
         return Conversation(turns, self._tools_of(case))
 
-    async def _send(self, transport: Transport, body: bytes) -> tuple[HttpReply, TransportError | None]:
-        reply, broken = await super()._send(transport, body)
+    async def _send(self, link: Link, body: bytes) -> tuple[HttpReply, TransportError | None]:
+        reply, broken = await super()._send(link, body)
         if _refuses_usage(reply) and _USAGE_FIELD in body and "stream_options" not in self.params:
             self._prefix = self._prefix.replace(b"," + _USAGE_FIELD, b"")
-            return await super()._send(transport, body.replace(b"," + _USAGE_FIELD, b"", 1))
+            return await super()._send(link, body.replace(b"," + _USAGE_FIELD, b"", 1))
         return reply, broken
 
     def _read_stream(self, stream: list[Event]) -> Answer:

@@ -107,6 +107,8 @@ def unreadable(what: str, data: bytes, error: Exception) -> TargetError:
 
 def form_of(reply: HttpReply) -> Literal["stream", "whole"]:
     """Which of the two it is, by what it begins with: some servers mislabel their answers, or ignore `stream`."""
+    if reply.chunks and reply.chunks[0].startswith(b"{"):
+        return "whole"
     start = next((chunk for chunk in reply.chunks if chunk.strip()), b"").lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(b"{"):
         return "whole"

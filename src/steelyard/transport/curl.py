@@ -12,6 +12,7 @@ from steelyard.contracts import HttpReply, HttpRequest
 from steelyard.errors import ConfigurationError, TransportError
 from steelyard.transport.bridge import Bridge
 from steelyard.transport.exchange import Exchange
+from steelyard.transport.handover import Handover
 from steelyard.transport.settings import Settings, check_method, checked_headers, checked_url
 
 _MOST_STARTS = 64
@@ -60,12 +61,14 @@ class CurlTransport:
             connect_timeout=connect_timeout,
             max_response_bytes=max_response_bytes,
         )
+        # Made at once: settings that libcurl will not take are refused here, and not when the first call waits.
+        self._free = [_first_exchange(self._settings)]
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._bridge = Bridge(connections, self._on_finished, self._on_broken)
+        self._handover = Handover(self._loop)
         self._waiting: deque[_Call] = deque()
         self._running: dict[pycurl.Curl, tuple[_Call, Exchange]] = {}
-        self._free: list[Exchange] = []
         self._starting: asyncio.Handle | None = None
         self._headers: tuple[tuple[tuple[str, str], ...], list[bytes]] = ((), checked_headers(()))
         self._url: tuple[str | None, bytes] = (None, b"")
@@ -91,6 +94,7 @@ class CurlTransport:
         self._closed = True
         if self._starting is not None:
             self._starting.cancel()
+        self._handover.close()
         self._fail_running("the transport was closed before an answer came")
         for call in self._waiting:
             if not call.done.done():
@@ -149,12 +153,7 @@ class CurlTransport:
         call, exchange = self._running[handle]
         outcome = (exchange.reply() if code == 0 else None) or exchange.fail(code, words, call.request.url)
         self._release(call, exchange)
-        if call.done.done():
-            return
-        if isinstance(outcome, HttpReply):
-            call.done.set_result(outcome)
-        else:
-            call.done.set_exception(outcome)
+        self._handover.give(call.done, outcome)
 
     def _on_broken(self, words: str) -> None:
         """Start over with a new bridge; what was on the old one fails, what waits is sent on the new one."""
@@ -179,3 +178,11 @@ class CurlTransport:
         for exchange in self._free:
             exchange.handle.close()
         self._free.clear()
+
+
+def _first_exchange(settings: Settings) -> Exchange:
+    try:
+        return Exchange(settings)
+    except (pycurl.error, ValueError) as error:
+        # In other words than its own: a proxy may have a password in it.
+        raise ConfigurationError(f"libcurl refuses the proxy or the ca_bundle ({type(error).__name__})") from None

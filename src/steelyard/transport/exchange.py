@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from time import perf_counter
 
@@ -18,6 +19,7 @@ _LAST_SENT = getattr(pycurl, "POSTTRANSFER_TIME_T", pycurl.PRETRANSFER_TIME_T)
 """When the request's last byte had been handed to the socket; libcurl before 8.10 only tells of the first."""
 _SENT_AT_ONCE = 1 << 16
 """Bytes that a socket takes at once."""
+_STATUS_LINE = re.compile(rb"HTTP/[0-9.]+ +([0-9]{3})")
 
 
 class Exchange:
@@ -116,8 +118,8 @@ def read_head(lines: list[bytes]) -> tuple[int, dict[str, str]]:
     status, within = 0, False
     headers: dict[str, str] = {}
     for line in lines:
-        if line.startswith(b"HTTP/"):
-            status, within, headers = int(line.split(None, 2)[1]), True, {}
+        if not within and (found := _STATUS_LINE.match(line)):
+            status, within, headers = int(found[1]), True, {}
         elif line in (b"\r\n", b"\n"):
             within = False  # what comes after the blank line are trailers
         elif within:

@@ -72,7 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         yield pycurl.ACCEPT_ENCODING, "identity"
         yield _SUPPRESS_CONNECT_HEADERS, 1
         if self.proxy is not None:
-            yield pycurl.PROXY, self.proxy
+            yield pycurl.PROXY, self.proxy.encode()
             yield pycurl.NOPROXY, ""  # said outright, so it goes before the environment's exceptions
         yield from self._trust()
 
@@ -86,8 +86,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         place = self.ca_bundle or trusted_certificates()
         if place is not None:
             folder = os.path.isdir(place)
-            yield (pycurl.CAPATH if folder else pycurl.CAINFO), place
-            yield (pycurl.PROXY_CAPATH if folder else pycurl.PROXY_CAINFO), place
+            yield (pycurl.CAPATH if folder else pycurl.CAINFO), os.fsencode(place)
+            yield (pycurl.PROXY_CAPATH if folder else pycurl.PROXY_CAINFO), os.fsencode(place)
 
 
 def trusted_certificates() -> str | None:
@@ -119,7 +119,7 @@ def check_method(request: HttpRequest) -> None:
 
 
 def _shown(url: str) -> str:
-    return origin(url) if "://" in url else url.partition("@")[0][:50]
+    return origin(url) if "://" in url else url.partition("?")[0].rpartition("@")[2][:50]
 
 
 def checked_headers(headers: tuple[tuple[str, str], ...]) -> list[bytes]:

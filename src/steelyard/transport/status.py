@@ -57,7 +57,10 @@ def _worth_another_try(reply: HttpReply, kind: str | None) -> bool:
 
 def request_id(headers: Mapping[str, str]) -> str | None:
     """The provider's own name for the call, if it gave one."""
-    return next((headers[name][:200] for name in _REQUEST_IDS if headers.get(name)), None)
+    for name in _REQUEST_IDS:
+        if found := headers.get(name):
+            return found[:200]
+    return None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -87,7 +90,7 @@ def _seconds(value: str | None) -> float | None:
 def _moment(value: str | None) -> datetime | None:
     try:
         moment = parsedate_to_datetime(value) if value else None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
