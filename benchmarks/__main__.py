@@ -21,6 +21,7 @@ BENCHMARKS = (
     "endpoint_many",
     "auto_ceiling",
     "report_page",
+    "ray_scale",
 )
 
 

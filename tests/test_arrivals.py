@@ -34,7 +34,7 @@ def test_kind_and_rate_are_read(written, kind, per_second) -> None:
         ("20/s", r"arrivals must be like constant:20/s or poisson:20/s, got '20/s'"),
         (20, r"got 20"),
         ("poison:20/s", r"unknown kind 'poison'; did you mean 'poisson'\?"),
-        ("constant:fast", r"arrivals must be a number above 0 and a unit, .* got 'fast'"),
+        ("constant:fast", r"arrivals: the rate after constant: must be a number above 0 and a unit, .* got 'fast'"),
         ("poisson:0/s", r"got '0/s'"),
     ],
 )

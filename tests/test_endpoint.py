@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -64,9 +65,10 @@ def test_what_is_no_web_address_is_refused(bad: Any) -> None:
         OpenAIChat("m", base_url=bad)
 
 
-def test_a_mistyped_address_is_refused_without_showing_its_password() -> None:
+@pytest.mark.parametrize("mistyped", [f"htps://me:{KEY}@host/v1", f"htps://host/v1?key={KEY}", f"http:/host?key={KEY}"])
+def test_a_mistyped_address_is_refused_without_showing_its_secrets(mistyped: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        OpenAIChat("m", base_url=f"htps://me:{KEY}@host/v1")
+        OpenAIChat("m", base_url=mistyped)
     assert KEY not in str(caught.value)
 
 
@@ -253,6 +255,15 @@ def test_a_key_that_the_server_repeats_is_taken_out_of_the_error() -> None:
     assert "Incorrect API key provided: *** (***)" in str(caught.value)
 
 
+def test_what_the_address_lets_one_in_with_is_taken_out_of_an_error_too() -> None:
+    body = {"error": {"message": f"POST /v1/chat/completions?tenant=7&key={KEY}%2B1 ({KEY}+1): bad password hunter-22"}}
+    transport = ScriptedTransport(whole(body, status=404))
+    url = f"http://me:hunter-22@localhost/v1?tenant=7&key={KEY}%2B1"
+    with pytest.raises(TargetError) as caught:
+        asyncio.run(OpenAIChat("m", base_url=url, transport=transport).invoke(CASE, CONTEXT))
+    assert "POST /v1/chat/completions?tenant=7&key=*** (***): bad password ***" in str(caught.value)
+
+
 def test_opened_twice_it_stays_open_until_it_was_closed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[ScriptedTransport] = []
 
@@ -275,6 +286,41 @@ def test_opened_twice_it_stays_open_until_it_was_closed_twice(monkeypatch: pytes
     asyncio.run(session())
     asyncio.run(session())  # on another loop, another transport
     assert len(made) == 2
+
+
+def test_two_event_loops_at_once_have_a_transport_each_and_close_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, list[ScriptedTransport]] = {"one": [], "two": []}
+
+    def make(connections: int, **_: Any) -> ScriptedTransport:
+        transport = ScriptedTransport(stream(*chat_text("x")))
+        made[threading.current_thread().name].append(transport)
+        return transport
+
+    monkeypatch.setattr("steelyard.transport.curl.CurlTransport", make)
+    target = OpenAIChat("m", base_url="http://localhost/v1")
+    together = threading.Barrier(2, timeout=10)
+
+    async def session() -> None:
+        await target.open(5)
+        for _ in range(5):
+            together.wait()
+            await target.invoke(CASE, CONTEXT)
+        together.wait()
+        await target.close()
+
+    threads = [threading.Thread(target=asyncio.run, args=(session(),), name=name) for name in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(len(own), own[0].closed) for own in made.values()] == [(1, 1), (1, 1)]
+
+
+def test_loops_that_are_gone_leave_no_transport_behind() -> None:
+    target = OpenAIChat("m", base_url="http://localhost/v1", transport=ScriptedTransport(stream(*chat_text("x"))))
+    for _ in range(3):
+        asyncio.run(target.invoke(CASE, CONTEXT))  # which nobody closes
+    assert len(target._links._of_loop) == 1
 
 
 def test_a_transport_that_was_given_is_left_open() -> None:

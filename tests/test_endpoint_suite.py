@@ -77,6 +77,14 @@ def test_functions_and_the_ca_bundle_are_seen_from_the_suites_folder(tmp_path: P
     assert target._connection["ca_bundle"] == str(tmp_path / "ca.pem")
 
 
+def test_certificates_that_are_not_there_are_told_before_a_run_directory_is_made(tmp_path: Path) -> None:
+    write(tmp_path, {"openai-chat": {"model": "m", "base_url": "http://127.0.0.1:9/v1", "ca_bundle": "ca.pem"}})
+    ended = run_cli(tmp_path, "run", "suite.yaml", "--out", "RUN")
+    assert ended.code == 2
+    assert "ca_bundle is neither a file nor a folder: ca.pem" in ended.err
+    assert not (tmp_path / "RUN").exists()
+
+
 CONNECTION = {
     "base_url": "http://localhost:1/v1",
     "api_key_env": "MY_KEY",

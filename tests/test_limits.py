@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steelyard.contracts import InvocationContext
-from steelyard.engine import deadlines
+from steelyard.engine import deadlines, retry
 from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.engine.deadlines import Deadlines
 from steelyard.engine.limits import EndpointLimits, Limited
+from steelyard.engine.retry import Retrying, RetryPolicy
 from steelyard.engine.spacing import Pause, Spacing
 from steelyard.errors import ConfigurationError, TransientError
 from steelyard.rates import RateLimit, parse_rate
@@ -335,6 +336,57 @@ def test_calls_refused_together_make_one_pause_and_not_one_each() -> None:
     assert pause.ready_at() == pytest.approx(13.06)
     pause.overloaded(10.07, sent=9.0, retry_after=0.01)
     assert pause.ready_at() == pytest.approx(13.06)
+
+
+@pytest.mark.parametrize("asked", [601.0, 3600.0, 1e9, float("inf")])
+def test_an_endpoint_that_asks_for_longer_than_any_call_would_wait_does_not_hold_up_the_run(asked) -> None:
+    """Waiting for leave stops a case's own time: nothing else would end a run that was told to come back next year."""
+    pause, now = Pause(), 0.0
+    for _ in range(20):
+        pause.overloaded(now, sent=now, retry_after=asked)
+        assert pause.ready_at() - now == pytest.approx(0.1)
+        now = pause.ready_at()
+    pause.overloaded(now, sent=now, retry_after=600.0)
+    assert pause.ready_at() - now == pytest.approx(600.0)
+
+
+@pytest.mark.parametrize("asked", [None, 20.0])
+def test_an_endpoint_that_has_refused_everything_for_ten_minutes_holds_up_the_run_no_longer(asked, monkeypatch) -> None:
+    """Else each pause would let one call through to be refused, and a run of thousands of cases take weeks."""
+    monkeypatch.setattr(retry, "time", LOOP_TIME)
+
+    async def main() -> None:
+        endpoint = Endpoint(lambda case: TransientError("503", overloaded=True, retry_after=asked))
+        endpoint.target = Retrying(endpoint.target, RetryPolicy())
+        await endpoint.ask_all(400)
+        assert len(endpoint.sent) == 400 * 5
+        assert sum(at < 600 for at in endpoint.times) < 100
+        assert endpoint.times[-1] < 1000
+
+    run_virtually(main())
+
+
+def test_an_answer_makes_the_pauses_patient_again() -> None:
+    pause = Pause()
+    pause.overloaded(0.0, sent=0.0, retry_after=5.0)
+    pause.overloaded(601.0, sent=601.0, retry_after=5.0)
+    assert pause.ready_at() == pytest.approx(601.1)
+    pause.answered()
+    pause.overloaded(602.0, sent=602.0, retry_after=5.0)
+    assert pause.ready_at() == pytest.approx(607.0)
+
+
+def test_a_run_whose_endpoint_refuses_everything_for_an_hour_ends_within_seconds(monkeypatch) -> None:
+    monkeypatch.setattr(retry, "time", LOOP_TIME)
+
+    async def main() -> None:
+        endpoint = Endpoint(lambda case: TransientError("429", overloaded=True, retry_after=3600.0))
+        endpoint.target = Retrying(endpoint.target, RetryPolicy())
+        await endpoint.ask_all(200)
+        assert len(endpoint.sent) == 200
+        assert 19 < endpoint.times[-1] < 30
+
+    run_virtually(main())
 
 
 class Recorder(AdaptivePermits):

@@ -115,6 +115,7 @@ def test_a_client_of_http_1_0_gets_an_unchunked_stream_and_the_end(mock: Mock) -
     ("data", "status"),
     [
         (b"nonsense\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00", 400),
         (b"GET /health HTTP/2.0\r\n\r\n", 400),
         (b"GET  /health HTTP/1.1\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\nno colon\r\n\r\n", 400),

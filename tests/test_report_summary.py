@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,19 @@ def test_a_run_with_errors_names_their_kinds_most_frequent_first() -> None:
     assert "passed" not in text
 
 
+def test_an_error_is_told_to_its_end_within_the_width_of_a_terminal() -> None:
+    """What went wrong stands at the end of a message: `cannot connect to ...: Failed to connect ...: refused`."""
+
+    def answer(case: EvalCase) -> str:
+        raise ConnectionError(
+            "cannot connect to http://127.0.0.1:8000: Failed to connect to 127.0.0.1 port 8000: refused"
+        )
+
+    text = summary(metrics_of(answer, scorers=(), retries=0))
+    assert "Failed to connect to 127.0.0.1 port 8000: refused" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_many_kinds_of_errors_are_cut_short() -> None:
     text = summary(composed(ok=1, error=9))
     assert "and 4 more kinds" in text
@@ -113,6 +128,19 @@ def test_scoring_errors_are_said_apart_from_errors_and_wrong_answers() -> None:
     assert "100.0%  3 of 3" in text
     assert "scoring errors" in text
     assert "--retry-errors" in text
+    assert re.search(r"1 × broken could not score\n +RuntimeError: cannot$", text, re.M)
+
+
+def test_planned_sends_that_were_late_are_told_with_what_held_them_up() -> None:
+    async def slow(case: EvalCase) -> str:
+        await asyncio.sleep(0.05)
+        return "x"
+
+    metrics = metrics_of(slow, arrivals="constant:1000/s", requests=8, parallelism=2)
+    text = summary(metrics)
+    assert "of 8 planned sends" in text
+    assert "all 2 places were taken at times; -j says how many there are" in text
+    assert "places" not in summary({**metrics, "parallelism": 100})
 
 
 def test_a_run_without_scores_says_nothing_of_passing() -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import pytest
 
 from steelyard import EvalCase, EvalSet, InvocationResponse, Result, Runner
+from steelyard.engine.retry import RetryPolicy
+from steelyard.errors import ConfigurationError, TransientError
 from steelyard.report.summary import summary
 from steelyard.scoring import Judge
+from steelyard.targets import OpenAIChat
 from support_cli import Workshop, run_cli
 
 PRICES = {"m": {"input": 2.0, "output": 8.0}, "j": {"input": 1.0, "output": 1.0}}
@@ -75,6 +81,36 @@ def test_a_superseded_error_leaves_the_counts_and_its_cost_stays(tmp_path: Path)
     assert (metrics["cost_answers"], metrics["cost_errors"]) == (20 * EACH, EACH)
 
 
+@pytest.mark.parametrize("failing", [1, 2, 5])
+def test_tries_that_failed_with_their_usage_told_are_on_the_bill_each_once(failing: int) -> None:
+    class Torn(Model):
+        async def invoke(self, case: EvalCase, context: Any) -> InvocationResponse:
+            whole = await super().invoke(case, context)
+            if context.attempt <= failing:
+                raise TransientError("torn", partial=whole, retry_after=0.0)
+            return whole
+
+    suite = EvalSet(id="s", cases=[EvalCase(id="c0", prompt="p")])
+    with patch.object(RetryPolicy, "wait_before", return_value=0.0):
+        result = Runner(Torn(), suite, progress="off", prices=PRICES).run_sync()
+    tries = min(failing + 1, 5)
+    assert result.responses[0].cost == pytest.approx(tries * EACH)
+    assert result.metrics["cost"] == pytest.approx(tries * EACH)
+
+
+def test_a_budget_is_refused_when_the_price_of_a_judge_is_not_known() -> None:
+    asked = Model()
+    paid = OpenAIChat("never-heard-of", base_url="https://llm.example.com/v1", api_key="k" * 20)
+    with pytest.raises(ConfigurationError, match=r"max_cost 1 cannot be kept: .*never-heard-of"):
+        run(asked, [Judge(model="never-heard-of", target=paid)], max_cost=1.0)
+    assert asked.asked == []
+
+
+def test_a_judge_on_ones_own_machine_needs_no_price_for_a_budget() -> None:
+    free = OpenAIChat("local", base_url="http://127.0.0.1:9/v1")
+    assert run(Model(), [Judge(model="local", target=free, when="failed"), "exact"], max_cost=1.0).complete
+
+
 def test_the_budget_stops_the_run_politely_and_more_of_it_goes_on(tmp_path: Path) -> None:
     target = Model()
     stopped = run(target, output_path=tmp_path / "r", max_cost=5 * EACH)
@@ -107,4 +143,5 @@ def test_the_commands_stop_at_max_cost_with_exit_4(tmp_path: Path) -> None:
     )
     assert ended.code == 4
     assert "max_cost is 1e-05" in ended.out
+    assert "resume with a larger --max-cost: steelyard run suite.yaml --out RUN" in ended.err
     assert "cost" in ended.out

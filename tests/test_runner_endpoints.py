@@ -10,6 +10,7 @@ import pytest
 
 from steelyard import EvalCase, EvalSet, Result, Runner
 from steelyard.errors import ConfigurationError
+from steelyard.scoring import Judge
 from steelyard.targets import AnthropicMessages, OpenAIChat, OpenAIResponses
 from support_cli import run_cli
 from support_mock import Mock, mock_process
@@ -111,3 +112,26 @@ def test_model_and_address_can_be_given_on_the_command_line(quick: Mock, tmp_pat
     ended = run_cli(tmp_path, "run", "suite.yaml", "--out", "run", "--base-url", quick.base_url, "-m", "another")
     assert ended.code == 0, ended.err
     assert "asked on another: 1 of 1 done" in ended.out
+
+
+def test_when_one_endpoint_cannot_be_opened_none_is_left_open() -> None:
+    class Opened(OpenAIChat):
+        now = 0
+
+        async def open(self, parallelism: int) -> None:
+            await super().open(parallelism)
+            self.now += 1
+
+        async def close(self) -> None:
+            await super().close()
+            self.now -= 1
+
+    class Shut(OpenAIChat):
+        async def open(self, parallelism: int) -> None:
+            raise ConfigurationError("not today")
+
+    target = Opened("m", base_url="http://127.0.0.1:9/v1")
+    other = Shut("j", base_url="http://127.0.0.1:9/v1")
+    with pytest.raises(ConfigurationError, match="not today"):
+        Runner(target, suite(1), [Judge(model="j", target=other)], progress="off").run_sync()
+    assert target.now == 0

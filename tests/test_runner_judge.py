@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from steelyard import ConfigurationError, Result
+from support_judge import Script, judge
 from support_judged import Agent, Assessor, Gauge, journalled, lines_of, run, suite_of, timed
 
 THREE = (1.0, 0.5, 0.0)
@@ -238,6 +239,12 @@ def test_a_resume_asks_only_the_samples_that_failed(tmp_path: Path) -> None:
     assert Counter(each for _, _, each in none.calls) == {0: 3, 1: 3, 2: 3}
     assert len(agent.calls) == 3
     assert result.metrics["scoring_errors"] == 0
+
+
+def test_a_judge_that_waits_for_leave_does_not_use_up_its_time() -> None:
+    model = Script()  # which answers and judges: the judge's calls line up behind all those of the cases
+    result = run(model, suite_of(8, expected="x"), [judge(model)], parallelism=8, rate="20/s", timeout=0.2)
+    assert [score.errors for record in result.responses for score in record.scores] == [[]] * 8
 
 
 def test_a_timed_out_judge_is_a_scoring_error() -> None:

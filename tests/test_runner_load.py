@@ -83,6 +83,54 @@ def test_open_loop_sends_at_its_moments_and_says_how_long_it_took_from_them() ->
     assert all(record.time_from_planned >= 0.019 for record in result.responses)
 
 
+def test_open_loop_ends_with_the_time_or_with_the_requests_whichever_comes_first() -> None:
+    by_time = run(Endpoint(), arrivals="constant:20/s", duration=0.3, requests=1000).metrics
+    assert by_time["complete"]
+    assert by_time["counts"]["planned"] == by_time["n"] == by_time["load"]["sends"]["sent"] == 6
+    by_number = run(Endpoint(), arrivals="constant:1000/s", duration=60.0, requests=5).metrics
+    assert by_number["complete"]
+    sends = by_number["load"]["sends"]
+    assert by_number["counts"]["planned"] == by_number["n"] == sends["planned"] == sends["sent"] == 5
+
+
+class Dear(Endpoint):
+    """One whose every answer costs 1."""
+
+    async def invoke(self, case: EvalCase, context: Any) -> InvocationResponse:
+        await super().invoke(case, context)
+        return InvocationResponse(response_text="x", cost=1.0)
+
+
+def test_a_duration_that_the_budget_cut_short_is_not_complete(tmp_path: Path) -> None:
+    result = run(Dear(), duration=60.0, max_cost=3.0, output_path=tmp_path / "run")
+    assert (result.complete, result.cancelled) == (False, True)
+    assert "max_cost is 3" in result.metrics["stopped"]
+    assert not (tmp_path / "run/metrics.json").exists()
+
+
+def test_a_moment_that_found_the_budget_used_up_is_no_send() -> None:
+    target = Dear()
+    metrics = run(target, arrivals="constant:100/s", duration=5.0, max_cost=3.0).metrics
+    sends = metrics["load"]["sends"]
+    assert not metrics["complete"]
+    assert len(target.asked) == metrics["n"] == sends["sent"]
+    assert sends["missed"] == sends["planned"] - sends["sent"] > 0
+
+
+def test_a_target_that_hands_out_one_response_for_all_does_not_mix_up_their_times() -> None:
+    shared = InvocationResponse(response_text="x", time_to_last_token=0.01)
+
+    class Sharing(Endpoint):
+        async def invoke(self, case: EvalCase, context: Any) -> InvocationResponse:
+            await super().invoke(case, context)
+            return shared
+
+    result = run(Sharing(seconds=0.05), parallelism=1, arrivals="constant:1000/s", requests=3)
+    first, *_, last = result.responses
+    assert last.time_from_planned > 0.1 + first.time_from_planned - 0.05
+    assert shared.time_from_planned is None
+
+
 def test_open_loop_without_an_end_sends_each_case_once() -> None:
     target = Endpoint()
     run(target, cases=5, arrivals="poisson:1000/s")
@@ -106,6 +154,19 @@ def test_warm_up_requests_are_sent_and_left_out_of_everything(tmp_path: Path) ->
     assert result.metrics["n"] == result.stats["total_requests"] == 6
     assert len((tmp_path / "run" / "outputs.jsonl").read_bytes().splitlines()) == 6
     assert result.metrics["load"]["warmup"] == 4
+
+
+def test_warm_up_keeps_to_what_auto_allows() -> None:
+    target = Endpoint(seconds=0.02)
+    run(target, warmup=40, requests=1, parallelism="auto", max_parallelism=40)
+    assert target.peak <= 16
+
+
+def test_warm_up_requests_do_not_answer_those_that_count_from_the_cache(tmp_path: Path) -> None:
+    target = Endpoint()
+    result = run(target, warmup=3, cache=tmp_path / "cache")
+    assert Counter(target.asked) == {"c0": 2, "c1": 2, "c2": 2}
+    assert [record.cached for record in result.responses] == [False] * 3
 
 
 def test_in_a_load_run_nothing_is_tried_again_unless_asked_for() -> None:
@@ -165,6 +226,11 @@ def test_time_in_backoff_is_recorded_apart() -> None:
     assert (record.retries, record.attempts) == (1, 2)
     assert record.time_in_backoff is not None
     assert record.time_in_backoff > 0
+
+
+def test_time_in_backoff_is_in_the_figures_whatever_the_target() -> None:
+    stats = run(Endpoint(fails=1), retries=1).stats
+    assert stats["time_in_backoff-max"] > 0
 
 
 def test_auto_finds_what_the_endpoint_bears_and_tells_its_history() -> None:

@@ -55,6 +55,14 @@ def test_a_case_passes_when_every_score_that_decides_passed(given_scores, expect
     assert verdict(given_scores) is expected
 
 
+def test_the_example_of_a_scoring_error_is_the_same_in_whatever_order_they_come():
+    one, other = ([Score("judge", errors=["timed out"])], False), ([BROKEN], False)
+    split = stats_of([one])
+    split.merge(stats_of([other]))
+    found = [stats.to_metrics()["scores"]["judge"] for stats in (stats_of([one, other]), stats_of([other, one]), split)]
+    assert [score["error_example"] for score in found] == ["no JSON in the answer"] * 3
+
+
 def test_an_error_record_is_never_scored():
     stats = stats_of([([PASS], True)])
     assert (stats.n, stats.errors, stats.scored, stats.unscored) == (1, 1, 0, 0)
@@ -74,6 +82,7 @@ def test_a_scoring_error_is_unscored_and_neither_passed_nor_failed():
         "pass_rate": None,
         "pass_rate_ci95": None,
         "errors": 1,
+        "error_example": "no JSON in the answer",
     }
 
 

@@ -7,6 +7,7 @@ import gzip
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from time import perf_counter
 
 import pytest
@@ -16,7 +17,7 @@ from steelyard.errors import ConfigurationError, TargetError, TransportError
 from steelyard.transport import CurlTransport, RequestRefused
 from steelyard.transport.bridge import Bridge
 from steelyard.transport.watch import EpollWatch, SelectorWatch
-from support_raw_server import CHUNKED, OK, Asked, RawServer, Visit, always, chunk, each_loop, once, run
+from support_raw_server import CHUNKED, OK, Asked, RawServer, Visit, always, certificate, chunk, each_loop, once, run
 
 HEADERS = (("Content-Type", "application/json"), ("Authorization", "Bearer secret-key"))
 
@@ -224,6 +225,12 @@ def test_interim_answers_and_trailers_are_no_headers() -> None:
     assert reply.headers["x-two"] == "a, b"
 
 
+@pytest.mark.parametrize("line", [b"HTTP/odd: x", b"HTTP/odd: 500", b"HTTP/1.1: 500 x"])
+def test_a_header_that_looks_like_a_status_is_a_header(line: bytes) -> None:
+    reply = run(answer_to(b"HTTP/1.1 200 OK\r\nX-A: b\r\n%b\r\nContent-Length: 2\r\n\r\nok" % line))
+    assert (reply.status, reply.body, reply.headers["x-a"]) == (200, b"ok", "b")
+
+
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     reply = run(answer_to(b"HTTP/1.0 200 Fine\r\nX-A: ", b"b\r\n\r\nsome ", b"text"))
     assert (reply.status, reply.headers, reply.body) == (200, {"x-a": "b"}, b"some text")
@@ -288,6 +295,8 @@ def test_a_header_cannot_smuggle_in_another(name: str, value: str) -> None:
         "file:///etc/passwd",
         "ftp://127.0.0.1/",
         "127.0.0.1:9",
+        "me:secret@127.0.0.1:9/v1",
+        "127.0.0.1:9/v1?key=secret",
         "",
     ],
 )
@@ -296,8 +305,9 @@ def test_only_plain_web_addresses_are_used(url: str) -> None:
         async with transport() as client:
             await client.send(post(url))
 
-    with pytest.raises(RequestRefused, match="a URL must be http:// or https://"):
+    with pytest.raises(RequestRefused, match="a URL must be http:// or https://") as refused:
         run(main())
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("method", "body"), [("HEAD", b""), ("get", b""), ("GET", b"body"), ("PO ST", b"")])
@@ -322,6 +332,28 @@ def test_options_are_checked_when_it_is_made() -> None:
         run(made(max_response_bytes=0))
     with pytest.raises(ConfigurationError, match=r"neither a file nor a folder: /nowhere/ca\.pem"):
         run(made(ca_bundle="/nowhere/ca.pem"))
+
+
+def test_paths_and_passwords_may_have_letters_beyond_ascii(tmp_path: Path) -> None:
+    proof, tls = certificate(tmp_path)
+    bundle = proof.rename(tmp_path / "jürgen.pem")
+
+    async def main() -> None:
+        async with RawServer(always(OK), tls=tls) as server, transport(ca_bundle=str(bundle)) as client:
+            assert (await client.send(post(server.url()))).body == b"hello"
+        async with RawServer(always(OK)) as proxy, transport(proxy=proxy.url("", credentials="me:pässword@")) as client:
+            assert (await client.send(post("http://example.test/"))).body == b"hello"
+
+    run(main())
+
+
+def test_settings_that_libcurl_will_not_take_are_refused_at_once_and_not_told() -> None:
+    async def main() -> None:
+        CurlTransport(1, proxy="http://me:secret\0@127.0.0.1:9")
+
+    with pytest.raises(ConfigurationError, match="libcurl refuses") as refused:
+        run(main())
+    assert "secret" not in str(refused.value)
 
 
 def test_it_belongs_to_the_loop_it_was_made_on() -> None:

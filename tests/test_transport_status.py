@@ -147,6 +147,8 @@ def test_a_redirect_tells_where_to_without_its_query() -> None:
         ({"retry-after": ""}, None),
         ({"retry-after": "Wed, 99 Foo 2026 07:28:00 GMT"}, None),
         ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, None),
+        ({"retry-after": "Wed, 21 Oct 20150000000000000000000 07:28:00 GMT"}, None),
+        ({"retry-after": "Wed, 21 Oct 2035 07:28:00 +99999999999999999999"}, None),
         ({}, None),
     ],
 )

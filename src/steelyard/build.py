@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from steelyard.contracts import Scorer, Target
+from steelyard.engine.choice import ENGINE_KEYS, EngineChoice
 from steelyard.errors import ConfigurationError, SuiteError, describe, suggestion
 from steelyard.scoring.base import as_scorers
 from steelyard.scoring.registry import SCORERS
@@ -57,6 +58,7 @@ _RUN_KEYS = (
     "cache",
     "stop_error_rate",
     "progress_bar_stats",
+    *ENGINE_KEYS,
 )
 
 
@@ -77,6 +79,7 @@ class BuiltSuite(msgspec.Struct, frozen=True, kw_only=True):
     scorers: list[Scorer]
     options: dict[str, Any]
     gate: Gate
+    engine: EngineChoice = EngineChoice()
 
 
 def build_suite(path: str | Path, target: Mapping[str, Any] | None = None) -> BuiltSuite:
@@ -96,12 +99,20 @@ def build_suite(path: str | Path, target: Mapping[str, Any] | None = None) -> Bu
         scorers=_build_scorers(file),
         options=_run_options(file),
         gate=build_gate(file.gate, file.path),
+        engine=_engine_choice(file),
     )
+
+
+def _engine_choice(file: SuiteFile) -> EngineChoice:
+    try:
+        return EngineChoice(**{name: file.run[name] for name in ENGINE_KEYS if name in file.run})
+    except ConfigurationError as error:
+        raise SuiteError(f"run: {error}", path=file.path) from error
 
 
 def _run_options(file: SuiteFile) -> dict[str, Any]:
     """The suite's own options; paths are seen from its folder."""
-    options = dict(file.run)
+    options = {name: value for name, value in file.run.items() if name not in ENGINE_KEYS}
     if file.prices:
         options["prices"] = file.prices
     for name in ("initial_session_file", "cache"):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from steelyard.contracts import Pace, RemoteTarget, RepeatedJudge, Scorer, Tally, Target
 from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.engine.limits import EndpointLimits, Limited
 from steelyard.load.arrivals import Schedule, SendCounts, parse_arrivals
-from steelyard.money import Priced, Prices, check_budget, read_prices
+from steelyard.money import Priced, Prices, check_budget, is_paid, read_prices
 from steelyard.options import RunOptions
 from steelyard.rates import parse_rate
 from steelyard.stats.lag import ClientLoad, LoopMonitor, judge_client
@@ -25,7 +25,7 @@ class Conditions:
         self._options = options
         self._target = target
         self._asked = _asked_targets(target, scorers)
-        self._remote = [asked for asked in self._asked if isinstance(asked, RemoteTarget)]
+        self.remotes = [asked for asked in self._asked if isinstance(asked, RemoteTarget)]
         self._rate = parse_rate(options.rate) if options.rate is not None else None
         self._book = read_prices(options.prices, target.model_id)
         self._prices: dict[int, Prices | None] = {}
@@ -40,12 +40,12 @@ class Conditions:
 
     def check(self) -> None:
         """Refuse, before anything is called, what cannot be asked, planned or paid for. Not for the event loop."""
-        for remote in self._remote:
+        for remote in self.remotes:
             remote.check()
         if self._options.arrivals is not None:
             parse_arrivals(self._options.arrivals)
         if self._options.max_cost is not None:
-            check_budget(self._options.max_cost, self._target, self._book)
+            check_budget(self._options.max_cost, self._target, self._book, judges=self._asked[1:])
         for asked in self._asked:
             self._prices[id(asked)] = self._book.of(asked)
 
@@ -54,8 +54,7 @@ class Conditions:
         spending.currency = self._book.currency
         target = self._target
         # A model on one's own machine has no price that anybody would miss.
-        is_paid = isinstance(target, RemoteTarget) and target.endpoint.startswith("https://")
-        if is_paid and self._prices[id(target)] is None:
+        if is_paid(target) and self._prices[id(target)] is None:
             spending.unknown_because = self._book.unknown_because(target)
 
     def plan_sends(self, count: int | None) -> Pace | None:
@@ -63,7 +62,8 @@ class Conditions:
         if self._options.arrivals is not None:
             options = self._options
             arrivals = parse_arrivals(options.arrivals)
-            self.schedule = Schedule(arrivals, duration=options.duration, count=count, seed=options.seed)
+            most = options.requests or count
+            self.schedule = Schedule(arrivals, duration=options.duration, count=most, seed=options.seed)
         return self.schedule
 
     @property
@@ -100,23 +100,27 @@ class Conditions:
         return bool(self._limits)
 
     async def open(self) -> None:
-        """Have the endpoints ready for as many calls as may come at once."""
-        for remote in self._remote:
-            await remote.open(self.parallelism)
+        """Have the endpoints ready for as many calls as may come at once; all of them, or none is left open."""
+        async with contextlib.AsyncExitStack() as opened:
+            for remote in self.remotes:
+                await remote.open(self.parallelism)
+                opened.push_async_callback(remote.close)
+            opened.pop_all()
 
     async def close(self) -> None:
         """Let go of the endpoints, whatever any of them makes of it."""
         async with contextlib.AsyncExitStack() as stack:
-            for remote in self._remote:
+            for remote in self.remotes:
                 stack.push_async_callback(remote.close)
 
     def watch(self) -> None:
         """Begin to watch how busy this process is with the run."""
         self._monitor.start()
 
-    def stop_watching(self) -> None:
-        """End it, and settle what was sent when: the run is over."""
-        self._load = self._monitor.stop()
+    def stop_watching(self, elsewhere: Sequence[ClientLoad] = ()) -> None:
+        """End it, and settle what was sent when: the run is over. Processes that did the work count before this one."""
+        own = self._monitor.stop()
+        self._load = max(elsewhere, key=lambda load: (load.loop_cpu_share, load.lag_sustained), default=own)
         self._sends = self.schedule.counts() if self.schedule is not None else None
 
     def to_metrics(self, tally: Tally, stats: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +134,7 @@ class Conditions:
         if self._load is not None:
             metrics["client"] = self._judged(self._load, stats).to_metrics()
         if self._options.is_load or self.warmed_up:
-            metrics["load"] = self._load_metrics()
+            metrics["load"] = self._load_metrics(tally)
         return metrics
 
     def _judged(self, load: ClientLoad, stats: dict[str, Any]) -> ClientLoad:
@@ -140,9 +144,9 @@ class Conditions:
         first = stats["time_to_first_token-p50"]
         return judge_client(load, stats["time_to_last_token-p50"] if first is None else first)
 
-    def _load_metrics(self) -> dict[str, Any]:
+    def _load_metrics(self, tally: Tally) -> dict[str, Any]:
         options = self._options
-        sends = {"sends": self._sends.to_metrics()} if self._sends is not None else {}
+        sends = {"sends": self._sends.really_sent(tally.started).to_metrics()} if self._sends is not None else {}
         return {
             "requests": options.requests,
             "duration": options.duration,

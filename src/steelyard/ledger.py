@@ -157,8 +157,11 @@ class Ledger:
         if self._invocations is not None and cost is not None:
             self._invocations.append(JudgeCall(cost))
 
-    def close(self, tally: Tally) -> Books:
-        """Settle every slot, counting what earlier sittings left behind; the books as they stand."""
+    def close(self, tally: Tally, stopped: str | None = None) -> Books:
+        """Settle every slot, counting what earlier sittings left behind; the books as they stand.
+
+        `stopped` is what ended the run before its time, if anything did.
+        """
         if self._closed:
             raise BooksError("the books were closed twice")
         self._closed = True
@@ -181,6 +184,7 @@ class Ledger:
             cancelled=self._count(PENDING | _STARTED),
             not_started=self._count(PENDING),
             to_redo=earlier_errors + earlier_responses,
+            cut_short=stopped is not None and self._plan.is_open_ended,
         )
 
     def trial_metrics(self) -> dict[str, Any] | None:

@@ -28,11 +28,13 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     not_started: int
     to_redo: int = 0
     """How many of the ok and error ones were to be scored or asked again, and were not reached."""
+    cut_short: bool = False
+    """Something ended a run before its time that had no number of slots to reach, only a time."""
 
     @property
     def complete(self) -> bool:
         """Whether every planned (case, trial) has a record that stands."""
-        return self.planned == self.ok + self.error and not self.to_redo
+        return self.planned == self.ok + self.error and not (self.to_redo or self.cut_short)
 
     def check(self, stats: RunningStats, scores: ScoreStats) -> None:
         """Raise BooksError unless the counts add up, among themselves and with the statistics."""
@@ -114,6 +116,7 @@ def compose(
         **errors.to_metrics(),
         "scores": scores.to_metrics()["scores"],
         "stats": flat,
+        **({"nodes": stats.nodes.to_metrics()} if stats.nodes else {}),
         **(sent(flat) if sent is not None else {}),
         **({"trials": trials} if trials is not None else {}),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -238,7 +238,17 @@ def over_budget(spending: Spending, limit: float, in_flight: int = 0) -> str | N
     return f"{spent} spent{under_way}: max_cost is {limit:g}"
 
 
-def check_budget(limit: float, target: Target, book: PriceBook) -> None:
-    """Refuse a budget for an endpoint whose prices nobody knows, before anything is asked."""
-    if isinstance(target, RemoteTarget) and book.of(target) is None:
-        raise ConfigurationError(f"max_cost {limit:g} cannot be kept: {book.unknown_because(target)}")
+def check_budget(limit: float, target: Target, book: PriceBook, judges: Iterable[Target] = ()) -> None:
+    """Refuse a budget for an endpoint whose prices nobody knows, before anything is asked.
+
+    A judge on one's own machine has none that anybody would miss; a target there is what the budget is for.
+    """
+    asked = [target, *(judge for judge in judges if is_paid(judge))]
+    for one in asked:
+        if isinstance(one, RemoteTarget) and book.of(one) is None:
+            raise ConfigurationError(f"max_cost {limit:g} cannot be kept: {book.unknown_because(one)}")
+
+
+def is_paid(target: Target) -> bool:
+    """Whether somebody is likely paid for its answers: nobody is over plain HTTP."""
+    return isinstance(target, RemoteTarget) and target.endpoint.startswith("https://")

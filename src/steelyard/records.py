@@ -102,6 +102,8 @@ class InvocationResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
     http_status: int | None = None
     request_id: str | None = None
     """The provider's own name for the call, for its support to look up."""
+    node: str | None = None
+    """Which machine of a cluster the case was asked from; None when it was this process."""
 
 
 class _Answered(msgspec.Struct, omit_defaults=True, gc=False):
@@ -147,6 +149,7 @@ class _Answered(msgspec.Struct, omit_defaults=True, gc=False):
     tokens_estimated: bool = False
     http_status: int | None = None
     request_id: str | None = None
+    node: str | None = None
     notes: list[str] = []
 
 

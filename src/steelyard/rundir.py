@@ -169,7 +169,7 @@ class RunDirectory:
     ) -> dict[str, Any]:
         """Commit every record, then write metrics.json, or partial.json if anything is left to do."""
         self._close_journal()
-        books = ledger.close(tally)
+        books = ledger.close(tally, stopped)
         metrics = compose(
             about=about_run(manifest, self.path),
             books=books,

@@ -17,6 +17,7 @@ from steelyard.cache.store import EvaluationDataStore, ManagedStore
 from steelyard.conditions import Conditions, load_of
 from steelyard.contracts import Engine, RepeatedJudge, Scorer, Session, Tally, Target
 from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.home import AtHome
 from steelyard.engine.retry import Retrying, RetryPolicy
 from steelyard.errors import RunCancelled, SuiteError
 from steelyard.journal.manifest import Manifest, now, versions
@@ -68,6 +69,8 @@ class Sitting:
         self._session: Session | None = None
         self._store: EvaluationDataStore | None = None
         self._conditions = Conditions(target, scorers, options)
+        self._works_elsewhere = bool(getattr(engine, "works_elsewhere", False))
+        """Whether the calls are made by other processes, which open and watch their own connections."""
 
     def follow(self, token: CancellationToken) -> Callable[[], None]:
         """Stop when the caller's token is cancelled; what stops this run leaves that token alone."""
@@ -96,6 +99,8 @@ class Sitting:
         self._conditions.check()
         # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
         plan = None if self.suite.one_shot else self._make_plan()
+        if (check_engine := getattr(self._engine, "check", None)) is not None:
+            check_engine(pace=self._options.arrivals is not None)
         self._manifest = manifest_of(self._target, self.suite, self._scorers, self._options, session=self._session)
         for name, value in self.origin.items():
             setattr(self._manifest, name, value)
@@ -139,14 +144,16 @@ class Sitting:
 
     async def _work(self) -> Result:
         """Run the jobs under the live display, then close the books."""
-        await self._conditions.open()
+        if not self._works_elsewhere:
+            await self._conditions.open()
         try:
             work = self._case_work()
             if self._options.warmup and not self._ledger.resumed:
                 await self._warm_up(work)
             tally = await self._run_shown(work)
         finally:
-            await self._conditions.close()
+            if not self._works_elsewhere:
+                await self._conditions.close()
         return self._finish(tally)
 
     async def _run_shown(self, work: CaseWork) -> Tally:
@@ -165,16 +172,22 @@ class Sitting:
             return await self._run_engine(work)
         finally:
             ticker.cancel()
-            self._conditions.stop_watching()
+            self._conditions.stop_watching(getattr(self._engine, "loads", ()))
             display.close(self._ledger.done, self._ledger.stats)
 
     async def _warm_up(self, work: CaseWork) -> None:
-        """Send some requests that count for nothing: connections open, caches fill, a model wakes up."""
-        jobs = cycling(self._plan, requests=self._options.warmup, duration=None).jobs()
+        """Send some requests that count for nothing: connections open, a model wakes up."""
+        conditions = self._conditions
         tally = await self._engine.run(
-            work.without_scores(), jobs, lambda _: None, parallelism=self._conditions.parallelism, token=self.token
+            # Past our own cache: what the warm-up put there would be the answers of the run.
+            work.for_warm_up(self._retrying(self._target)),
+            cycling(self._plan, requests=self._options.warmup, duration=None).jobs(),
+            lambda _: None,
+            parallelism=conditions.parallelism,
+            token=self.token,
+            permits=conditions.permits,
         )
-        self._conditions.warmed_up = tally.finished
+        conditions.warmed_up = tally.finished
 
     async def _run_engine(self, work: CaseWork) -> Tally:
         jobs = self._until_the_suite_changes(
@@ -225,13 +238,10 @@ class Sitting:
 
     def _case_work(self) -> CaseWork:
         options, conditions = self._options, self._conditions
-        policy = RetryPolicy(attempts=options.attempts, retry_on=options.retry_on)
-        target: Target = Retrying(conditions.limited(self._target, conditions.priced(self._target)), policy)
+        target = self._retrying(self._target)
         if self._store is not None:
             target = Cached(target, self._store, self._plan.suite.id, session=self._session)
-        scorers = [
-            self._bound(scorer, policy) if isinstance(scorer, RepeatedJudge) else scorer for scorer in self._scorers
-        ]
+        scorers = [self._bound(scorer) if isinstance(scorer, RepeatedJudge) else scorer for scorer in self._scorers]
         return CaseWork(
             target,
             Panel(scorers, num_runs=options.num_runs, timeout=options.timeout),
@@ -240,16 +250,18 @@ class Sitting:
             session=self._session,
             token=self.token,
             waits=conditions.waits,
+            remotes=conditions.remotes,
         )
 
-    def _bound(self, judge: RepeatedJudge, policy: RetryPolicy) -> RepeatedJudge:
+    def _retrying(self, target: Target, paid: Callable[[float | None], None] | None = None) -> Target:
+        """The target with its costs told, behind its endpoint's limits, asked again after faults that may pass."""
+        options, conditions = self._options, self._conditions
+        policy = RetryPolicy(attempts=options.attempts, retry_on=options.retry_on)
+        return Retrying(conditions.limited(target, conditions.priced(target, paid)), policy)
+
+    def _bound(self, judge: RepeatedJudge) -> RepeatedJudge:
         """The judge with retries; where a calibration was demanded and is not there, its word is only advice."""
-        conditions, paid = self._conditions, self._ledger.judged
-
-        def wrapped(target: Target) -> Target:
-            return Retrying(conditions.limited(target, conditions.priced(target, paid)), policy)
-
-        bound = judge.bound(wrapped)
+        bound = judge.bound(partial(self._retrying, paid=AtHome(self._ledger.judged)))
         if (demanded := getattr(judge, "calibration", None)) is not None:
             trusted, reason = is_trusted(demanded, judge.by)
             if not trusted:
@@ -288,7 +300,7 @@ class Sitting:
             return self._directory.finish(self._manifest, self._ledger, tally, stopped, self._conditions)
         return compose(
             about=about_run(self._manifest, None),
-            books=self._ledger.close(tally),
+            books=self._ledger.close(tally, stopped),
             stats=self._ledger.stats,
             scores=self._ledger.scores,
             errors=self._ledger.errors,
@@ -333,9 +345,10 @@ def plan_of(
         return plan
     if options.arrivals is None:
         return cycling(plan, requests=options.requests, duration=options.duration)
-    # In open loop the schedule knows when to stop; without a number or a time it sends each case once.
-    once = plan.cases if options.duration is None else None
-    return cycling(plan, requests=options.requests or once, duration=None)
+    # In open loop the schedule knows when to stop; with a time there are as many slots as it had moments for. Without
+    # a number or a time it sends each case once.
+    requests = None if options.duration is not None else options.requests or plan.cases
+    return cycling(plan, requests=requests, duration=None)
 
 
 def manifest_of(

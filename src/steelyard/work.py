@@ -6,6 +6,8 @@ import asyncio
 import math
 import numbers
 import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from copy import copy, deepcopy
 from datetime import datetime
 from operator import attrgetter
@@ -14,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
-from steelyard.contracts import Cancellation, Emit, InvocationContext, Session, Target
+from steelyard.contracts import Cancellation, Emit, InvocationContext, RemoteTarget, Session, Target
 from steelyard.engine.deadlines import Deadlines
 from steelyard.errors import describe
 from steelyard.records import RECORD_VERSION, EvalCase, InvocationResponse, Job, Record, Score, Unjudged
@@ -49,6 +51,7 @@ _SHAPE: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("tokens_estimated", (bool,)),
     ("http_status", (int, _NONE)),
     ("request_id", (str, _NONE)),
+    ("node", (str, _NONE)),
 )
 """The response's fields in the order in which a record has them, with the types that can be read back."""
 
@@ -74,6 +77,7 @@ class CaseWork:
         session: Session | None = None,
         token: Cancellation | None = None,
         waits: bool = False,
+        remotes: Sequence[RemoteTarget] = (),
     ) -> None:
         self._waits = waits
         self._target = target
@@ -83,10 +87,24 @@ class CaseWork:
         self._seed = seed
         self._session = session
         self._token = token
+        self._remotes = remotes
 
-    def without_scores(self) -> CaseWork:
-        """The same, but answers are not weighed."""
+    async def open(self, parallelism: int) -> None:
+        """Have the endpoints ready in a process that is not the run's own; ConfigurationError where one cannot be."""
+        for remote in self._remotes:
+            remote.check()
+            await remote.open(parallelism)
+
+    async def close(self) -> None:
+        """Let go of what `open` opened, whatever any of them makes of it."""
+        async with AsyncExitStack() as stack:
+            for remote in self._remotes:
+                stack.push_async_callback(remote.close)
+
+    def for_warm_up(self, target: Target) -> CaseWork:
+        """The same, but this target is asked, and its answers are not weighed."""
         work = copy(self)
+        work._target = target
         work._panel = None
         return work
 
@@ -99,7 +117,7 @@ class CaseWork:
         else:
             response, before = await self._ask(job, context), None
             if context.waiting or context.backoff or job.planned_at is not None:
-                _note_waits(response, context, job.planned_at)
+                response = _with_waits(response, context, job.planned_at)
             attempts = 0 if response.cached else context.attempt
         scores: list[Score] = []
         if self._panel is None or response.error is not None:
@@ -175,14 +193,20 @@ def _failed(error: BaseException, retries: int) -> InvocationResponse:
     return response
 
 
-def _note_waits(response: InvocationResponse, context: InvocationContext, planned_at: float | None) -> None:
-    """Write down where the time went that is not the answer's, and the money."""
-    response.time_waiting = context.waiting or None
-    response.time_in_backoff = context.backoff or None
-    if context.spent:
-        response.cost = (response.cost or 0.0) + context.spent
-    if planned_at is not None:
-        response.time_from_planned = time.monotonic() - planned_at
+def _with_waits(
+    response: InvocationResponse, context: InvocationContext, planned_at: float | None
+) -> InvocationResponse:
+    """The response with where the time went that is not its own, and the money; a copy, for it may be shared."""
+    cost = response.cost
+    if context.spent and (cost is not None or response.error is not None):
+        cost = (cost or 0.0) + context.spent
+    return msgspec.structs.replace(
+        response,
+        time_waiting=context.waiting or None,
+        time_in_backoff=context.backoff or None,
+        time_from_planned=response.time_from_planned if planned_at is None else time.monotonic() - planned_at,
+        cost=cost,
+    )
 
 
 def _checked(response: Any) -> InvocationResponse:
@@ -256,8 +280,7 @@ def _coerced(name: str, value: Any, wanted: type) -> Any:
 
 
 def _record(job: Job, response: InvocationResponse, scores: list[Score], attempts: int, elapsed: float) -> Record:
-    values = astuple(response)
-    if _has_rare(values):
+    if response.http_status is not None or _has_rare(values := astuple(response)):
         return _full_record(job, response, scores, attempts, elapsed)
     # Half of the values that a whole record takes, and this is done for every case.
     _, text, prompt, payload, messages, first, last, per_token, tokens_in, tokens_out, cached, reasoning, at = values[

@@ -24,6 +24,7 @@ from steelyard.cli.values import Duration, Parallelism
 from steelyard.cli.verdict import verdict_code, with_flags
 from steelyard.conditions import Conditions
 from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.choice import ENGINE_KEYS, EngineChoice
 from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError, describe
 from steelyard.options import RunOptions
@@ -76,6 +77,9 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     duration: float | None
     arrivals: str | None
     warmup: int | None
+    engine: str | None
+    ray_address: str | None
+    workers: int | None
     limit: int | None
     match: str | None
     seed: int | None
@@ -121,6 +125,9 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--duration", type=Duration(), help="Load run: keep sending so long (60s, 2m), going round the cases.")
 @click.option("--arrivals", metavar="KIND:RATE", help="Load run, open loop: constant:20/s or poisson:20/s.")
 @click.option("--warmup", type=int, help="Requests sent first and left out of everything.")
+@click.option("--engine", type=click.Choice(["local", "ray"]), help="Who makes the calls [default: local].")
+@click.option("--ray-address", metavar="HOST:PORT", help="Ray cluster to use, or auto [default: start one here].")
+@click.option("--workers", type=int, help="Workers on the Ray cluster [default: one for each CPU].")
 @click.option("--num-runs", type=int, help="How often each judge is asked about one response [default: 1].")
 @click.option("--trials", type=int, help="How often the target is asked each case [default: 1].")
 @click.option("--cache", type=click.Path(path_type=Path), help="Keep answers across runs: a folder or a .sqlite file.")
@@ -177,6 +184,8 @@ def command(**given: Any) -> int:
             return _run(runner, gate, flags, entry)
     finally:
         remove_if_unused(place)
+        if (close := getattr(runner.engine, "close", None)) is not None:
+            close()
 
 
 def _traced(runner: Runner, wanted: bool) -> AbstractContextManager[None]:
@@ -221,7 +230,9 @@ def _run(runner: Runner, gate: Gate, flags: Flags, entry: Entry) -> int:
         return ending.signal_code
     _show(ending.result, flags, place)
     if not ending.result.complete:
-        say(f"resume with: {again}")
+        # The same command would stop at once where the budget is spent.
+        more = " a larger --max-cost" if "max_cost" in (ending.result.metrics["stopped"] or "") else ""
+        say(f"resume with{more}: {again}")
         return ending.signal_code or TOO_MANY_ERRORS
     return verdict_code(ending.result.metrics, gate, remedy="--retry-errors asks them again")
 
@@ -241,21 +252,30 @@ def _load(flags: Flags) -> tuple[Runner, Gate]:
     if flags.no_cache:
         changes["cache"] = None
     changed = {name: value for name in ("model", "base_url") if (value := getattr(flags, name)) is not None}
-    runner, gate = load_suite(flags.suite, changed)
+    engine = {name: value for name in ENGINE_KEYS if (value := getattr(flags, name)) is not None}
+    runner, gate = load_suite(flags.suite, changed, engine)
     runner.suite_file = flags.suite
     runner.options = runner.options.replace(**changes)
     return runner, with_flags(gate, min_pass_rate=flags.min_pass_rate, max_error_rate=flags.max_error_rate)
 
 
-def load_suite(suite: str, target: Mapping[str, str] | None = None) -> tuple[Runner, Gate]:
-    """The runner that a suite file or file.py:name describes, and its gate; `target` changes who is asked, or where."""
+def load_suite(
+    suite: str, target: Mapping[str, str] | None = None, engine: Mapping[str, Any] | None = None
+) -> tuple[Runner, Gate]:
+    """The runner that a suite file or file.py:name describes, and its gate.
+
+    `target` changes who is asked, or where; `engine` changes who makes the calls.
+    """
     changed = dict(target or {})
     if not _names_python(suite):
-        return _from_yaml(suite, changed)
+        return _from_yaml(suite, changed, engine or {})
     if changed:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise ConfigurationError(f"{suite} makes its own target: {flags} can only change that of a suite file")
-    return _from_python(suite)
+    runner, gate = _from_python(suite)
+    if engine:
+        runner.engine = EngineChoice(**engine).make(Path(suite.rpartition(":")[0]).parent, GRACE)
+    return runner, gate
 
 
 def _names_python(suite: str) -> bool:
@@ -263,16 +283,18 @@ def _names_python(suite: str) -> bool:
     return bool(colon) and (place.endswith(".py") or (not Path(suite).exists() and name.isidentifier()))
 
 
-def _from_yaml(path: str, target: dict[str, str]) -> tuple[Runner, Gate]:
+def _from_yaml(path: str, target: dict[str, str], engine: Mapping[str, Any]) -> tuple[Runner, Gate]:
     if path.endswith(".py"):
         raise ConfigurationError(f"{path}: name the Runner in it too: {path}:NAME")
     if path.endswith((".jsonl", ".csv")):
         raise ConfigurationError(f"{path} holds cases, not a suite: name it in a suite file, as `cases: {path}`")
     built: BuiltSuite = build_suite(path, target)
+    workers = built.engine.replace(**engine).make(Path(path).parent, GRACE)
     # Whether responses stay in memory is not the suite's to say here: they never do.
     options = {name: value for name, value in built.options.items() if name != "low_memory"}
     try:
-        return Runner(built.target, built.suite, built.scorers, options=RunOptions().replace(**options)), built.gate
+        run_options = RunOptions().replace(**options)
+        return Runner(built.target, built.suite, built.scorers, options=run_options, engine=workers), built.gate
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: run: {error}") from error
 

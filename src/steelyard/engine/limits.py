@@ -58,6 +58,16 @@ class EndpointLimits:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def is_counted(self) -> bool:
+        """Whether there is more than a pause: something of which there must be one for all calls, wherever made."""
+        return self._rate is not None or self._tokens is not None or self._permits is not None
+
+    @property
+    def pauses(self) -> bool:
+        """Whether an endpoint that is overloaded is left alone for a while."""
+        return self._pause is not None
+
+    @property
     def waiting(self) -> int:
         """How many calls wait for leave to be sent."""
         return len(self._queue)

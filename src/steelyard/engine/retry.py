@@ -64,6 +64,8 @@ class Retrying:
                 wait = self._wait_after(error, context.attempt, ends + context.waiting - time.monotonic())
                 if wait is None:
                     raise
+                # The error that is raised brings its own cost along; of those before it only this is left.
+                context.spent += _cost_of(error)
             else:
                 return response if context.attempt == 1 else _retried(response, context.attempt - 1)
             await _back_off(wait, context)
@@ -79,6 +81,13 @@ class Retrying:
             if wait > left:
                 raise _hopeless(error, wait, left) from error
         return wait if wait <= left else None
+
+
+def _cost_of(error: Exception) -> float:
+    """What a try has cost that failed, as far as that was told."""
+    partial = getattr(error, "partial", None)
+    cost = partial.cost if isinstance(partial, InvocationResponse) else None
+    return cost if isinstance(cost, int | float) else 0.0
 
 
 async def _back_off(seconds: float, context: InvocationContext) -> None:

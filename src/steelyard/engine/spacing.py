@@ -11,6 +11,9 @@ _TOLERANCE = 0.01
 _LONGEST_TOLERANCE = 0.05
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 30.0
+_LONGEST_ASKED = 600.0
+"""Seconds that an endpoint may ask all calls to wait, which is as long as one is tried again: no time limit of a case
+runs meanwhile, so that nothing else would end the wait."""
 _PAUSE_DECAY = 0.9
 _RAMP_STEP = 0.02
 """Seconds in which, after a pause, the number of calls that were let through doubles."""
@@ -47,7 +50,8 @@ class Pause:
     """Nobody is let through while an endpoint that said it was overloaded recovers; afterwards not all at once.
 
     An endpoint that does not say how long is given 0.1 s, twice as long each time it is overloaded again, up to
-    30 s; each answer takes a tenth of that back.
+    30 s; each answer takes a tenth of that back. One that asks for more than ten minutes, or has refused everything
+    for as long, gets 0.1 s: each call is to fail with what it was told, and a run to end instead of standing still.
     """
 
     def __init__(self) -> None:
@@ -55,9 +59,15 @@ class Pause:
         self._until = -math.inf
         self._seconds = 0.0
         self._released = 0
+        self._refused_since: float | None = None
+        """When it began to refuse everything; None while it answers."""
 
     def overloaded(self, now: float, sent: float, retry_after: float | None) -> None:
         """Begin or prolong the pause; of calls that were sent before it began only a retry_after is news."""
+        if self._refused_since is None:
+            self._refused_since = now
+        if max(retry_after or 0.0, now - self._refused_since) > _LONGEST_ASKED:
+            retry_after = _FIRST_PAUSE
         if sent >= self._began:
             self._seconds = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._seconds))
             self._began = now
@@ -68,6 +78,7 @@ class Pause:
 
     def answered(self) -> None:
         """The endpoint can answer: should it be overloaded again, the pause is shorter."""
+        self._refused_since = None
         if self._seconds:
             self._seconds = self._seconds * _PAUSE_DECAY if self._seconds > _FIRST_PAUSE else 0.0
 

@@ -48,7 +48,7 @@ def parse_arrivals(value: object, name: str = "arrivals") -> Arrivals:
         raise ConfigurationError(f"{name} must be like constant:20/s or poisson:20/s, got {value!r}")
     if kind not in get_args(Kind):
         raise ConfigurationError(f"{name}: unknown kind {kind!r}; {suggestion(kind, get_args(Kind))}")
-    return Arrivals("poisson" if kind == "poisson" else "constant", parse_rate(rate, name))
+    return Arrivals("poisson" if kind == "poisson" else "constant", parse_rate(rate, f"{name}: the rate after {kind}:"))
 
 
 class SendCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +63,10 @@ class SendCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Planned and never sent."""
     late_after: float
     worst_lateness: float
+
+    def really_sent(self, sent: int) -> SendCounts:
+        """The same for so many sends: at its moment a call may have been called off, by a budget or a cancellation."""
+        return msgspec.structs.replace(self, sent=sent, missed=self.planned - sent, late=min(self.late, sent))
 
     def to_metrics(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)

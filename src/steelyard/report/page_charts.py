@@ -61,6 +61,7 @@ class Curves:
             "reasoning": self.reasoning,
         }
 
+
 _LAST_WITH_HALVES = 2.0**52
 
 

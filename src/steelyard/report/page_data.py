@@ -55,6 +55,7 @@ _FACTS = (
     "stop_reason",
     "http_status",
     "request_id",
+    "node",
     "request_time",
     "notes",
 )

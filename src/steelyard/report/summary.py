@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from steelyard.report.cost import lines as cost_lines
+from steelyard.report.nodes import lines as node_lines
 from steelyard.report.trials import lines as trial_lines
 from steelyard.stats.wording import format_number, format_seconds, safe_text, trim
 
@@ -26,6 +28,7 @@ _TOKENS = {"num_tokens_input": "input tokens", "num_tokens_output": "output toke
 _COLUMNS = ("average", "p50", "p90", "p99", "min", "max")
 _MOST_ERRORS = 5
 _WIDTH = 80
+_LONGEST_ID = 40
 
 
 def summary(metrics: Mapping[str, Any], place: str | None = None) -> str:
@@ -33,7 +36,8 @@ def summary(metrics: Mapping[str, Any], place: str | None = None) -> str:
     judges = _judges(metrics)
     repeated = trial_lines(metrics["trials"]) if "trials" in metrics else []
     speed, cost, errors = _speed(metrics), cost_lines(metrics), _errors(metrics)
-    parts = [_headline(metrics), _sending(metrics), _quality(metrics), judges, repeated, speed, cost, errors]
+    nodes = node_lines(metrics.get("nodes", {}))
+    parts = [_headline(metrics), _sending(metrics), _quality(metrics), judges, repeated, speed, nodes, cost, errors]
     if place is not None:
         parts.append([f"results in {safe_text(place)}"])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
@@ -66,10 +70,17 @@ def _sending(metrics: Mapping[str, Any]) -> list[str]:
     if history:
         peak = metrics["peak_in_flight"]
         lines.append(f"  parallelism auto: {history[-1][1]:,} at the end, {peak:,} in flight at most")
-    sends = load.get("sends")
-    if sends and (sends["missed"] or sends["late"]):
-        late = f"{sends['late']:,} were late, by {format_seconds(sends['worst_lateness'])} at worst"
-        lines.append(f"  of {sends['planned']:,} planned sends {late}, and {sends['missed']:,} not made")
+    if (sends := load.get("sends")) and (sends["missed"] or sends["late"]):
+        lines += _late_sends(metrics, sends)
+    return lines
+
+
+def _late_sends(metrics: Mapping[str, Any], sends: Mapping[str, Any]) -> list[str]:
+    """How far the plan of an open loop was not kept, and whether more places would have kept it."""
+    late = f"{sends['late']:,} were late, by {format_seconds(sends['worst_lateness'])} at worst"
+    lines = [f"  of {sends['planned']:,} planned sends {late}, and {sends['missed']:,} not made"]
+    if metrics["peak_in_flight"] >= metrics["parallelism"]:
+        lines.append(f"  all {metrics['parallelism']:,} places were taken at times; -j says how many there are")
     return lines
 
 
@@ -148,10 +159,19 @@ def _errors(metrics: Mapping[str, Any]) -> list[str]:
     for kind, count in errors[:_MOST_ERRORS]:
         lines.append(f"  {count:>7,} × {safe_text(kind)}")
         if (example := metrics["error_examples"].get(kind)) is not None:
-            lines.append(trim(safe_text(f"            {example['id']}: {example['error']}"), _WIDTH))
+            lines += _told(safe_text(f"{trim(example['id'], _LONGEST_ID)}: {example['error']}"))
     if len(errors) > _MOST_ERRORS:
         lines.append(f"  and {len(errors) - _MOST_ERRORS} more kinds")
+    for name, score in metrics["scores"].items():
+        if "error_example" in score:
+            lines.append(f"  {score['errors']:>7,} × {safe_text(name)} could not score")
+            lines += _told(safe_text(score["error_example"]))
     return lines
+
+
+def _told(message: str) -> list[str]:
+    """An error's message to its end, which is where the cause stands, within the width of a terminal."""
+    return textwrap.wrap(message, _WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 14)
 
 
 def _percent(rate: float | None) -> str:

@@ -87,10 +87,34 @@ class Panel:
             case_id=f"{job.case.id}#{job.trial}", trial=run, seed=context.seed, token=context.token
         )
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._timeout) as limit:
+                if self._timeout is not None:
+                    asked.clock = _JudgeClock(limit)
                 return await judge.sample(job.case, response, asked)
         except TimeoutError:
             return Sample(error=f"TimeoutError: no verdict within {self._timeout:g} s")
+
+
+class _JudgeClock:
+    """A judge's time limit (contracts.Clock): it stands still while the judge waits for leave to be asked."""
+
+    def __init__(self, limit: asyncio.Timeout) -> None:
+        self._limit = limit
+        self._left = 0.0
+        self._stops = 0
+
+    def stop(self) -> None:
+        """Let no more of the time pass."""
+        self._stops += 1
+        if self._stops == 1 and not self._limit.expired():
+            self._left = (self._limit.when() or 0.0) - asyncio.get_running_loop().time()
+            self._limit.reschedule(None)
+
+    def start(self) -> None:
+        """Let the rest of the time pass."""
+        self._stops -= 1
+        if self._stops == 0 and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._left)
 
 
 def _overrule(scores: list[Score]) -> None:

@@ -28,6 +28,8 @@ class Detailed(Protocol):
     @property
     def time_waiting(self) -> float | None: ...
     @property
+    def time_in_backoff(self) -> float | None: ...
+    @property
     def time_from_planned(self) -> float | None: ...
 
 
@@ -39,9 +41,12 @@ class Details:
 
     @staticmethod
     def told_by(response: Detailed) -> bool:
-        """Whether there is anything to tell: an endpoint was asked, leave was waited for, or sending was planned."""
+        """Whether there is anything to tell: an endpoint was asked, more than once, after a wait, or by a plan."""
         return not (
-            response.time_queued is None and response.time_waiting is None and response.time_from_planned is None
+            response.time_queued is None
+            and response.time_waiting is None
+            and response.time_in_backoff is None
+            and response.time_from_planned is None
         )
 
     def update(self, response: Detailed) -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from steelyard.stats.blocks import LIMIT, Blocks
 from steelyard.stats.details import Detailed, Details
+from steelyard.stats.nodes import NodeStats, Served
 from steelyard.stats.sketch import PercentileSketch
 from steelyard.stats.spec import METRICS, ProgressSpec, ProgressStat, parse_progress_bar_stats
 
@@ -21,7 +22,7 @@ _PERCENTILES = (50, 90, 99)
 _read_metrics = attrgetter(*METRICS)
 
 
-class Measured(Detailed, Protocol):
+class Measured(Detailed, Served, Protocol):
     """What RunningStats reads of a response or a record."""
 
     @property
@@ -53,6 +54,7 @@ class RunningStats:
         self.failed_requests = 0
         self.cached_requests = 0
         self.active_seconds = 0.0
+        self.nodes = NodeStats()
         self._values: dict[str, Blocks] = {metric: Blocks() for metric in METRICS}
         self._details = Details()
         self._prepare()
@@ -69,6 +71,8 @@ class RunningStats:
         self.total_requests += 1
         if not self.total_requests % _FOLD_EVERY:
             self._fold()
+        if response.node is not None:
+            self.nodes.update(response)
         if response.error is not None:
             self.failed_requests += 1
             return
@@ -92,6 +96,7 @@ class RunningStats:
             response.time_queued is not None
             or response.time_from_planned is not None
             or response.time_waiting is not None
+            or response.time_in_backoff is not None
         ):
             self._details.update(response)
 
@@ -107,6 +112,8 @@ class RunningStats:
             read = attrgetter(metric)
             values.append_all([v for v in map(read, measured) if v is not None and -LIMIT < v < LIMIT])
         self._details.update_all(measured)
+        for response in responses:
+            self.nodes.update(response)
         if before // _FOLD_EVERY != self.total_requests // _FOLD_EVERY:
             self._fold()
 
@@ -127,6 +134,7 @@ class RunningStats:
             values.extend(numbers)
             self._sketches[metric].add(numbers)
         self._details.merge(other._details)
+        self.nodes.merge(other.nodes)
 
     def snapshot(self, spec: Mapping[str, Any] | ProgressSpec | None = None) -> dict[str, float | int | None]:
         """The live value for each label of a progress spec; percentiles are within 0.5 %."""
@@ -167,6 +175,7 @@ class RunningStats:
         for metric, values in self._values.items():
             self._sketches[metric].add(values.seal())
         self._details.seal()
+        self.nodes.seal()
 
     def _total(self, metric: str) -> int:
         return round(math.fsum(self._values[metric]))

@@ -14,6 +14,7 @@ from steelyard.stats.blocks import Blocks
 from steelyard.stats.intervals import Interval, bootstrap_mean, wilson
 
 _SEAL_EVERY = 1024
+_LONGEST_EXAMPLE = 300
 
 
 def is_scoring_error(score: Score) -> bool:
@@ -59,6 +60,7 @@ class _NamedScores:
         self.decided = 0
         self.passed = 0
         self.errors = 0
+        self.error_example: str | None = None
         self.escalated = 0
         self.advisory = False
         self.judges: set[str] = set()
@@ -69,6 +71,7 @@ class _NamedScores:
         value = score.value
         if value is None and score.errors:
             self.errors += 1
+            self._keep_example(score.errors[0])
             return
         self.n += 1
         if score.by is not None:
@@ -96,6 +99,8 @@ class _NamedScores:
         self.decided += other.decided
         self.passed += other.passed
         self.errors += other.errors
+        if other.error_example is not None:
+            self._keep_example(other.error_example)
         self.escalated += other.escalated
         self.advisory = self.advisory or other.advisory
         self.judges |= other.judges
@@ -112,8 +117,14 @@ class _NamedScores:
             "pass_rate": _rate(self.passed, self.decided),
             "pass_rate_ci95": _as_list(wilson(self.passed, self.decided)),
             "errors": self.errors,
+            **({"error_example": self.error_example} if self.error_example is not None else {}),
             **self._judge_metrics(),
         }
+
+    def _keep_example(self, error: str) -> None:
+        """Keep the first in the alphabet, which is the same one in whatever order they come."""
+        shown = error[:_LONGEST_EXAMPLE]
+        self.error_example = shown if self.error_example is None else min(self.error_example, shown)
 
     def _count_judge(self, score: Score) -> None:
         assert score.by is not None

@@ -32,7 +32,12 @@ class CyclingPlan(Plan, kw_only=True, dict=True, eq=False):
     @property
     def slots(self) -> int:
         """How many requests are planned; of a run without a number, those handed out so far."""
-        return self.handed_out if self.requests is None or self.duration is not None else self.requests
+        return self.requests if self.requests is not None and not self.is_open_ended else self.handed_out
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether a time ends it, or its schedule, and not a number of requests."""
+        return self.requests is None or self.duration is not None
 
     def slot_at(self, index: int, trial: int) -> int:
         """The slot of a case in one of the rounds."""

@@ -57,6 +57,11 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
         """How many (case, trial) there are."""
         return self.cases * self.trials
 
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether the number of slots is only known at the end: something else than their number ends the run."""
+        return False
+
     def slot_at(self, index: int, trial: int) -> int:
         """The slot of a planned case, by its place in the suite."""
         position = index if isinstance(self.indices, range) else bisect_left(self.indices, index)
