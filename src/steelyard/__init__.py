@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from steelyard.cache.store import EvaluationDataStore, StoreError
     from steelyard.contracts import InvocationContext, Scorer, Session, Target
     from steelyard.engine.cancellation import CancellationToken
+    from steelyard.engine.cluster.engine import RayEngine
     from steelyard.errors import (
         ConfigurationError,
         JournalError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         TargetError,
         TransientError,
     )
+    from steelyard.load.sweep import Sweep
     from steelyard.options import RunOptions
     from steelyard.records import EvalCase, InvocationResponse, Record, Score
     from steelyard.result import Result
@@ -47,6 +49,7 @@ _HOMES = {
     "JournalError": "steelyard.errors",
     "Judge": "steelyard.scoring.judge",
     "LocalFileTaskResultStore": "steelyard.cache.local",
+    "RayEngine": "steelyard.engine.cluster.engine",
     "Record": "steelyard.records",
     "Result": "steelyard.result",
     "RunCancelled": "steelyard.errors",
@@ -65,6 +68,7 @@ _HOMES = {
     "SteelyardError": "steelyard.errors",
     "StoreError": "steelyard.cache.store",
     "SuiteError": "steelyard.errors",
+    "Sweep": "steelyard.load.sweep",
     "Target": "steelyard.contracts",
     "TargetError": "steelyard.errors",
     "TransientError": "steelyard.errors",
@@ -83,6 +87,7 @@ __all__ = [
     "JournalError",
     "Judge",
     "LocalFileTaskResultStore",
+    "RayEngine",
     "Record",
     "Result",
     "RunCancelled",
@@ -101,6 +106,7 @@ __all__ = [
     "SteelyardError",
     "StoreError",
     "SuiteError",
+    "Sweep",
     "Target",
     "TargetError",
     "TransientError",
