@@ -5,7 +5,7 @@ CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check unit browser bench docs format clean
+.PHONY: demo test check unit browser bench peers docs format clean
 
 demo: $(VENV)/.run-ready
 	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is gone on with
@@ -31,6 +31,10 @@ browser:
 
 bench: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks
+
+# The same jobs for other tools, each in an environment of its own: an hour, and some gigabytes.
+peers: $(VENV)/.dev-ready
+	$(BIN)/python -m benchmarks.peers
 
 docs: $(VENV)/.dev-ready
 	$(BIN)/python scripts/cli_reference.py
