@@ -92,6 +92,28 @@ class Target(Protocol):
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse: ...
 
 
+class TargetAround:
+    """The part of a target around another that only passes on what the inner one says of itself."""
+
+    _target: Target
+
+    @property
+    def model_id(self) -> str | None:
+        return self._target.model_id
+
+    @property
+    def default_parallelism(self) -> int:
+        return self._target.default_parallelism
+
+    @property
+    def excess(self) -> int:
+        """How many calls of the target outlived their timeout and still run in a thread."""
+        return int(getattr(self._target, "excess", 0))
+
+    def identity(self) -> Identity:
+        return self._target.identity()
+
+
 @runtime_checkable
 class RemoteTarget(Target, Protocol):
     """A target at the other end of a connection, which a run opens and closes."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from steelyard.contracts import Identity, InvocationContext, RemoteTarget, Target
+from steelyard.contracts import InvocationContext, RemoteTarget, Target, TargetAround
 from steelyard.errors import ConfigurationError, TargetError, suggestion
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.stats.spending import Spending, format_money
@@ -52,7 +52,7 @@ def cost_of(response: InvocationResponse, prices: Prices) -> float | None:
     return round(cost / _MILLION, _DECIMALS)
 
 
-class Priced:
+class Priced(TargetAround):
     """A target whose answers say what they cost, unless they said so themselves.
 
     `on_cost` hears of every call, None where its cost is not known: for judges, whose answers are not recorded.
@@ -64,17 +64,6 @@ class Priced:
         self._target = target
         self._prices = prices
         self._on_cost = on_cost
-
-    @property
-    def model_id(self) -> str | None:
-        return self._target.model_id
-
-    @property
-    def default_parallelism(self) -> int:
-        return self._target.default_parallelism
-
-    def identity(self) -> Identity:
-        return self._target.identity()
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """The target's answer with its cost. What came before a fault is priced too: it will be on the bill."""

@@ -13,7 +13,7 @@ import msgspec
 from steelyard.cache.fingerprint import CacheKey, fingerprint_of
 from steelyard.cache.single_flight import SingleFlight, flights_of
 from steelyard.cache.store import EvaluationDataStore, is_cacheable
-from steelyard.contracts import Identity, InvocationContext, Target
+from steelyard.contracts import InvocationContext, Target, TargetAround
 from steelyard.errors import describe
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.threads import DaemonThreads
@@ -21,7 +21,7 @@ from steelyard.threads import DaemonThreads
 log = logging.getLogger("steelyard")
 
 
-class Cached:
+class Cached(TargetAround):
     """Looks a case up in the store before it asks the target, and stores what completed normally.
 
     A store that fails never fails a case: that is warned of once per kind of failure, and the target is asked.
@@ -46,22 +46,6 @@ class Cached:
         self._parameters = dict(target.identity() if parameters is None else parameters)
         self._warned: set[str] = set()
         self._threads = DaemonThreads()
-
-    @property
-    def model_id(self) -> str | None:
-        return self._target.model_id
-
-    @property
-    def default_parallelism(self) -> int:
-        return self._target.default_parallelism
-
-    @property
-    def excess(self) -> int:
-        """How many calls of the target outlived their timeout and still run in a thread."""
-        return int(getattr(self._target, "excess", 0))
-
-    def identity(self) -> Identity:
-        return self._target.identity()
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """The stored response, marked as a hit; else the target's, stored when it completed normally."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from steelyard.contracts import Identity, InvocationContext, Target
+from steelyard.contracts import InvocationContext, Target, TargetAround
 from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.engine.spacing import Pause, Spacing
 from steelyard.errors import ConfigurationError, TransientError
@@ -199,7 +199,7 @@ class EndpointLimits:
         self._set_timer()
 
 
-class Limited:
+class Limited(TargetAround):
     """A target that asks for leave before each call and tells the endpoint's limits how it went.
 
     It belongs inside `Retrying`, so that every try is counted and a pause holds up the retries too. `estimate` says
@@ -212,17 +212,6 @@ class Limited:
         self._target = target
         self._limits = limits
         self._estimate = estimate
-
-    @property
-    def model_id(self) -> str | None:
-        return self._target.model_id
-
-    @property
-    def default_parallelism(self) -> int:
-        return self._target.default_parallelism
-
-    def identity(self) -> Identity:
-        return self._target.identity()
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """The target's answer, asked for when there is leave."""

@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from steelyard.contracts import Identity, InvocationContext, Target
+from steelyard.contracts import InvocationContext, Target, TargetAround
 from steelyard.errors import TransientError
 from steelyard.records import EvalCase, InvocationResponse
 
@@ -35,24 +35,13 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         return random.uniform(0.0, ceiling)
 
 
-class Retrying:
+class Retrying(TargetAround):
     """A target that asks the one inside it again after transient faults. The caller's permit is kept meanwhile."""
 
     def __init__(self, target: Target, policy: RetryPolicy) -> None:
         self._target = target
         self._policy = policy
         self._transient = (*_ALWAYS_TRANSIENT, *policy.retry_on)
-
-    @property
-    def model_id(self) -> str | None:
-        return self._target.model_id
-
-    @property
-    def default_parallelism(self) -> int:
-        return self._target.default_parallelism
-
-    def identity(self) -> Identity:
-        return self._target.identity()
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """Ask until there is an answer, a final fault, or no attempt or time left; `context.attempt` counts."""

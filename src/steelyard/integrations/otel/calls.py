@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from opentelemetry.trace import Span, SpanKind
 
-from steelyard.contracts import Identity, InvocationContext, RemoteTarget, Target
+from steelyard.contracts import InvocationContext, RemoteTarget, Target, TargetAround
 from steelyard.integrations.otel.messages import input_messages, output_messages, system_instructions
 from steelyard.integrations.otel.spans import Spans
 from steelyard.records import EvalCase, InvocationResponse
@@ -37,7 +37,7 @@ _ANSWER = {
 }
 
 
-class Traced:
+class Traced(TargetAround):
     """A target whose every call, retries one by one, is a span."""
 
     def __init__(self, target: Target, spans: Spans) -> None:
@@ -47,22 +47,6 @@ class Traced:
         named = self._attributes.get("gen_ai.request.model") or self._attributes.get("gen_ai.agent.name")
         self._name = f"{self._attributes['gen_ai.operation.name']} {named}"
         self._kind = SpanKind.CLIENT if isinstance(target, RemoteTarget) else SpanKind.INTERNAL
-
-    @property
-    def model_id(self) -> str | None:
-        return self._target.model_id
-
-    @property
-    def default_parallelism(self) -> int:
-        return self._target.default_parallelism
-
-    @property
-    def excess(self) -> int:
-        """How many calls outlived their timeout and still run in a thread."""
-        return int(getattr(self._target, "excess", 0))
-
-    def identity(self) -> Identity:
-        return self._target.identity()
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """The target's answer, under a span that tells how it came."""
