@@ -35,12 +35,27 @@ class Exchange:
     request, which takes its time to be sent, is timed from the last of those stamps.
     """
 
-    __slots__ = ("_arrivals", "_chunks", "_head", "_headed", "_headers", "_long", "_method", "_url", "called", "handle")
+    __slots__ = (
+        "_arrivals",
+        "_body",
+        "_chunks",
+        "_head",
+        "_headed",
+        "_headers",
+        "_long",
+        "_method",
+        "_read",
+        "_url",
+        "called",
+        "handle",
+    )
 
     def __init__(self, settings: Settings) -> None:
         self.handle = pycurl.Curl()
         self.called = 0.0
         self._long = False
+        self._body = b""
+        self._read = 0
         self._url = b""
         self._headers: list[bytes] = []
         self._method = ""
@@ -49,6 +64,7 @@ class Exchange:
             self.handle.setopt(option, value)
         self.handle.setopt(pycurl.HEADERFUNCTION, self._on_header)
         self.handle.setopt(pycurl.WRITEFUNCTION, self._on_body)
+        self.handle.setopt(pycurl.READFUNCTION, self._next_of_body)
 
     def prepare(self, request: HttpRequest, url: bytes, headers: list[bytes], called: float) -> None:
         """Make the handle ready for a request; what is as it was for the last one is not set again."""
@@ -62,7 +78,8 @@ class Exchange:
             setopt(pycurl.HTTPHEADER, headers)
             self._headers = headers
         if request.method != "GET":
-            setopt(pycurl.POSTFIELDS, request.body)
+            setopt(pycurl.POSTFIELDSIZE_LARGE, len(request.body))
+            self._body, self._read = request.body, 0
         self._long = len(request.body) > _SENT_AT_ONCE
         self.called = called
 
@@ -73,6 +90,16 @@ class Exchange:
         else:
             self.handle.setopt(pycurl.CUSTOMREQUEST, method)
         self._method = method
+
+    def _next_of_body(self, size: int) -> bytes:
+        """The next bytes to be sent, each of them only once.
+
+        libcurl would send a body that it holds a second time, and say nothing of it, when a kept connection closes
+        without a byte of an answer. Yet the server may have read the first: that would be two calls counted as one.
+        """
+        start = self._read
+        self._read = start + size
+        return self._body[start : self._read]
 
     def _on_header(self, line: bytes) -> None:
         if not self._head:
@@ -106,7 +133,7 @@ class Exchange:
             last_sent = max(getinfo(_QUEUED), getinfo(_CONNECTED), getinfo(_SECURED))
         sent = self._headed - max(0, first_byte - last_sent) / 1e6
         arrivals = [at - sent for at in self._arrivals]
-        # libcurl's total also counts a try on a connection that turned out to be dead: then this clock says the end.
+        # libcurl's total also counts a GET's try on a connection that turned out to be dead: then this clock says it.
         ended = min((getinfo(pycurl.TOTAL_TIME_T) - last_sent) / 1e6, perf_counter() - sent)
         if arrivals and arrivals[-1] > ended:
             ended = arrivals[-1]

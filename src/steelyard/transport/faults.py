@@ -79,6 +79,7 @@ _TRANSIENT: dict[int, tuple[type[TransportError], str]] = {
     97: (ProxyFailed, "the proxy failed on the way to"),  # PROXY
     28: (TimedOut, "no connection in time with"),  # OPERATION_TIMEDOUT
     52: (ConnectionLost, "no answer from"),  # GOT_NOTHING
+    65: (ConnectionLost, "no answer from"),  # SEND_FAIL_REWIND: libcurl wanted to send it again, and could not
     18: (ConnectionLost, "the answer broke off from"),  # PARTIAL_FILE
     56: (ConnectionLost, "the connection was lost with"),  # RECV_ERROR
     55: (ConnectionLost, "the connection was lost with"),  # SEND_ERROR
@@ -93,12 +94,15 @@ _FINAL: dict[int, tuple[type[TargetError], str]] = {
     63: (ResponseTooLarge, "too long an answer from"),  # FILESIZE_EXCEEDED
     3: (RequestRefused, "cannot use the URL of"),  # URL_MALFORMAT
 }
+_KEPT_CONNECTION_DIED = 65
 _MALFORMED_CHUNK = re.compile(r"chunk", re.IGNORECASE)
 
 
 def fault(code: int, words: str, url: str, reply: HttpReply | None, *, proxy_status: int = 0) -> TargetError:
     """The error that libcurl's code stands for: our words and its own, the host but no credentials."""
     words = _CREDENTIALS.sub("//", words) or f"error {code} of libcurl"
+    if code == _KEPT_CONNECTION_DIED:
+        words = "it closed a kept connection when the request was sent"
     if reply is None and proxy_status >= 300:
         return _proxy_fault(proxy_status, words, url)
     if code in _FINAL:

@@ -27,6 +27,9 @@ _CA_PLACES = (
 )
 _SUPPRESS_CONNECT_HEADERS = 265  # libcurl's own number: pycurl has no name for it
 _DNS_SECONDS = 300
+_MOST_IDLE_SECONDS = 4
+"""A connection that was idle for longer is not used again: many servers close theirs after five seconds, and a request
+that meets such a farewell is lost. It cannot be known whether it was read, so it is not sent a second time unasked."""
 
 _URL = re.compile(r"https?://[^\x00-\x20\x7f\ud800-\udfff]+", re.IGNORECASE)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -66,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         yield pycurl.TCP_NODELAY, 1
         yield pycurl.TCP_KEEPALIVE, 1
         yield pycurl.DNS_CACHE_TIMEOUT, _DNS_SECONDS
+        yield pycurl.MAXAGE_CONN, _MOST_IDLE_SECONDS
         yield pycurl.CONNECTTIMEOUT_MS, max(1, int(self.connect_timeout * 1000))
         yield pycurl.MAXFILESIZE_LARGE, self.max_response_bytes
         # Asked not to compress, since a compressor holds tokens back; what comes compressed all the same is decoded.
