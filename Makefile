@@ -5,7 +5,7 @@ CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check unit browser bench peers docs format clean
+.PHONY: demo test check unit browser bench peers docs screenshots format clean
 
 demo: $(VENV)/.run-ready
 	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is gone on with
@@ -39,6 +39,10 @@ peers: $(VENV)/.dev-ready
 docs: $(VENV)/.dev-ready
 	$(BIN)/python scripts/cli_reference.py
 
+# The images of the docs, of real runs against the mock in a real browser: two minutes.
+screenshots: $(VENV)/.dev-ready browser
+	$(BIN)/python scripts/screenshots.py
+
 format: $(VENV)/.dev-ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -56,5 +60,5 @@ $(VENV)/.run-ready: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev-ready: pyproject.toml | $(VENV)/bin/python
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[speed,text,schema,plot,prices,otel,view,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[speed,text,schema,plot,prices,otel,mlflow,view,ray,dev]'
 	@touch $@ $(VENV)/.run-ready

@@ -1,139 +1,121 @@
-"""Makes docs/images/*.png: a simulated run, its report, and what a browser shows of it.
+"""Makes docs/images/*.png: real runs and a real sweep, and what a browser shows of them.
 
     python scripts/screenshots.py [FOLDER]
 
-Needs Playwright and a Chromium, as the browser tests do.
+Needs Playwright and a Chromium, as the browser tests do, and the extras `plot` and `view`. Takes about two minutes.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
+import re
+import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "scripts")]
 
-from steelyard import EvalCase, EvalSet, InvocationContext, InvocationResponse, Runner  # noqa: E402
-from steelyard.contracts import derived_rng  # noqa: E402
-from steelyard.errors import TargetError  # noqa: E402
+from demo_runs import Assistant, evaluated, running, swept  # noqa: E402
+
+from steelyard.report.compare import compare  # noqa: E402
+from steelyard.report.compare_page import compare_page  # noqa: E402
 from steelyard.report.page import page  # noqa: E402
-from steelyard.scoring import Judge  # noqa: E402
-from support_browser import browser, opened, why_no_browser  # noqa: E402
+from steelyard.report.sweep_page import sweep_page  # noqa: E402
+from steelyard.report.sweep_shape import checked_sweep  # noqa: E402
+from support_browser import Seen, browser, opened, why_no_browser  # noqa: E402
+from support_cli import wait_until  # noqa: E402
+from support_view import served  # noqa: E402
 
-QUESTIONS = (
-    ("refund-window", "How long may a customer return shoes?", "Within 30 days, unworn."),
-    ("refund-sale", "Can sale items be returned?", "Sale items can be exchanged but not refunded."),
-    ("ship-europe", "How long does shipping to Norway take?", "Five to seven working days."),
-    ("ship-track", "Where do I find my tracking number?", "In the confirmation e-mail and under Orders."),
-    ("size-up", "I am between two sizes. Which one should I order?", "Order the larger size."),
-    ("gift-card", "Do gift cards expire?", "Gift cards never expire."),
-    ("store-hours", "When is the shop in Bergen open on Saturday?", "From 10 to 18."),
-    ("care-leather", "How do I clean leather boots?", "With a damp cloth and leather balm; never in the machine."),
-)
-SLIPS = (
-    "Within 14 days, unworn.",
-    "I am not sure; please ask in a shop.",
-    "Sale items can be refunded within 30 days.",
-)
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+ENOUGH = re.compile("^([7-9]..|.,...)$")
+"""Records of the live run after which its page has something to show."""
+SCHEMES = ("light", "dark")
+SETTLED = 400
+"""Milliseconds in which charts are drawn and what moves comes to rest."""
 
 
-class Assistant:
-    """A pretend support agent: it looks things up, is mostly right, and now and then does not answer at all."""
+class Studio:
+    """Takes pictures of pages into a folder, in as few colours as they need."""
 
-    model_id = "assistant-small"
-    default_parallelism = 24
+    def __init__(self, started: Browser, folder: Path) -> None:
+        self._started = started
+        self._folder = folder
 
-    def identity(self) -> dict[str, Any]:
-        return {"kind": "demo", "model": self.model_id, "temperature": 0.4}
+    def open(self, address: str, ready: str, scheme: str = "light", height: int = 860) -> Any:
+        look: dict[str, Any] = {"color_scheme": scheme, "device_scale_factor": 1.5, "reduced_motion": "reduce"}
+        return opened(self._started, address, ready=ready, viewport={"width": 1280, "height": height}, **look)
 
-    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        rng = derived_rng(context.seed, case.id, context.trial)
-        first, tokens = 0.28 * rng.lognormvariate(0, 0.45), rng.randrange(18, 90)
-        last = first + tokens * 0.006
-        await asyncio.sleep(last)
-        if rng.random() < 0.035:
-            raise TargetError("HTTP 503: the model is overloaded (request req_7f3a)")
-        text = str(case.expected) if rng.random() < 0.83 else rng.choice(SLIPS)
-        call = {
-            "id": "call_1",
-            "type": "function",
-            "function": {"name": "search_help", "arguments": json.dumps({"query": case.prompt})},
-        }
-        messages = [
-            {"role": "user", "content": case.prompt},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "call_1", "content": f"Help centre: {case.expected}"},
-            {"role": "assistant", "content": text},
-        ]
-        return InvocationResponse(
-            response_text=text,
-            messages=messages,
-            time_to_first_token=first,
-            time_to_last_token=last,
-            time_per_output_token=0.006,
-            num_tokens_input=rng.randrange(240, 420),
-            num_tokens_input_cached=160,
-            num_tokens_output=tokens,
-            cost=(300 * 0.4 + tokens * 1.6) / 1e6,
-            stop_reason="stop",
-            request_id=f"req_{rng.randrange(16**8):08x}",
-        )
+    def take(self, seen: Seen, name: str, **options: Any) -> None:
+        """The page as it is now; 256 colours look the same and weigh a third."""
+        from PIL import Image
+
+        seen.page.wait_for_timeout(SETTLED)
+        path = self._folder / f"{name}.png"
+        seen.page.screenshot(path=path, **options)
+        with Image.open(path) as image:
+            # Refined once more, or large areas would take on a tint.
+            fewer = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
+        fewer.save(path, optimize=True)
+        sys.stdout.write(f"{path}\n")
 
 
-class Grader:
-    """The judge's pretend model."""
-
-    model_id = "judge-large"
-    default_parallelism = 24
-
-    def identity(self) -> dict[str, Any]:
-        return {"kind": "demo", "model": self.model_id}
-
-    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        rng = derived_rng(context.seed, context.case_id, context.trial, context.attempt, str(case.messages))
-        score = rng.choice((0.0, 0.0, 0.2, 0.9))
-        reason = "Says the same in other words." if score > 0.5 else "Contradicts the help centre on the terms."
-        return InvocationResponse(response_text=json.dumps({"reason": reason, "score": score, "passed": score > 0.5}))
+def shoot_report(studio: Studio, report: Path) -> None:
+    """The overview and a case that failed in some of its trials."""
+    for scheme in SCHEMES:
+        with studio.open(report.as_uri(), "html[data-ready=cases]", scheme) as seen:
+            studio.take(seen, f"report-overview-{scheme}")
+            seen.page.keyboard.press("f")
+            seen.page.locator(".row", has_text="flaky").first.click()
+            seen.page.wait_for_selector("#drawer[data-record]")
+            studio.take(seen, f"report-case-{scheme}")
 
 
-def demo_run(place: Path) -> None:
-    """A run with passes, failures, flaky cases, errors, judgements and costs."""
-    cases = [
-        EvalCase(id=f"{name}-{number:02}", prompt=f"{prompt} (customer {number})", expected=expected)
-        for number in range(1, 26)
-        for name, prompt, expected in QUESTIONS
-    ]
-    suite = EvalSet("support-answers", cases, system_prompt="Answer from the help centre, in one sentence.")
-    judge = Judge(model="judge-large", target=Grader(), when="failed")
-    runner = Runner(
-        Assistant(), EvalSet("support-answers", iter(suite)), ["exact", judge], trials=3, num_runs=3, retries=0
-    )
-    runner.run_sync(output_path=place, progress="off", low_memory=True)
+def shoot_documents(studio: Studio, documents: dict[str, Path]) -> None:
+    """Pages whose content is there at once, as long as they are."""
+    for name, path in documents.items():
+        for scheme in SCHEMES:
+            with studio.open(path.as_uri(), "html[data-theme]", scheme) as seen:
+                studio.take(seen, f"{name}-{scheme}", full_page=True)
 
 
-def shoot(report: Path, folder: Path) -> list[Path]:
-    """The report's views as images."""
-    made = []
+def shoot_view(studio: Studio, folder: Path) -> None:
+    """A run while it is written, and the list of runs beside it."""
+    with running(folder), served(folder / "runs") as server:
+        wait_until(lambda: "support-answers-live" in server.ids())
+        address = f"{server.url}/run/{server.ids()['support-answers-live']}"
+        with studio.open(address, "html[data-ready=live]", height=1080) as seen:
+            seen.page.locator("#tab-count", has_text=ENOUGH).wait_for(timeout=120_000)
+            studio.take(seen, "view-live")
+        with studio.open(server.url, "html[data-ready=runs]", height=620) as seen:
+            seen.page.evaluate("document.getElementById('folder').textContent = 'runs'")
+            studio.take(seen, "view-runs")
 
-    def take(shown: Any, name: str, **options: Any) -> None:
-        shown.page.wait_for_timeout(300)
-        shown.page.screenshot(path=folder / name, **options)
-        made.append(folder / name)
 
-    with browser() as started:
-        for scheme in ("light", "dark"):
-            look = {"ready": "html[data-ready=cases]", "color_scheme": scheme, "device_scale_factor": 1.5}
-            with opened(started, report.as_uri(), **look) as shown:
-                take(shown, f"report-overview-{scheme}.png")
-                shown.page.keyboard.press("f")
-                shown.page.locator(".row", has_text="flaky").first.click()
-                shown.page.wait_for_selector("#drawer[data-record]")
-                take(shown, f"report-case-{scheme}.png")
-    return made
+def written(path: Path, pieces: Iterable[str], place: Path) -> Path:
+    """A page in a file, without the folder that only this script knows."""
+    path.write_text("".join(piece.replace(f"{place}/", "") for piece in pieces), encoding="utf-8")
+    return path
+
+
+def make_pages(place: Path) -> tuple[Path, dict[str, Path]]:
+    """The runs that are shown, the report of one, and the pages of a sweep and of a comparison, by their names."""
+    runs = place / "runs"
+    runs.mkdir()
+    sweep = swept(place)
+    evaluated(runs / "support-answers", Assistant("assistant-small", 0.83), trials=3)
+    evaluated(runs / "assistant-small", Assistant("assistant-small", 0.78))
+    evaluated(runs / "assistant-large", Assistant("assistant-large", 0.93, pace=0.009))
+    compared = compare([runs / "assistant-small", runs / "assistant-large"], most=6)
+    documents = {
+        "sweep": written(place / "sweep.html", [sweep_page(checked_sweep(sweep) or {}, str(sweep))], place),
+        "compare": written(place / "compare.html", [compare_page(compared)], place),
+    }
+    return written(place / "report.html", page(runs / "support-answers"), place), documents
 
 
 def main(folder: Path) -> int:
@@ -142,13 +124,13 @@ def main(folder: Path) -> int:
         sys.stderr.write(f"{reason}\n")
         return 1
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place:
-        run, report = Path(place) / "runs" / "support-answers", Path(place) / "report.html"
-        demo_run(run)
-        with report.open("w", encoding="utf-8") as file:
-            file.writelines(piece.replace(f"{place}/", "") for piece in page(run))
-        for path in shoot(report, folder):
-            sys.stdout.write(f"{path}\n")
+    with tempfile.TemporaryDirectory() as name, browser() as started:
+        place, studio = Path(name), Studio(started, folder)
+        report, documents = make_pages(place)
+        shutil.copy(place / "runs" / "support-sweep" / "error-rate.png", folder / "sweep-error-rate.png")
+        shoot_report(studio, report)
+        shoot_documents(studio, documents)
+        shoot_view(studio, place)
     return 0
 
 

@@ -76,3 +76,16 @@ def opened(started: Browser, address: str, *, ready: str | None = None, **contex
         yield seen
     finally:
         shown.close()
+
+
+def keeps_theme(page: Page, theme: str, ready: str) -> bool:
+    """Whether the page has that theme when it is loaded again.
+
+    The browser writes down what a page stores a moment later, in another process: it may take a second look.
+    """
+    for _ in range(20):
+        page.reload()
+        page.wait_for_selector(ready, state="attached")
+        if page.locator("html").get_attribute("data-theme") == theme:
+            return True
+    return False

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import zlib
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,31 @@ class PageData:
 
     def _unpacked(self, name: str) -> Any:
         return json.loads(zlib.decompress(base64.b64decode(self.blocks[name]), wbits=-15))
+
+
+class Elements(HTMLParser):
+    """Every tag of a document with its attributes, the text of its scripts and styles, and that of all the rest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: dict[str, list[str]] = {"script": [], "style": []}
+        self.text = ""
+        self._open: str | None = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in self.inside:
+            self.inside[tag].append("")
+            self._open = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = None
+
+    def handle_data(self, data: str) -> None:
+        if self._open is not None:
+            self.inside[self._open][-1] += data
+        else:
+            self.text += data

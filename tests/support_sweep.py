@@ -13,6 +13,7 @@ from steelyard.load.recommend import recommend
 from steelyard.load.slo import parse_slo
 from steelyard.load.sweep import SweepResult
 from steelyard.records import EvalCase, InvocationResponse
+from support_report import HOSTILE
 
 QUIET = {"bottleneck": False, "reason": None, "lag_p99": 0.001, "lag_max": 0.002, "loop_cpu_share": 0.1}
 BUSY = {**QUIET, "bottleneck": True, "reason": "its event loop was busy 97 % of the time", "loop_cpu_share": 0.97}
@@ -113,3 +114,23 @@ def swept(levels: list[Level], *, slo: str = "error_rate<=1%", suite: str = "cap
         **more,
     )
     return result.to_metrics()
+
+
+def mixed_sweep() -> dict[str, Any]:
+    """Three levels that grow, one that breaks, one that was not reached, one at which the client was the bottleneck."""
+    slo = "ttft_p99<1s,error_rate<=1%"
+    grows = [level(number, number * 9.0, slo=slo) for number in (1, 4, 16)]
+    breaks = level(32, 150, slo=slo, errors=0.2)
+    weak = [level(48, 160, slo=slo, reached=False), level(64, 170, slo=slo, busy=True)]
+    return swept([*grows, breaks, *weak], slo=slo)
+
+
+def hostile_sweep() -> dict[str, Any]:
+    """A sweep whose every text tries to be something else."""
+    sweep = swept([level(number + 1, 10.0 + number) for number in range(len(HOSTILE))], suite=HOSTILE[0])
+    sweep["model_id"] = HOSTILE[3]
+    sweep["recommendation"] |= {"reason": HOSTILE[1], "says": HOSTILE[18]}
+    sweep["objectives"][0]["text"] = HOSTILE[4]
+    for one, text in zip(sweep["levels"], HOSTILE, strict=True):
+        one |= {"invalid": text, "broken": [text], "worst_error": text, "error_rate": 0.5, "run": text}
+    return sweep

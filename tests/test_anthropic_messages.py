@@ -177,6 +177,7 @@ def test_input_tokens_are_all_that_were_sent_cached_or_not() -> None:
     response, _ = ask(events(opening, text_block(0, "x"), end(cache_read_input_tokens=100)))
     assert response.num_tokens_input == 143
     assert response.num_tokens_input_cached == 100
+    assert response.num_tokens_input_cache_write == 40
 
 
 def test_running_totals_are_not_added_up() -> None:

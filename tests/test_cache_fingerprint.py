@@ -9,13 +9,11 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard import EvalCase
 from steelyard.cache import CacheKey, CaseFingerprint, fingerprint_of, tool_set_hash
-
-steady = settings(deadline=None, derandomize=True)
 
 FULL = CaseFingerprint(
     case_id="fr",
@@ -90,14 +88,12 @@ def test_trial_0_and_empty_metadata_are_left_out_so_that_older_keys_stand():
     assert CaseFingerprint(case_id="fr", agent_model="m", trial=0).key == hashlib.sha256(spelled).hexdigest()
 
 
-@steady
 @given(st.sampled_from(["initial_session", "user_messages", "parameters", "metadata"]), json_values)
 def test_the_order_of_keys_in_an_object_changes_nothing(name, value):
     held = {"x": value, "y": 1} if name in ("parameters", "metadata") else [value, {"b": 1, "a": value}]
     assert changed(name, held).key == changed(name, reordered(held)).key
 
 
-@steady
 @given(json_values, json_values)
 def test_two_sessions_share_a_key_only_when_json_spells_them_alike(one, other):
     same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
@@ -137,7 +133,6 @@ def test_only_64_hex_digits_are_a_cache_key(text):
         CacheKey(text)
 
 
-@steady
 @given(st.lists(st.dictionaries(st.text(max_size=3), json_values, max_size=3), max_size=4).flatmap(
     lambda tools: st.tuples(st.just(tools), st.permutations(tools))
 ))  # fmt: skip

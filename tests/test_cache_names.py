@@ -58,7 +58,7 @@ def test_the_readable_part_is_kept():
     assert re.fullmatch(r"gsm8k_test_0042~[0-9a-f]{32}", file_name("GSM8K/test 0042"))
 
 
-@settings(deadline=None, derandomize=True, max_examples=500)
+@settings(max_examples=500)
 @given(st.text(st.characters(), max_size=400))
 def test_any_text_gets_a_portable_name(identifier):
     assert is_portable(file_name(identifier))

@@ -214,7 +214,7 @@ payloads = st.recursive(
 )
 
 
-@settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(response_texts, payloads, st.datetimes(timezones=st.just(UTC)))
 def test_any_response_that_json_can_hold_comes_back_as_it_was(store, text, payload, moment):
     response = an_answer(text * 100, input_payload=payload, messages=[{"content": payload}], request_time=moment)

@@ -259,3 +259,18 @@ def test_a_hostile_suite_id_neither_leaves_runs_nor_steers_the_terminal(shop: Wo
     for text in (ended.out, ended.err, again.out, again.err, listed.out, shown.out):
         assert not set(text) & {"\x1b", "\0", "\u202e", "\x9b", "\r"}
     assert again.code == listed.code == shown.code == 0
+
+
+def test_an_unfinished_run_with_a_session_is_found_again_and_only_with_that_session(shop: Workshop) -> None:
+    for name in ("one", "two"):
+        (shop.folder / f"{name}.json").write_text(json.dumps({"data": {"name": name}}))
+    go(shop, "--initial-session-file", "one.json")
+    (place,) = runs(shop)
+    unfinish(place, 4)
+    shop.asked()
+    assert go(shop, "--initial-session-file", "two.json").code == 0
+    assert len(runs(shop)) == 2
+    shop.asked()
+    assert go(shop, "--initial-session-file", "one.json").code == 0
+    assert shop.asked() == ["c4", "c5"]
+    assert len(runs(shop)) == 2

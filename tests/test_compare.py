@@ -148,7 +148,7 @@ def test_a_system_prompt_that_differs_is_noticed_in_real_runs(tmp_path: Path) ->
         assert run_cli(tmp_path, "run", f"{name}.yaml", "--out", name, "--no-progress").code == 0
     one = compare([tmp_path / "a", tmp_path / "b"]).against[0]
     assert one.paired == 4
-    assert one.notes == ["4 of 4 cases were asked otherwise (system prompt, template, tools or metadata)"]
+    assert one.notes == ["4 of 4 cases were asked otherwise (prompt, system prompt, template, tools or metadata)"]
 
 
 def test_each_score_s_mean_is_compared(tmp_path: Path) -> None:
@@ -213,6 +213,26 @@ def test_what_differs_between_the_runs_is_said(tmp_path: Path) -> None:
     assert "scorer exact: only in the baseline" in noted
     assert "scorer contains: not in the baseline" in noted
     assert "parallelism: 1 in the baseline, 2 here" in noted
+
+
+def test_a_difference_within_a_long_value_is_shown_and_not_cut_off(tmp_path: Path) -> None:
+    """Two judges whose descriptions begin alike, such as two models on one address, look the same when cut."""
+    for name, model in (("a", "small"), ("b", "large")):
+        finished(tmp_path / name, "ppp")
+        manifest = json.loads((tmp_path / name / "run.json").read_bytes())
+        where = {"base_url": "http://localhost:8000/" + "v" * 80, "model": model}
+        manifest["scorers"] = [{"name": "judge", "target": where, "prompt": "p" * 100 + model}]
+        (tmp_path / name / "run.json").write_text(json.dumps(manifest))
+    noted = compare([tmp_path / "a", tmp_path / "b"]).against[0].notes
+    assert "scorer judge target.model: small in the baseline, large here" in noted
+    (prompt,) = [note for note in noted if note.startswith("scorer judge prompt: ")]
+    assert "small in the baseline" in prompt
+    assert "large here" in prompt
+
+
+def test_a_run_against_itself_is_said_to_be_that(tmp_path: Path) -> None:
+    finished(tmp_path / "a", "ppp")
+    assert "it is the same run" in compare([tmp_path / "a", tmp_path / "." / "a"]).against[0].notes
 
 
 def test_complete_runs_of_the_same_have_nothing_to_note(tmp_path: Path) -> None:

@@ -110,6 +110,16 @@ def test_text_tells_the_verdict_the_figures_and_the_cases(tmp_path: Path) -> Non
     assert "more" not in run_cli(tmp_path, "compare", "a", "b", "--all").out
 
 
+def test_the_columns_of_the_text_stand_below_one_another(tmp_path: Path) -> None:
+    """Even where one is as wide as −100.0 points."""
+    journal(tmp_path / "a", "p" * 30)
+    journal(tmp_path / "b", "f" * 30)
+    lines = run_cli(tmp_path, "compare", "a", "b").out.splitlines()
+    (head,) = [line for line in lines if "30 paired cases" in line]
+    ends = {line.rindex(" points") + 7 for line in lines if " points " in line}
+    assert ends == {head.index("change") + 6}
+
+
 def test_trials_are_shown_as_how_many_passed(tmp_path: Path) -> None:
     write_journal(tmp_path / "a", [outcome("f", 0, trial=k) for k in range(3)])
     write_journal(tmp_path / "b", [outcome("ppf"[k], 0, trial=k) for k in range(3)])

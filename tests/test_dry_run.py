@@ -223,3 +223,11 @@ def test_the_command_prints_the_plan_in_words_and_as_json(tmp_path: Path) -> Non
     assert (planned.planned, planned.to_ask, planned.estimate.cost) == (6, 6, None)
     assert shop.asked() == []
     assert not shop.run.exists()
+
+
+def test_one_of_a_thing_is_said_as_one(tmp_path: Path) -> None:
+    one = EvalSet(id="s", cases=CASES[:1])
+    words = ahead(Answers(), tmp_path / "r", [judge()], suite=one).describe()
+    assert words.startswith("s: 1 case, in ")
+    assert "judges: at most 1 call, which is not in the estimate" in words
+    assert ahead(Answers(), tmp_path / "r").describe().startswith("s: 6 cases, in ")

@@ -59,6 +59,14 @@ def test_a_base_url_is_normalised_and_shown_without_secrets(given: str, shown: s
     assert KEY not in repr(target) + str(target.identity())
 
 
+@pytest.mark.parametrize("port", ["99999", "65536", "0", "abc", "80a", "-1"])
+def test_a_port_that_cannot_be_is_told_with_the_url_before_anything_is_asked(port: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"a port from 1 to 65535, or none, got 'http://127.0.0.1:{port}/v1'"):
+        OpenAIChat("m", base_url=f"http://127.0.0.1:{port}/v1")
+    with pytest.raises(ConfigurationError, match=f"got '127.0.0.1:{port}/v1'"):
+        OpenAIChat("m", base_url=f"http://me:{KEY}@127.0.0.1:{port}/v1")
+
+
 @pytest.mark.parametrize("bad", ["ftp://x/v1", "localhost:8000", "http://", "http://a b/", "http://x:99999/", "", 5])
 def test_what_is_no_web_address_is_refused(bad: Any) -> None:
     with pytest.raises(ConfigurationError, match="base_url"):

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steelyard.contracts import Emit, Tally
+from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.records import Job
 from support_engine import Gauge, drop, make_job, make_jobs, until
+from support_journal import a_record
 
 
 class SetPermits:
@@ -238,6 +240,67 @@ def test_a_stray_cancellation_of_a_worker_that_waits_costs_no_worker() -> None:
             work.release(2)
             await settle()
         assert (await running).finished == 6
+
+    asyncio.run(main())
+
+
+def test_a_job_that_has_its_answer_makes_room_for_another_while_it_is_scored() -> None:
+    """Else a slow judge on another endpoint would decide how much the target is asked."""
+
+    async def main() -> None:
+        work, permits = Held(), AdaptivePermits(20, start=2)
+        running = start(work, make_jobs(8), permits=permits)
+        await settle()
+        assert [job.case.id for job in work.taken] == ["c0", "c1"]
+        permits.answered("c0", 0)
+        permits.answered("c0", 0)  # a judge that asks at the same endpoint was answered
+        await settle()
+        assert [job.case.id for job in work.taken] == ["c0", "c1", "c2"]
+        work.release(1)  # c0 is scored: its permit was given back long ago
+        await settle()
+        assert len(work.taken) == 3
+        work.release(1)
+        await settle()
+        assert len(work.taken) == 4
+        for _ in range(6):
+            work.release(1)
+            await settle()
+        assert (await running).finished == 8
+
+    asyncio.run(main())
+
+
+def test_a_job_that_brings_its_answer_along_takes_no_permit() -> None:
+    def jobs() -> Iterator[Job]:
+        for job in make_jobs(12):
+            if job.index:
+                job.stored = a_record()
+            yield job
+
+    async def main() -> None:
+        work = Held()
+        running = start(work, jobs(), permits=AdaptivePermits(20, start=2))
+        await settle()
+        assert work.gauge.now == 12
+        work.release(12)
+        assert (await running).finished == 12
+
+    asyncio.run(main())
+
+
+def test_nobody_comes_in_while_all_permits_are_on_the_wire_for_others() -> None:
+    async def main() -> None:
+        work, permits = Held(), AdaptivePermits(20, start=2)
+        permits.began()
+        permits.began()
+        running = start(work, make_jobs(2), permits=permits)
+        await settle()
+        assert work.taken == []
+        permits.ended()
+        await settle()
+        assert len(work.taken) == 2
+        work.release(2)
+        assert (await running).finished == 2
 
     asyncio.run(main())
 

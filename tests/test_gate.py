@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from steelyard.report.rules import Leave, parse_rule
 from support_cli import Ended, Workshop, run_cli
 from support_compare import finished, journal, outcome
 from support_journal import write_journal
+from support_junit import assert_valid_junit
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +43,9 @@ def test_each_broken_rule_is_a_line_and_the_exit_is_1(tmp_path: Path) -> None:
     finished(tmp_path / "run", "pppff")
     ended = gate(tmp_path, "run", "--rule", "pass_rate>=0.8", "--rule", "n==5", "--rule", "cost<2")
     assert ended.code == 1
-    assert ended.out.splitlines() == [
-        "pass_rate>=0.8: is 0.6",
-        "cost<2: is not known: there was nothing to measure",
-    ]
+    first, second = ended.out.splitlines()
+    assert first == "pass_rate>=0.8: is 0.6"
+    assert second.startswith("cost<2: is not known: no call has a known cost; give the suite `prices`")
 
 
 def test_verbose_prints_every_rule_and_json_too(tmp_path: Path) -> None:
@@ -143,6 +142,40 @@ def test_errors_that_the_baseline_did_not_have_break_it_too(tmp_path: Path) -> N
     assert ended.out.startswith("error_rate not worse than old: is 0.5 against 0")
 
 
+def test_what_else_is_different_from_the_baseline_is_said_when_asked(tmp_path: Path) -> None:
+    ended = compared(tmp_path, "pppp", "pppppp", "-v")
+    assert ended.code == 0
+    assert "note    2 of 6 cases are not in the baseline" in ended.out.splitlines()
+    assert gate(tmp_path, "new", "--baseline", "old").out == ""
+
+
+def test_cases_that_a_run_has_lost_are_said(tmp_path: Path) -> None:
+    """A run without the cases that it would fail is no better, and only looks so."""
+    compared(tmp_path, "ppff", "pp")
+    told = json.loads(gate(tmp_path, "new", "--baseline", "old", "--json").out)
+    assert "2 of 4 cases of the baseline are not in this run" in told["notes"]
+    gate(tmp_path, "new", "--baseline", "old", "--markdown", "gate.md")
+    assert "2 of 4 cases of the baseline" in (tmp_path / "gate.md").read_text()
+
+
+def test_runs_without_verdicts_are_held_to_what_they_have(tmp_path: Path) -> None:
+    """A load test scores nothing: it can be held to its errors and its times all the same."""
+    for name in ("old", "new"):
+        finished(tmp_path / name, "p" * 10, scorers=())
+    assert gate(tmp_path, "new", "--baseline", "old", "--max-slowdown", "2").code == 0
+    asked = gate(tmp_path, "new", "--baseline", "old", "--max-regression", "pass_rate=0")
+    assert asked.out == "pass_rate not worse than old: is not known: no case has it in both runs\n"
+
+
+def test_verdicts_that_only_one_run_has_are_not_known_to_be_no_worse(tmp_path: Path) -> None:
+    finished(tmp_path / "old", "p" * 10)
+    finished(tmp_path / "new", "p" * 10, scorers=())
+    finished(tmp_path / "failed", "e" * 10)
+    for run in ("new", "failed"):
+        assert "pass_rate not worse than old: is not known" in gate(tmp_path, run, "--baseline", "old").out
+    assert "pass_rate not worse than failed: is not known" in gate(tmp_path, "failed", "--baseline", "failed").out
+
+
 def test_an_allowance_asks_for_evidence(tmp_path: Path) -> None:
     """With a margin the interval must rule out a larger drop: few cases cannot, many can."""
     ended = compared(tmp_path, "p" * 30, "p" * 30, "--max-regression", "pass_rate=0.05")
@@ -212,7 +245,7 @@ def test_junit_has_a_test_case_for_each_rule(tmp_path: Path) -> None:
     finished(tmp_path / "run", "pp")
     ended = gate(tmp_path, "run", "--rule", "n==2", "--rule", "n==3", "--junit", "gate.xml")
     assert ended.code == 1
-    suite = ElementTree.parse(tmp_path / "gate.xml").getroot()[0]
+    suite = assert_valid_junit((tmp_path / "gate.xml").read_text(encoding="utf-8"))[0]
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "0")
     assert [child.tag for child in suite] == ["properties", *["testcase"] * 3, "system-out", "system-err"]
     failure = suite.find("testcase/failure")
@@ -232,7 +265,7 @@ def test_hostile_names_break_no_format(tmp_path: Path) -> None:
     assert ended.code == 1
     assert "\x1b" not in ended.out
     assert "\u202e" not in ended.out
-    case = ElementTree.parse(tmp_path / "g.xml").getroot().find("testsuite/testcase[2]")
+    case = assert_valid_junit((tmp_path / "g.xml").read_text(encoding="utf-8")).find("testsuite/testcase[2]")
     assert case is not None
     assert "<b>]]>&\"'|`@me" in str(case.get("name"))
     text = (tmp_path / "g.md").read_text(encoding="utf-8")

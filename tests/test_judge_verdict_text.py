@@ -7,7 +7,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from steelyard.scoring.verdict_text import NoVerdict, Verdict, read_verdict
@@ -124,6 +124,7 @@ def test_no_reply_does_worse_than_no_verdict(reply) -> None:
 
 @given(st.floats(0, 1), st.booleans(), st.text(), st.text(alphabet=st.characters(exclude_characters="{")))
 def test_what_a_model_writes_as_json_is_read_back_after_any_preamble(score, passed, reason, preamble) -> None:
+    assume(not preamble.lstrip().startswith("<think>"))  # a thought that does not end has no verdict
     said = read_verdict(preamble + json.dumps({"score": score, "passed": passed, "reason": reason}))
     assert said == Verdict(score=score, passed=passed, reason=reason)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steelyard import CancellationToken, EvalCase, EvalSet, Runner
 from steelyard.stats import lag
-from steelyard.stats.lag import BUSY, LATE, LATE_SHARE, STOOD_STILL, ClientLoad, LoopMonitor, judge_client
+from steelyard.stats.lag import BUSY, LATE, LATE_SHARE, STOOD_STILL, ClientLoad, LoopMonitor, judge_client, with_earlier
 
 
 class Timer:
@@ -147,7 +149,7 @@ def test_every_tick_that_was_due_is_counted_once(gaps: list[float]) -> None:
     assert due[-1] + 0.1 == pytest.approx(monitor._due)
 
 
-def load_of(**figures: float) -> ClientLoad:
+def load_of(**figures: Any) -> ClientLoad:
     quiet = {"seconds": 10.0, "lag_p50": 0.001, "lag_p99": 0.002, "lag_max": 0.01, "lag_sustained": 0.002}
     return ClientLoad(**{"cpu_share": 0.3, "loop_cpu_share": 0.2, **quiet, **figures})
 
@@ -179,8 +181,26 @@ def test_the_client_was_the_bottleneck_when_busy_or_late(
 def test_the_reason_says_what_was_seen() -> None:
     assert judge_client(load_of(loop_cpu_share=0.97), 0.2).reason == "its event loop was busy 97 % of the time"
     assert judge_client(load_of(lag_sustained=0.045), 0.2).reason == (
-        "its event loop ran 45ms late, with a median time to first token of 0.20s"
+        "its event loop ran 45ms late, with a median time to first token of 200ms"
     )
+
+
+def test_the_load_of_several_sittings_is_that_of_all_of_them_and_the_worst_lag() -> None:
+    first = load_of(seconds=30.0, cpu_share=0.2, loop_cpu_share=0.1, lag_p99=0.4, lag_max=0.5, peak_rss=5)
+    last = load_of(seconds=10.0, cpu_share=0.6, loop_cpu_share=0.5, lag_p99=0.1, lag_max=0.9, peak_rss=None)
+    both = with_earlier(first, last)
+    assert (both.seconds, both.sittings) == (40.0, 2)
+    assert (both.cpu_share, both.loop_cpu_share) == (pytest.approx(0.3), pytest.approx(0.2))
+    assert (both.lag_p99, both.lag_max, both.peak_rss) == (0.4, 0.9, 5)
+    assert not both.bottleneck
+
+
+def test_a_bottleneck_in_an_earlier_sitting_stays_one_and_says_when() -> None:
+    busy = load_of(bottleneck=True, reason="its event loop was busy 97 % of the time")
+    twice = with_earlier(with_earlier(busy, load_of()), load_of())
+    assert (twice.bottleneck, twice.sittings) == (True, 3)
+    assert twice.reason == "in an earlier sitting its event loop was busy 97 % of the time"
+    assert with_earlier(load_of(), busy).reason == busy.reason
 
 
 def test_metrics_carry_every_figure_as_json() -> None:
@@ -219,3 +239,41 @@ def test_a_stopped_monitor_leaves_no_timer_behind() -> None:
         return len(monitor._recent) + monitor._sketch.count - counted
 
     assert asyncio.run(watch()) == 0
+
+
+def test_a_run_of_several_sittings_tells_of_all_that_were_watched_to_their_end(tmp_path: Path) -> None:
+    suite = EvalSet(id="s", cases=[EvalCase(id=f"c{number}", prompt="p") for number in range(6)])
+    stop_at: dict[str, CancellationToken] = {}
+
+    async def answer(case: EvalCase) -> str:
+        if case.id in stop_at:
+            stop_at[case.id].cancel("enough")
+        if case.id == "c5":
+            raise ValueError("told to fail")
+        return "a"
+
+    def client(token: CancellationToken | None = None, **entry: bool) -> dict[str, Any]:
+        runner = Runner(answer, suite, output_path=tmp_path / "r", token=token, progress="off")
+        found: dict[str, Any] = runner.run_sync(**entry).metrics["client"]
+        return found
+
+    seen = []
+    for case_id in ("c1", "c3", "never"):
+        token = stop_at[case_id] = CancellationToken()
+        seen.append(client(token))
+    assert [client["sittings"] for client in seen] == [1, 2, 3]
+    assert seen[0]["seconds"] < seen[1]["seconds"] < seen[2]["seconds"]
+    assert client(retry_errors=True)["sittings"] == 4
+    stop_at.clear()
+    assert client(force=True)["sittings"] == 1
+
+
+def test_what_an_older_run_says_of_its_client_does_not_hinder_a_resume(tmp_path: Path) -> None:
+    suite = EvalSet(id="s", cases=[EvalCase(id="c0", prompt="p")])
+    runner = Runner(lambda case: "a", suite, output_path=tmp_path / "r", progress="off")
+    runner.run_sync()
+    (tmp_path / "r" / "metrics.json").rename(tmp_path / "r" / "partial.json")
+    metrics = msgspec.json.decode((tmp_path / "r" / "partial.json").read_bytes())
+    metrics["client"] = {"lag": 3}
+    (tmp_path / "r" / "partial.json").write_bytes(msgspec.json.encode(metrics))
+    assert runner.run_sync().metrics["client"]["sittings"] == 1

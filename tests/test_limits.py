@@ -433,6 +433,47 @@ def test_permits_hear_of_every_try_its_seconds_on_the_wire_and_how_many_were_the
     run_virtually(main())
 
 
+def test_no_more_calls_are_on_the_wire_than_there_are_permits_whoever_makes_them() -> None:
+    """A judge's endpoint has no gate of its own in front of it."""
+
+    async def main() -> None:
+        permits = AdaptivePermits(3, start=3)
+        endpoint = Endpoint(lambda case: asyncio.sleep(1, InvocationResponse(error="no news")), permits=permits)
+        await endpoint.ask_all(9)
+        assert endpoint.times == pytest.approx([0, 0, 0, 1, 1, 1, 2, 2, 2])
+        assert endpoint.contexts["c8"].waiting == pytest.approx(2)
+
+    run_virtually(main())
+
+
+def test_permits_that_are_added_let_those_go_who_wait() -> None:
+    async def main() -> None:
+        permits = AdaptivePermits(100, start=2, clock=virtual_clock())
+        endpoint = Endpoint(lambda case: asyncio.sleep(1, InvocationResponse()), permits=permits)
+        await endpoint.ask_all(14)
+        assert endpoint.times == pytest.approx([0] * 2 + [1] * 4 + [2] * 8)
+
+    run_virtually(main())
+
+
+def test_a_permit_given_to_a_call_that_is_cancelled_in_the_same_turn_goes_to_the_next() -> None:
+    async def main() -> None:
+        permits = AdaptivePermits(1)
+        limits = EndpointLimits(permits=permits, clock=virtual_clock())
+        assert limits.leave_now(0) is not None
+        given, behind = (asyncio.create_task(limits.leave(0, InvocationContext("c"))) for _ in range(2))
+        await asyncio.sleep(0)
+        limits.ended()
+        given.cancel()
+        await asyncio.wait([given, behind])
+        assert given.cancelled()
+        assert (behind.result().in_use, permits.has_room) == (1, False)
+        limits.ended()
+        assert permits.has_room
+
+    run_virtually(main())
+
+
 def test_a_call_that_is_cancelled_says_nothing_of_the_endpoint_but_leaves_the_wire() -> None:
     async def main() -> None:
         permits = Recorder()

@@ -1,4 +1,4 @@
-"""A run in MLflow: by a stand-in that refuses what MLflow refuses, and by MLflow itself where it is installed."""
+"""A run in MLflow: the real one, with its store in a folder of the test's own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,130 +19,68 @@ from hypothesis import strategies as st
 from steelyard import EvalCase, EvalSet, Runner, Score
 from steelyard.errors import ConfigurationError
 from steelyard.integrations.mlflow import log_run, name_for_mlflow
-from steelyard.report.rules import figures
+from steelyard.report.figures import figures
+from steelyard.report.page import page
+from steelyard.scoring import Contains
 from steelyard.targets import Simulated
 
 _GOOD_NAME = re.compile(r"[/\w.\- ]{1,250}", re.ASCII)
 
 
 class Logged(msgspec.Struct):
-    """What a tracking server holds of a run."""
+    """What MLflow holds of a run."""
 
     experiment: str
     name: str
-    status: str = "RUNNING"
-    params: dict[str, str] = {}
-    metrics: dict[str, float] = {}
-    tags: dict[str, str] = {}
-    files: set[str] = set()
-
-
-class Pair(NamedTuple):
-    key: str
-    value: Any
-    timestamp: int = 0
-    step: int = 0
-
-
-class StandIn:
-    """As much of `mlflow` as we call, with its rules about names and sizes."""
-
-    def __init__(self) -> None:
-        self.runs: dict[str, Logged] = {}
-        self.experiments: list[str] = []
-        self.active: str | None = None
-        self.entities = SimpleNamespace(Metric=Pair, Param=Pair, RunTag=Pair)
-
-    def MlflowClient(self, tracking_uri: str | None = None) -> StandIn:  # noqa: N802 - its name there
-        return self
-
-    def active_run(self) -> Any:
-        return None if self.active is None else SimpleNamespace(info=SimpleNamespace(run_id=self.active))
-
-    def get_experiment_by_name(self, name: str) -> Any:
-        return SimpleNamespace(experiment_id=name) if name in self.experiments else None
-
-    def create_experiment(self, name: str) -> str:
-        assert name not in self.experiments
-        self.experiments.append(name)
-        return name
-
-    def create_run(self, experiment_id: str, *, start_time: int | None, run_name: str) -> Any:
-        assert experiment_id in self.experiments
-        assert start_time is None or start_time > 1e12
-        run_id = f"r{len(self.runs)}"
-        self.runs[run_id] = Logged(experiment=experiment_id, name=run_name)
-        return SimpleNamespace(info=SimpleNamespace(run_id=run_id))
-
-    def log_batch(self, run_id: str, *, metrics: Any = (), params: Any = (), tags: Any = ()) -> None:
-        assert len(metrics) <= 1000
-        assert len(params) <= 100
-        assert len(tags) <= 100
-        for pair in [*metrics, *params, *tags]:
-            assert _GOOD_NAME.fullmatch(pair.key), pair
-            assert posixpath.normpath(pair.key) == pair.key, pair
-        assert all(isinstance(pair.value, str) and len(pair.value) <= 500 for pair in [*params, *tags])
-        assert all(type(pair.value) is float for pair in metrics)
-        run = self.runs[run_id]
-        run.metrics.update((pair.key, pair.value) for pair in metrics)
-        run.params.update((pair.key, pair.value) for pair in params)
-        run.tags.update((pair.key, pair.value) for pair in tags)
-
-    def log_artifact(self, run_id: str, path: str) -> None:
-        assert Path(path).is_file()
-        self.runs[run_id].files.add(Path(path).name)
-
-    def set_terminated(self, run_id: str, status: str) -> None:
-        self.runs[run_id].status = status
+    status: str
+    params: dict[str, str]
+    metrics: dict[str, float]
+    tags: dict[str, str]
+    files: set[str]
 
 
 class Tracking:
-    """Where runs are logged to in a test, real or not."""
+    """MLflow with a store of its own."""
 
     def __init__(self, mlflow: Any) -> None:
         self.mlflow = mlflow
+        self.client = mlflow.MlflowClient()
 
     def run(self, run_id: str) -> Logged:
-        if isinstance(self.mlflow, StandIn):
-            return self.mlflow.runs[run_id]
-        client = self.mlflow.MlflowClient()
-        run = client.get_run(run_id)
+        run = self.client.get_run(run_id)
         return Logged(
-            experiment=client.get_experiment(run.info.experiment_id).name,
+            experiment=self.client.get_experiment(run.info.experiment_id).name,
             name=run.info.run_name,
             status=run.info.status,
             params=run.data.params,
             metrics=run.data.metrics,
             tags=run.data.tags,
-            files={file.path for file in client.list_artifacts(run_id)},
+            files={file.path for file in self.client.list_artifacts(run_id)},
         )
 
     def begin(self) -> str:
         """Start a run of the user's own."""
-        if isinstance(self.mlflow, StandIn):
-            self.mlflow.create_experiment("mine")
-            self.mlflow.active = self.mlflow.create_run("mine", start_time=None, run_name="mine").info.run_id
-            return str(self.mlflow.active)
         return str(self.mlflow.start_run().info.run_id)
 
+    @property
+    def experiments(self) -> set[str]:
+        return {experiment.name for experiment in self.client.search_experiments()}
 
-@pytest.fixture(params=["stand-in", "mlflow"])
-def tracking(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracking]:
-    for name in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_TRACKING_URI"):
-        monkeypatch.delenv(name, raising=False)
-    if request.param == "stand-in":
-        stand_in = StandIn()
-        monkeypatch.setitem(sys.modules, "mlflow", stand_in)
-        yield Tracking(stand_in)
-        return
+
+@pytest.fixture
+def tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracking]:
     if importlib.util.find_spec("mlflow") is None:
-        pytest.skip("mlflow is not installed")
+        pytest.skip("needs the extra `mlflow`")
+    for name in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the one store that needs no server and no database
     import mlflow
 
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri(f"file:{tmp_path}/mlruns")
     yield Tracking(mlflow)
     mlflow.end_run()
+    mlflow.set_tracking_uri(None)
 
 
 @pytest.fixture
@@ -182,7 +119,7 @@ def test_params_figures_tags_and_files_are_logged(tracking: Tracking, run: Path)
         "steelyard.run": str(run),
     }
     assert expected.items() <= logged.tags.items()
-    assert logged.files == {"run.json", "metrics.json", "outputs.jsonl"}
+    assert logged.files == {"run.json", "metrics.json", "outputs.jsonl", "report.html"}
 
 
 def test_a_score_with_a_name_that_mlflow_refuses_is_logged_by_one_it_takes(tracking: Tracking, run: Path) -> None:
@@ -191,9 +128,16 @@ def test_a_score_with_a_name_that_mlflow_refuses_is_logged_by_one_it_takes(track
     assert logged.metrics[name] == 0.5
 
 
-def test_the_report_is_logged_where_it_was_made_and_answers_may_stay_at_home(tracking: Tracking, run: Path) -> None:
+def test_the_report_is_made_for_it_and_the_run_is_left_as_it_is(tracking: Tracking, run: Path, tmp_path: Path) -> None:
+    before = sorted(run.iterdir())
+    logged = log_run(run)
+    report = Path(tracking.client.download_artifacts(logged, "report.html", str(tmp_path)))
+    assert report.read_text(encoding="utf-8") == "".join(page(run))
+    assert sorted(run.iterdir()) == before
+
+
+def test_answers_may_stay_at_home(tracking: Tracking, run: Path) -> None:
     (run / "report.html").write_text("<p>")
-    assert "report.html" in tracking.run(log_run(run)).files
     assert tracking.run(log_run(run, outputs=False)).files == {"run.json", "metrics.json"}
 
 
@@ -232,12 +176,31 @@ def test_a_run_that_is_named_is_logged_to(tracking: Tracking, run: Path) -> None
     assert tracking.run(mine).params["suite"] == "capitals"
 
 
-def test_a_folder_that_is_no_run_is_refused_before_anything_is_logged(tmp_path: Path, monkeypatch: Any) -> None:
-    stand_in = StandIn()
-    monkeypatch.setitem(sys.modules, "mlflow", stand_in)
+def test_more_figures_and_parameters_than_a_request_may_hold_are_all_logged(tracking: Tracking, tmp_path: Path) -> None:
+    def many(case: Any, response: Any) -> list[Score]:
+        return [Score(f"part {number}", 1.0, True) for number in range(150)]
+
+    place, target = tmp_path / "many", Simulated(latency=0, tokens_per_second=0)
+    suite = EvalSet("many", [EvalCase(id="1", prompt="?", expected="x")])
+    plain = [Contains(name=f"contains {number}") for number in range(120)]
+    Runner(target, suite, [many, *plain], progress="off", output_path=place).run_sync()
+    logged = tracking.run(log_run(place))
+    known = figures(json.loads((place / "metrics.json").read_bytes()))
+    assert len(logged.metrics) == sum(value is not None for value in known.values()) > 1000
+    assert sum(name.startswith("scorer.") for name in logged.params) == 121
+
+
+def test_a_folder_that_is_no_run_is_refused_before_anything_is_logged(tracking: Tracking, tmp_path: Path) -> None:
+    before = tracking.experiments
     with pytest.raises(ConfigurationError, match="is not a run directory"):
         log_run(tmp_path)
-    assert stand_in.runs == {}
+    assert tracking.experiments == before
+
+
+def test_a_store_that_mlflow_does_not_have_is_refused_with_what_helps(tracking: Tracking, run: Path) -> None:
+    """The small MLflow of the extra has no database, which is what a newer one takes when nothing is said."""
+    with pytest.raises(ConfigurationError, match=r"cannot use nowhere://x.*MLFLOW_TRACKING_URI.*pip install mlflow"):
+        log_run(run, tracking_uri="nowhere://x")
 
 
 def test_without_mlflow_it_says_what_to_install(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

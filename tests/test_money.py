@@ -81,6 +81,25 @@ def test_without_a_price_for_cached_tokens_they_cost_like_the_rest() -> None:
     assert cost_of(used(1000, 0, cached=1000), Prices(input=2.0, output=8.0)) == 0.002
 
 
+def test_tokens_written_to_the_providers_cache_have_a_price_of_their_own() -> None:
+    answer = used(1000, 100, cached=200, num_tokens_input_cache_write=300)
+    dear = Prices(input=2.0, output=8.0, cached_input=0.5, cache_write=2.5)
+    assert cost_of(answer, dear) == pytest.approx((500 * 2 + 200 * 0.5 + 300 * 2.5 + 100 * 8) / 1e6)
+    assert cost_of(answer, PRICES) == pytest.approx((800 * 2 + 200 * 0.5 + 100 * 8) / 1e6)
+
+
+def test_more_written_tokens_than_there_are_make_no_negative_cost() -> None:
+    prices = Prices(input=2.0, output=8.0, cached_input=0.5, cache_write=2.5)
+    assert cost_of(used(10, 0, cached=6, num_tokens_input_cache_write=100), prices) == pytest.approx(13e-6)
+
+
+def test_a_suite_says_what_writing_to_the_cache_costs() -> None:
+    book = read_prices({"input": 2, "output": 8, "cache_write": 0.0025, "per": 1000}, "m")
+    assert book.models["m"].cache_write == 2.5
+    with pytest.raises(ConfigurationError, match=r"prices.cache_write must be a number at least 0, got 'dear'"):
+        read_prices({"input": 2, "output": 8, "cache_write": "dear"}, "m")
+
+
 def test_more_cached_tokens_than_input_tokens_make_no_negative_cost() -> None:
     assert cost_of(used(10, 0, cached=100), PRICES) == 0.000005
 
@@ -205,10 +224,19 @@ def test_the_public_list_agrees_with_its_own_arithmetic() -> None:
     ):
         prices = listed_prices(model, endpoint)
         assert prices is not None
-        for tokens, cached, output in ((1000, 200, 100), (200_000, 0, 5), (200_001, 150_000, 7777), (0, 0, 0)):
-            usage = genai_prices.Usage(input_tokens=tokens, cache_read_tokens=cached, output_tokens=output)
+        for tokens, read, written, output in (
+            (1000, 200, 0, 100),
+            (1000, 200, 300, 100),
+            (200_000, 0, 0, 5),
+            (200_001, 150_000, 50_000, 7777),
+            (0, 0, 0, 0),
+        ):
+            usage = genai_prices.Usage(
+                input_tokens=tokens, cache_read_tokens=read, cache_write_tokens=written, output_tokens=output
+            )
             charged = genai_prices.calc_price(usage, model, provider_api_url=endpoint).total_price
-            assert cost_of(used(tokens, output, cached=cached), prices) == pytest.approx(float(charged), rel=1e-12)
+            cost = cost_of(used(tokens, output, cached=read, num_tokens_input_cache_write=written), prices)
+            assert cost == pytest.approx(float(charged), rel=1e-12)
 
 
 def test_a_model_or_an_endpoint_that_the_list_does_not_know_has_no_price() -> None:

@@ -25,7 +25,7 @@ def test_the_highest_level_before_an_objective_breaks_is_recommended() -> None:
     slo = "ttft_p99<500ms"
     advice = recommend([level(10, 100, slo=slo), level(50, 400, slo=slo, first=0.3), level(100, 900, slo=slo)])
     assert advice.level == 10
-    assert advice.reason == "at 50 time to first token p99 is 0.60s (limit 0.50s)"
+    assert advice.reason == "at 50 time to first token p99 is 600ms (limit 500ms)"
 
 
 def test_the_level_from_which_throughput_no_longer_grows_is_recommended() -> None:
@@ -163,6 +163,15 @@ def test_a_search_stops_at_the_most_that_is_allowed() -> None:
 
 def test_a_search_gives_up_where_not_even_one_call_is_borne() -> None:
     assert len(search(lambda n: level(n, 0, errors=1.0))) == 1
+
+
+def test_a_search_goes_on_past_a_first_level_that_says_nothing() -> None:
+    found = search(lambda n: level(n, min(n, 40) * 5, errors=max(0.0, 1 - 40 / n), busy=n < 3))
+    assert 34 <= (recommend(found).level or 0) <= 40
+
+
+def test_a_search_gives_up_where_this_client_is_always_the_bottleneck() -> None:
+    assert [one.level for one in search(lambda n: level(n, n * 5, busy=True))] == [1, 2, 4]
 
 
 @given(st.data())

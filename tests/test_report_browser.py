@@ -11,7 +11,7 @@ import pytest
 
 from steelyard.report.page import page
 from steelyard.report.visible import visible
-from support_browser import Seen, browser, opened
+from support_browser import Seen, browser, keeps_theme, opened
 from support_journal import a_record, write_journal
 from support_report import HOSTILE, agent_run, hostile_run, large_run
 
@@ -84,8 +84,8 @@ def test_the_overview_shows_the_headline_the_scores_and_the_charts(seen: Seen) -
     text = seen.page.locator("#overview-view").inner_text()
     for word in (
         "Pass rate",
-        "95 % CI",
-        "Errors by type",
+        "95\u00a0%\u00a0CI",
+        "Errors by kind",
         "TargetError",
         "judge",
         "Trials",
@@ -105,6 +105,18 @@ def test_a_case_with_several_trials_is_one_row_and_flaky_ones_are_marked(seen: S
     assert row.locator(".trials i").count() == 3
     assert "flaky" in row.inner_text()
     assert "flaky" not in seen.page.locator(".row[data-id=plain]").inner_text()
+
+
+@of("agents")
+def test_a_row_of_several_trials_shows_the_mean_of_their_scores(seen: Seen) -> None:
+    seen.page.click("#tab-cases")
+    column = seen.page.locator(".grid-head > div").all_inner_texts().index("exact")
+    shown = {name: seen.page.locator(f".row[data-id={name}] > div").nth(column) for name in ("right", "wrong", "flaky")}
+    assert {name: cell.inner_text() for name, cell in shown.items()} == {
+        "right": "1.00",
+        "wrong": "0.00",
+        "flaky": "0.67",
+    }
 
 
 @of("agents")
@@ -273,9 +285,7 @@ def test_the_theme_follows_the_system_until_the_reader_chooses(
         shown.page.click("#theme")
         assert shown.page.evaluate(theme) == other
         assert shown.page.evaluate(shade) != before
-        shown.page.reload()
-        shown.page.wait_for_selector(READY, state="attached")
-        assert shown.page.evaluate(theme) == other
+        assert keeps_theme(shown.page, other, READY)
         assert shown.said == []
 
 

@@ -20,6 +20,7 @@ from steelyard.report.table_csv import cell, table_csv
 from steelyard.report.visible import one_line, visible
 from support_cli import Workshop, run_cli
 from support_journal import a_record, write_journal
+from support_junit import assert_valid_junit
 from support_report import HOSTILE, agent_run, hostile_run
 
 FORMS = ["text", "md", "html", "json", "csv", "junit"]
@@ -64,37 +65,6 @@ def test_one_line_is_one_line_of_at_most_that_length(text: str, longest: int) ->
 
 
 # JUnit
-
-_TEST_SUITE = {"name", "package", "id", "timestamp", "hostname", "tests", "failures", "errors", "skipped", "time"}
-_OUTCOMES = {"failure": {"type", "message"}, "error": {"type", "message"}, "skipped": {"message"}}
-
-
-def assert_valid_junit(text: str) -> ElementTree.Element:
-    """As the schema of Ant's JUnit task has it: elements in their order, attributes that are required and no others."""
-    root = ElementTree.fromstring(text)
-    assert (root.tag, root.attrib) == ("testsuites", {})
-    for number, suite in enumerate(root):
-        assert suite.tag == "testsuite"
-        assert set(suite.attrib) == _TEST_SUITE
-        assert suite.attrib["id"] == str(number)
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", suite.attrib["timestamp"])
-        assert re.fullmatch(r"\d+\.\d+", suite.attrib["time"])
-        tags = [child.tag for child in suite]
-        cases = tags.count("testcase")
-        assert tags == ["properties", *["testcase"] * cases, "system-out", "system-err"]
-        assert suite.attrib["tests"] == str(cases)
-        for kind, attribute_name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-            assert suite.attrib[attribute_name] == str(len(suite.findall(f"testcase/{kind}")))
-        for property_ in suite[0]:
-            assert set(property_.attrib) == {"name", "value"}
-            assert property_.attrib["name"].strip()
-        for case in suite.findall("testcase"):
-            assert set(case.attrib) == {"name", "classname", "time"}
-            assert re.fullmatch(r"\d+\.\d+", case.attrib["time"])
-            assert len(case) <= 1
-            for outcome in case:
-                assert set(outcome.attrib) == _OUTCOMES[outcome.tag]
-    return root
 
 
 def test_junit_of_hostile_texts_is_valid_and_whole(hostile: Path) -> None:

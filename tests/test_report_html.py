@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import tracemalloc
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +19,15 @@ from steelyard.journal.manifest import read_manifest
 from steelyard.records import Score
 from steelyard.report.conversation import turns
 from steelyard.report.expectations import Expectations, open_suite
-from steelyard.report.page import SCRIPTS, asset, page, script_json
+from steelyard.report.page import SCRIPTS, page
 from steelyard.report.page_charts import histogram, over_time, points
 from steelyard.report.page_data import text_limit
+from steelyard.report.page_frame import asset, script_json
 from steelyard.report.page_notices import notices
 from steelyard.report.run_records import RunRecords
 from steelyard.result import Result
 from support_journal import a_record, write_journal
-from support_report import HOSTILE, PageData, agent_run, hostile_run, large_run
+from support_report import HOSTILE, Elements, PageData, agent_run, hostile_run, large_run
 
 
 @pytest.fixture(scope="module")
@@ -38,31 +38,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> PageData:
 @pytest.fixture(scope="module")
 def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return agent_run(tmp_path_factory.mktemp("agents") / "run")
-
-
-class Elements(HTMLParser):
-    """Every tag of a document with its attributes, and the text of its scripts and styles."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.inside: dict[str, list[str]] = {"script": [], "style": []}
-        self._open: str | None = None
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag in self.inside:
-            self.inside[tag].append("")
-            self._open = tag
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = None
-
-    def handle_data(self, data: str) -> None:
-        if self._open is not None:
-            self.inside[self._open][-1] += data
 
 
 # Safety

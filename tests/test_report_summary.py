@@ -16,6 +16,7 @@ from steelyard.journal.lock import RunLock
 from steelyard.metrics import Books, Errors, compose
 from steelyard.records import Score
 from steelyard.report.summary import summary
+from steelyard.stats.error_kinds import ErrorName
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats
 from support_cli import Workshop, run_cli
@@ -52,7 +53,7 @@ def composed(
         scores.update([], failed=True)
     stats.active_seconds = 1e6
     errors = Errors()
-    errors.counts.update({f"Error{number}": 1 for number in range(error)})
+    errors.counts.update({ErrorName(f"Error{number}", f"Error{number}"): 1 for number in range(error)})
     return compose(
         about={"suite": "suite", "target": {}, "model_id": "model", "seed": 0},
         books=Books(planned=ok + error + left, ok=ok, error=error, cancelled=left // 2, not_started=left - left // 2),
@@ -231,10 +232,10 @@ def test_ls_lists_every_kind_of_run_and_passes_over_the_rest(shop: Workshop) -> 
     folder = shop.folder / "runs"
     folder.mkdir()
     shop.failing("c1")
-    for name in ("complete", "unfinished", "running", "damaged", "unreadable"):
+    for name in ("complete", "interrupted", "running", "damaged", "unreadable"):
         shop.by_python()
         os.rename(shop.run, folder / name)
-    for name in ("unfinished", "running", "damaged"):
+    for name in ("interrupted", "running", "damaged"):
         shop.run = folder / name
         shop.cut_back(lines=3)
         (folder / name / "outputs.idx").unlink()
@@ -249,16 +250,17 @@ def test_ls_lists_every_kind_of_run_and_passes_over_the_rest(shop: Workshop) -> 
         table = run_cli(shop.folder, "ls")
         listed = json.loads(run_cli(shop.folder, "ls", "--json").out)
     states = {Path(run["run"]).name: run["state"] for run in listed}
-    assert states == {name: name for name in ("complete", "unfinished", "running", "damaged", "unreadable")}
+    same = {name: name for name in ("complete", "interrupted", "running", "damaged")}
+    assert states == {**same, "unreadable": "damaged"}
     by_name = {Path(run["run"]).name: run for run in listed}
+    assert "line 1" in by_name["damaged"]["problem"]
+    assert "run.json" in by_name["unreadable"]["problem"]
+    assert by_name["interrupted"]["problem"] is None
     assert (by_name["complete"]["done"], by_name["complete"]["planned"], by_name["complete"]["errors"]) == (6, 6, 1)
     assert by_name["complete"]["pass_rate"] == 1.0
-    assert (by_name["unfinished"]["done"], by_name["unfinished"]["planned"], by_name["unfinished"]["errors"]) == (
-        3,
-        6,
-        1,
-    )
-    assert by_name["unfinished"]["pass_rate"] == 1.0
+    cut = by_name["interrupted"]
+    assert (cut["done"], cut["planned"], cut["errors"]) == (3, 6, 1)
+    assert by_name["interrupted"]["pass_rate"] == 1.0
     header, *rows = table.out.splitlines()
     assert header.split() == ["run", "state", "suite", "model", "done", "errors", "pass", "rate", "created"]
     assert len(rows) == 5

@@ -18,9 +18,11 @@ from support_sweep import metrics_of
         ("tpot_mean<500us", "time_per_output_token-average", "<", 0.0005),
         ("TTFT_P99<1m", "time_to_first_token-p99", "<", 60.0),
         ("time_to_first_token_max<3s", "time_to_first_token-max", "<", 3.0),
+        ("time_to_first_token-p99<3min", "time_to_first_token-p99", "<", 180.0),
         ("error_rate<1%", "error_rate", "<", 0.01),
         ("error_rate<0.01", "error_rate", "<", 0.01),
         ("pass_rate>=90%", "pass_rate", ">=", 0.9),
+        ("error_rate<=7%", "error_rate", "<=", 0.07),
         ("output_tps>1000", "output_tps", ">", 1000.0),
         ("requests_per_minute>=600", "requests_per_minute", ">=", 600.0),
     ],
@@ -32,6 +34,13 @@ def test_an_objective_is_a_figure_a_comparison_and_a_limit(
     assert (objective.figure, objective.comparison) == (figure, comparison)
     assert objective.limit == pytest.approx(limit)
     assert objective.text == text
+
+
+@pytest.mark.parametrize("percent", [35, 70, 82, 95])
+def test_a_limit_in_percent_is_just_that_share(percent: int) -> None:
+    """70 × 0.01 is a little more than 0.7 in floating point."""
+    (objective,) = parse_slo(f"pass_rate>={percent}%")
+    assert objective.holds(percent / 100)
 
 
 def test_several_objectives_have_commas_between_them() -> None:
@@ -47,7 +56,7 @@ def test_several_objectives_have_commas_between_them() -> None:
         ("xyzzy<1", "known here: error_rate"),
         ("ttft_p95<500ms", "no aggregate 'p95'; did you mean 'p9"),
         ("ttft<500ms", "ttft needs an aggregate, such as ttft_p99"),
-        ("ttft_p99<500", r"needs a unit \(us, µs, ms, s, m\), got none"),
+        ("ttft_p99<500", r"needs a unit \(us, µs, ms, s, m, min\), got none"),
         ("ttft_p99<5%", "needs a unit .*, got '%'"),
         ("error_rate<5", "did you mean 5%"),
         ("output_tps>10s", "without a unit, got 's'"),
@@ -64,7 +73,7 @@ def test_only_broken_objectives_are_told_with_what_was_found() -> None:
     objectives = parse_slo("ttft_p99<150ms,latency_p50<1s,error_rate<=1%,pass_rate>95%,output_tps>100,ttft_max<10s")
     broken = check(objectives, metrics_of(10, peak=1, errors=0.12, first=0.1, pass_rate=0.9))
     assert [one.describe() for one in broken] == [
-        "time to first token p99 is 0.20s (limit 0.15s)",
+        "time to first token p99 is 200ms (limit 150ms)",
         "the error rate is 12 % (limit 1 %)",
         "the pass rate is 90 % (limit 95 %)",
     ]
@@ -79,7 +88,7 @@ def test_the_limit_itself_is_kept_or_not_as_it_was_written() -> None:
 def test_what_was_not_measured_keeps_no_objective() -> None:
     broken = check(parse_slo("ttft_p99<500ms,pass_rate>0"), metrics_of(0, peak=1, first=None, pass_rate=None))
     assert [one.describe() for one in broken] == [
-        "time to first token p99 was not measured (limit 0.50s)",
+        "time to first token p99 was not measured (limit 500ms)",
         "the pass rate was not measured (limit 0 %)",
     ]
 

@@ -9,13 +9,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from steelyard.stats.agreement import cohen_kappa, confusion, labels_needed, spearman, spearman_interval
 
-steady = settings(deadline=None, derandomize=True)
 few_values = st.sampled_from([0.0, 0.25, 0.5, 1.0, -3.0])
 tied_pairs = st.lists(st.tuples(few_values, few_values | st.floats(-10, 10)), min_size=2, max_size=60)
 
@@ -36,7 +35,6 @@ def reference_kappa(a, b):
     return None if expected == 1 else float((observed - expected) / (1 - expected))
 
 
-@steady
 @given(tied_pairs)
 def test_spearman_is_scipys(pairs):
     x, y = zip(*pairs, strict=True)
@@ -87,7 +85,6 @@ def test_the_interval_is_near_scipys_bootstrap(n, levels):
     assert spearman_interval(x, y, resamples=4000) == pytest.approx((expected.low, expected.high), abs=0.15 * width)
 
 
-@steady
 @given(tied_pairs, st.randoms(use_true_random=False))
 def test_the_order_of_the_pairs_changes_no_bit(pairs, rng):
     shuffled = list(pairs)
@@ -146,7 +143,6 @@ def test_without_resamples_there_is_no_bootstrap():
         spearman_interval([1, 2], [1, 2], resamples=0)
 
 
-@steady
 @given(st.integers(1, 5).flatmap(lambda k: st.lists(st.tuples(st.integers(0, k), st.integers(0, k)), min_size=1)))
 def test_kappa_is_its_definition(pairs):
     a, b = zip(*pairs, strict=True)

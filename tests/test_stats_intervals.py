@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from steelyard.stats.intervals import bootstrap_mean, wilson
-
-steady = settings(deadline=None, derandomize=True)
+from steelyard.stats.intervals import bootstrap_mean, mean_interval, rate_over_cases, wilson
 
 
-@steady
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_is_scipys(pair):
     successes, n = pair
@@ -63,7 +62,6 @@ def test_many_distinct_values_use_the_normal_interval():
     assert bootstrap_mean(values) == pytest.approx(expected, abs=1e-12)
 
 
-@steady
 @given(
     st.lists(st.floats(0, 1), min_size=1, max_size=30),
     st.randoms(use_true_random=False),
@@ -94,3 +92,47 @@ def test_a_higher_confidence_is_wider():
     low, high = bootstrap_mean(values, confidence=0.99)
     inner_low, inner_high = bootstrap_mean(values, confidence=0.8)
     assert low < inner_low < inner_high < high
+
+
+def test_a_mean_of_noughts_and_ones_is_a_rate() -> None:
+    assert mean_interval([1.0, 0.0, 1.0, 1.0]) == wilson(3, 4)
+
+
+@pytest.mark.parametrize("n", [1, 3, 50])
+def test_equal_values_are_not_certain_to_stay_so(n: int) -> None:
+    """A resample of equal values cannot differ; the share that may yet be otherwise is that of a rate never seen."""
+    rare = wilson(0, n)[1]
+    assert mean_interval([1.0] * n) == wilson(n, n)
+    assert mean_interval([0.0] * n) == wilson(0, n)
+    assert mean_interval([0.25] * n) == pytest.approx((0.25 - rare * 0.25, 0.25 + rare * 0.75))
+    assert mean_interval([0.0] * n, least=-1.0) == pytest.approx((-rare, rare))
+
+
+def test_other_means_are_resampled() -> None:
+    values = [0.2, 0.9, 0.7]
+    assert mean_interval(values) == bootstrap_mean(values)
+    assert mean_interval([]) is None
+
+
+def test_the_interval_of_few_noughts_and_ones_holds_the_truth_as_often_as_it_says() -> None:
+    """Over every outcome of 20 tries at 90 %, by how likely it is; a resample of so few would claim too much."""
+    n, truth = 20, 0.9
+
+    def coverage(interval: Any) -> float:
+        ends = [interval([1.0] * right + [0.0] * (n - right)) for right in range(n + 1)]
+        likely = scipy_stats.binom.pmf(np.arange(n + 1), n, truth)
+        return float(sum(p for p, (low, high) in zip(likely, ends, strict=True) if low <= truth <= high))
+
+    assert coverage(mean_interval) > 0.95
+    assert coverage(bootstrap_mean) < 0.9
+
+
+@given(st.integers(1, 200), st.integers(1, 8), st.data())
+def test_a_rate_over_trials_is_as_certain_as_its_cases_allow(cases, trials, data):
+    passed = data.draw(st.integers(0, cases * trials))
+    low, high = rate_over_cases(passed / (cases * trials), cases)
+    assert low <= passed / (cases * trials) <= high
+    if passed % trials == 0:
+        assert (low, high) == wilson(passed // trials, cases)
+    each = wilson(passed, cases * trials)
+    assert high - low >= each[1] - each[0] - 1e-12

@@ -110,7 +110,7 @@ def test_a_wide_bar_shows_count_times_rate_and_every_figure(monkeypatch):
     assert first.startswith("capitals  60%|███")
     assert first.endswith("| 120/200 [00:05<00:03, 24/s] 50 in flight")
     assert second == (
-        "failed 2 · first token p50 0.25s p90 0.25s · last token p50 1.5s p90 1.5s · 80 tok/s"
+        "failed 2 · first token p50 250ms p90 250ms · last token p50 1.50s p90 1.50s · 80 tok/s"
         " · tokens in 20,000 out 6,420"
     )
 
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_left_out_whole(monkeypatch):
     at_width(monkeypatch, 80)
     stream = io.StringIO()
     display(stream, "bar").refresh(120, some_stats(), BUSY, 50)
-    assert screen_of(stream)[1] == ("failed 2 · first token p50 0.25s p90 0.25s · last token p50 1.5s p90 1.5s …")
+    assert screen_of(stream)[1] == ("failed 2 · first token p50 250ms p90 250ms · last token p50 1.50s p90 1.50s …")
 
 
 def test_after_a_resize_the_old_lines_are_removed_before_the_new_ones_are_drawn(monkeypatch):
@@ -249,7 +249,7 @@ def test_a_line_has_every_figure_and_no_control_codes():
     clock.now += 5.0
     shown.refresh(120, some_stats(), BUSY, 50)
     lines = stream.getvalue().splitlines()
-    assert lines[0].startswith("capitals 120/200 60% 24/s failed 2 · first token p50 0.25s p90 0.25s · ")
+    assert lines[0].startswith("capitals 120/200 60% 24/s failed 2 · first token p50 250ms p90 250ms · ")
     assert all(line.isprintable() for line in lines)
 
 

@@ -9,14 +9,12 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.records import InvocationResponse
 from steelyard.stats.running import RunningStats
 from steelyard.stats.spec import METRICS
-
-steady = settings(deadline=None, derandomize=True)
 
 KEYS = {
     *("total_requests", "failed_requests", "failed_requests_rate", "total_input_tokens"),
@@ -76,7 +74,6 @@ def test_final_percentiles_are_numpys():
         assert (stats[f"{metric}-min"], stats[f"{metric}-max"]) == (min(values), max(values))
 
 
-@steady
 @given(st.lists(responses, max_size=40), st.randoms(use_true_random=False))
 def test_the_order_of_arrival_changes_no_bit(items, rng):
     shuffled = list(items)
@@ -90,7 +87,6 @@ def test_negative_zero_cannot_tell_which_came_first():
     assert json.dumps(one) == json.dumps(other)
 
 
-@steady
 @given(st.lists(responses, max_size=40), st.integers(min_value=0, max_value=40))
 def test_merged_parts_equal_the_whole(items, cut):
     left, right = stats_of(items[:cut]), stats_of(items[cut:])
@@ -145,7 +141,6 @@ def test_rates_are_over_active_time_and_successes():
     }
 
 
-@steady
 @given(st.lists(responses, max_size=20))
 def test_everything_reported_is_plain_json(items):
     stats = stats_of(items)

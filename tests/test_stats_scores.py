@@ -7,14 +7,12 @@ import math
 import pickle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.records import Score
 from steelyard.stats.intervals import bootstrap_mean, wilson
 from steelyard.stats.scores import ScoreStats, verdict
-
-steady = settings(deadline=None, derandomize=True)
 
 PASS, FAIL = Score("exact", 1.0, True), Score("number", 0.0, False)
 BROKEN = Score("judge", errors=["no JSON in the answer"])
@@ -118,7 +116,6 @@ def test_a_value_that_is_not_a_number_stays_out_of_the_mean():
     assert stats.to_metrics()["scores"]["x"]["mean"] == 0.5
 
 
-@steady
 @given(records)
 def test_the_counts_balance(items):
     stats = stats_of(items)
@@ -127,7 +124,6 @@ def test_the_counts_balance(items):
     assert stats.scoring_errors <= stats.unscored
 
 
-@steady
 @given(records, st.randoms(use_true_random=False))
 def test_the_order_of_records_changes_no_bit(items, rng):
     shuffled = list(items)
@@ -136,7 +132,6 @@ def test_the_order_of_records_changes_no_bit(items, rng):
     assert json.dumps(one, allow_nan=False) == json.dumps(other, allow_nan=False)
 
 
-@steady
 @given(records, st.integers(0, 25))
 def test_merged_parts_equal_the_whole(items, cut):
     left, right = stats_of(items[:cut]), stats_of(items[cut:])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.stats.sketch import PercentileSketch
-
-steady = settings(deadline=None, derandomize=True)
 
 in_range = st.floats(min_value=1e-9, max_value=1e10) | st.just(0.0)
 percents = st.floats(min_value=0, max_value=100)
@@ -21,7 +19,6 @@ def sketch_of(values: list[float]) -> PercentileSketch:
     return sketch
 
 
-@steady
 @given(st.lists(in_range, min_size=1, max_size=200), percents)
 def test_a_percentile_is_within_half_a_percent_of_numpys_linear_one(values, percent):
     estimate = sketch_of(values).percentile(percent)
@@ -37,7 +34,6 @@ def test_the_error_holds_over_a_long_skewed_stream(percent):
     assert sketch.percentile(percent) == pytest.approx(float(np.percentile(values, percent)), rel=0.005)
 
 
-@steady
 @given(st.lists(st.floats(min_value=-1e300, max_value=1e300), min_size=1, max_size=50), percents)
 def test_no_estimate_leaves_the_range_of_the_values(values, percent):
     estimate = sketch_of(values).percentile(percent)

@@ -12,14 +12,12 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.records import Score
 from steelyard.stats.intervals import bootstrap_mean, wilson
 from steelyard.stats.trials import TrialStats
-
-steady = settings(deadline=None, derandomize=True)
 
 verdict_rows = st.integers(1, 5).flatmap(
     lambda trials: st.lists(
@@ -78,7 +76,6 @@ def variance_of(table, name="judge"):
     return stats.to_metrics()["scores"][name]["variance"]
 
 
-@steady
 @given(verdict_rows)
 def test_pass_at_k_and_pass_hat_k_are_the_shares_of_all_subsets_of_k_trials(rows):
     metrics = stats_of(rows).to_metrics()
@@ -97,7 +94,6 @@ def test_pass_at_k_and_pass_hat_k_are_the_shares_of_all_subsets_of_k_trials(rows
             assert metrics["pass_at_k"][str(k)] is metrics["pass_hat_k"][str(k)] is None
 
 
-@steady
 @given(verdict_rows)
 def test_pass_rate_and_spread_are_means_over_cases(rows):
     metrics = stats_of(rows).to_metrics()
@@ -114,7 +110,6 @@ def test_pass_rate_and_spread_are_means_over_cases(rows):
     assert metrics["spread"] == (pytest.approx(statistics.fmean(spreads), abs=1e-12) if spreads else None)
 
 
-@steady
 @given(verdict_rows)
 def test_every_case_with_a_verdict_passed_always_never_or_is_flaky(rows):
     metrics = stats_of(rows).to_metrics()
@@ -187,7 +182,6 @@ def test_cases_that_all_have_one_rate_do_not_make_it_certain(row, expected):
     assert stats_of([row] * 4).to_metrics()["pass_rate_ci95"] == list(expected)
 
 
-@steady
 @given(updates, st.randoms(use_true_random=False), st.integers(0, 20))
 def test_order_merging_and_pickling_change_nothing(items, shuffler, cut):
     expected = fed(items).to_metrics()
@@ -200,7 +194,6 @@ def test_order_merging_and_pickling_change_nothing(items, shuffler, cut):
     assert json.loads(json.dumps(expected, allow_nan=False)) == expected
 
 
-@steady
 @given(updates, updates)
 def test_the_last_word_on_a_slot_replaces_all_that_was_said_there(first, last):
     """Feeding a slot again, or merging another's slot over it, leaves nothing of the first scores and samples."""

@@ -9,15 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from steelyard import CancellationToken, EvalCase, EvalSet, InvocationContext, InvocationResponse, Runner
-from steelyard.errors import RunFinished, RunLocked, RunMismatch
+from steelyard import CancellationToken, EvalCase, EvalSet, InvocationContext, InvocationResponse, Runner, conditions
+from steelyard.errors import ConfigurationError, RunFinished, RunLocked, RunMismatch
 from steelyard.journal.lock import RunLock
 from steelyard.load.sweep import Sweep, SweepResult
 from steelyard.report.sweep_table import sweep_table
 from steelyard.scoring import Exact
 from steelyard.stats import lag
+from steelyard.targets import OpenAIChat
 from support_cli import wait_until
 from support_judged import Assessor
 from support_sweep import Bears
@@ -305,6 +307,81 @@ def test_a_level_at_which_this_client_was_the_bottleneck_is_not_recommended(
     assert result.levels[0].invalid is not None
     assert result.recommendation.level is None
     assert "this client was the bottleneck" in result.recommendation.reason
+
+
+def test_a_level_that_says_nothing_of_the_endpoint_is_measured_again_when_the_sweep_goes_on(tmp_path: Path) -> None:
+    target = Bears(100, 0.001)
+    sweep_of(target, tmp_path, levels=[1, 2]).run_sync()
+    metrics = json.loads((tmp_path / "level-2" / "metrics.json").read_bytes())
+    metrics["client"] |= {"bottleneck": True, "reason": "its event loop was busy 97 % of the time"}
+    (tmp_path / "level-2" / "metrics.json").write_text(json.dumps(metrics))
+    result = sweep_of(target, tmp_path, levels=[1, 2, 3]).run_sync()
+    assert target.asked == 20 + 20 + 20 + 30
+    assert [level.invalid for level in result.levels] == [None, None, None]
+    assert len(list((tmp_path / "level-2" / "previous").iterdir())) == 1
+
+
+def test_a_level_in_which_this_client_was_late_by_chance_is_measured_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lateness = iter([1.0, 0.0])
+    judge = conditions.judge_client
+
+    def judged(load: lag.ClientLoad, first: float | None) -> lag.ClientLoad:
+        return judge(msgspec.structs.replace(load, lag_sustained=next(lateness), loop_cpu_share=0.1), first)
+
+    monkeypatch.setattr(lag, "SHORTEST", 0.0)
+    monkeypatch.setattr(conditions, "judge_client", judged)
+    target = Bears(100, 0.001)
+    result = sweep_of(target, tmp_path, levels=[1]).run_sync()
+    assert target.asked == 40
+    assert [level.invalid for level in result.levels] == [None]
+
+
+@pytest.mark.parametrize(("busy", "times"), [(0.1, 2), (0.99, 1)])
+def test_a_client_that_is_too_slow_is_measured_twice_at_most_and_once_where_it_was_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: float, times: int
+) -> None:
+    judge = conditions.judge_client
+
+    def judged(load: lag.ClientLoad, first: float | None) -> lag.ClientLoad:
+        return judge(msgspec.structs.replace(load, lag_sustained=1.0, loop_cpu_share=busy), first)
+
+    monkeypatch.setattr(lag, "SHORTEST", 0.0)
+    monkeypatch.setattr(conditions, "judge_client", judged)
+    target = Bears(100, 0.001)
+    result = sweep_of(target, tmp_path, levels=[1]).run_sync()
+    assert target.asked == 20 * times
+    assert result.levels[0].invalid is not None
+
+
+def test_an_unfinished_sweep_of_another_target_is_refused_whatever_levels_are_asked(tmp_path: Path) -> None:
+    token, target = CancellationToken(), Bears(100, 0.001)
+    on_call(target, 25, lambda: token.cancel("enough"))
+    assert not sweep_of(target, tmp_path, levels=[1, 2], token=token).run_sync().complete
+    with pytest.raises(RunMismatch, match="places: 100 there, 50 now"):
+        sweep_of(Bears(50, 0.001), tmp_path, levels=[8]).run_sync()
+
+
+def test_how_far_a_sweep_has_come_is_on_disk_while_it_goes_on(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    target = Bears(100, 0.001)
+    on_call(target, 21, lambda: seen.append(json.loads((tmp_path / "sweep.partial.json").read_bytes())))
+    sweep_of(target, tmp_path, levels=[1, 2]).run_sync()
+    (found,) = seen
+    assert (found["complete"], found["stopped"], [level["level"] for level in found["levels"]]) == (
+        False,
+        "not finished",
+        [1],
+    )
+    assert not (tmp_path / "sweep.partial.json").exists()
+
+
+def test_a_sweep_that_cannot_be_asked_leaves_no_trace_of_itself(tmp_path: Path) -> None:
+    runner = Runner(OpenAIChat(model="m", api_key_env="NO_SUCH_KEY_HERE"), EvalSet(id="s", cases=CASES), progress="off")
+    with pytest.raises(ConfigurationError):
+        Sweep(runner, levels=[1], output_path=tmp_path).run_sync()
+    assert not (tmp_path / "sweep.partial.json").exists()
 
 
 def test_a_search_finds_what_the_endpoint_bears(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from steelyard.journal.lock import RunLock
 from steelyard.report.plots import PLOTS
 from steelyard.stats import lag
 from support_cli import Workshop, finish, run_cli, start, wait_until
@@ -168,3 +169,136 @@ def test_a_sweep_is_reported_again_from_its_folder(shop: Workshop, no_plots: Non
     assert run_cli(shop.folder, "report", "out").out == swept.out
     found = json.loads(run_cli(shop.folder, "report", "out", "-f", "json").out)
     assert [level["level"] for level in found["levels"]] == [1, 2]
+
+
+def killed_sweep(shop: Workshop, *words: str) -> Path:
+    """The folder of a sweep without --out that had measured level 1 and was killed in level 2."""
+    run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "--no-progress", "--new", *words)
+    (place,) = (shop.folder / "runs").iterdir()
+    (shop.folder / "hang").touch()
+    shop.asked()
+    process = start(shop.folder, "sweep", "suite.yaml", "-j", "1,2", "-o", str(place), "--no-progress", *words)
+    try:
+        wait_until(lambda: (shop.folder / "calls.txt").exists())
+    finally:
+        process.kill()
+        finish(process)
+    (shop.folder / "hang").unlink()
+    shop.asked()
+    return place
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_killed_sweep_is_found_again_without_out(shop: Workshop) -> None:
+    place = killed_sweep(shop)
+    ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1,2", "--no-progress")
+    assert ended.code == 0, ended.err
+    assert f"found the unfinished sweep {place.relative_to(shop.folder)}; --new starts another" in ended.err
+    assert "2 levels measured, complete" in ended.out
+    assert len(shop.asked()) == 20  # level 1 stands, level 2 is measured anew
+    assert list((shop.folder / "runs").iterdir()) == [place]
+    assert not (place / "sweep.partial.json").exists()
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_new_starts_another_sweep_and_a_finished_one_is_left_alone(shop: Workshop) -> None:
+    place = killed_sweep(shop)
+    words = ["sweep", "suite.yaml", "-j", "1", "--no-progress"]
+    assert run_cli(shop.folder, *words, "--new").code == 0
+    assert len(list((shop.folder / "runs").iterdir())) == 2
+    assert run_cli(shop.folder, *words).code == 0  # the killed one
+    assert (place / "sweep.json").exists()
+    assert run_cli(shop.folder, *words).code == 0  # none is unfinished now
+    assert len(list((shop.folder / "runs").iterdir())) == 3
+
+
+@pytest.mark.usefixtures("no_plots")
+@pytest.mark.parametrize("difference", ["target", "suite"])
+def test_an_unfinished_sweep_of_something_else_is_left_alone(shop: Workshop, difference: str) -> None:
+    place = killed_sweep(shop)
+    if difference == "target":
+        shop.suite(target={"python": {"function": "agent.py:answer", "version": "2"}})
+    else:
+        shop.suite(id="whispering")
+    ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "--no-progress")
+    assert ended.code == 0, ended.err
+    assert "found the unfinished" not in ended.err
+    assert not (place / "sweep.json").exists()
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_sweep_that_is_at_work_is_not_joined(shop: Workshop) -> None:
+    place = killed_sweep(shop)
+    with RunLock(place):
+        ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "--no-progress")
+    assert ended.code == 2
+    assert "is being written by process" in ended.err
+    assert "--new starts another sweep" in ended.err
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_run_does_not_go_on_with_a_sweep_nor_the_other_way_round(shop: Workshop) -> None:
+    place = killed_sweep(shop)
+    ended = run_cli(shop.folder, "run", "suite.yaml", "--no-progress")
+    assert ended.code == 0, ended.err
+    assert len(list((shop.folder / "runs").iterdir())) == 2
+    assert "found" not in ended.err
+    assert not (place / "run.json").exists()
+
+
+@pytest.mark.usefixtures("no_plots")
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("force", [True, False])
+def test_a_run_is_not_poured_into_the_folder_of_a_sweep(shop: Workshop, finished: bool, force: bool) -> None:
+    place = killed_sweep(shop)
+    if finished:
+        run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "--no-progress")
+    before = sorted(place.rglob("*"))
+    shop.asked()
+    words = ["run", "suite.yaml", "-o", str(place), "--no-progress", *(["--force"] if force else [])]
+    for more in ([], ["--dry-run"], ["--requests", "5"]):
+        ended = run_cli(shop.folder, *words, *more)
+        assert (ended.code, ended.out) == (2, "")
+        assert f"{place} holds a sweep, not a run: use another --out" in ended.err
+    assert shop.asked() == []
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_a_sweep_is_not_poured_into_a_run_directory(shop: Workshop, force: bool) -> None:
+    assert run_cli(shop.folder, "run", "suite.yaml", "-o", "out", "--no-progress").code == 0
+    shop.asked()
+    words = ["sweep", "suite.yaml", "-j", "1", "-o", "out", "--no-progress", *(["--force"] if force else [])]
+    ended = run_cli(shop.folder, *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert "out holds a run, not a sweep: use another --out" in ended.err
+    assert shop.asked() == []
+    assert (shop.folder / "out" / "metrics.json").exists()
+    assert not (shop.folder / "out" / "sweep.partial.json").exists()
+
+
+def test_new_and_out_do_not_go_together(shop: Workshop) -> None:
+    ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "-o", "out", "--new")
+    assert ended.code == 2
+    assert "--new chooses a directory by itself" in ended.err
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_the_budget_of_a_sweep_ends_it_with_exit_4_and_says_what_helps(shop: Workshop) -> None:
+    shop.suite(
+        target={"simulated": {"latency": 0.001, "tokens_per_second": None}}, prices={"input": 1e6, "output": 1e6}
+    )
+    words = ["sweep", "suite.yaml", "-j", "1,2", "--no-progress", "-o", "out"]
+    ended = run_cli(shop.folder, *words, "--max-cost", "1")
+    assert ended.code == 4
+    assert "spent in the whole sweep: max_cost is 1\n" in ended.out
+    assert "resume with a larger --max-cost: " in ended.err
+    assert run_cli(shop.folder, *words, "--max-cost", "1e9").code == 0
+
+
+def test_a_load_run_with_errors_is_not_told_to_ask_them_again(shop: Workshop) -> None:
+    (shop.folder / "fails").touch()
+    ended = run_cli(shop.folder, "run", "suite.yaml", "--requests", "6", "-o", "out", "--no-progress")
+    assert ended.code == 4
+    assert "a load run does not ask them again" in ended.err
+    assert "--retry-errors" not in ended.err

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from steelyard.load.levels import level_of
 from steelyard.report.sweep_table import sweep_table
-from support_sweep import level, swept
+from support_sweep import level, metrics_of, swept
 
 
 def test_the_table_has_a_row_for_each_level_and_the_advice_under_it() -> None:
@@ -20,9 +21,9 @@ def test_the_table_has_a_row_for_each_level_and_the_advice_under_it() -> None:
         "",
         "                                time to first token      time to last token    output",
         "   level  answers/s  errors     p50     p90     p99     p50     p90     p99  tokens/s   passed",
-        "       1       9.50    0.0%   0.10s   0.15s   0.20s   0.40s   0.60s   0.80s       228    90.0%",
-        "*  1,000     12,345    0.0%   0.30s   0.45s   0.60s    1.2s    1.8s    2.4s   296,280    90.0%",
-        "   2,000     13,000   12.0%   0.10s   0.15s   0.20s   0.40s   0.60s   0.80s   312,000    90.0%",
+        "       1       9.50    0.0%   100ms   150ms   200ms   400ms   600ms   800ms       228    90.0%",
+        "*  1,000     12,345    0.0%   300ms   450ms   600ms   1.20s   1.80s   2.40s   296,280    90.0%",
+        "   2,000     13,000   12.0%   100ms   150ms   200ms   400ms   600ms   800ms   312,000    90.0%",
         "",
         "  2,000: the error rate is 12 % (limit 1 %)",
         "",
@@ -65,3 +66,19 @@ def test_names_cannot_steer_the_terminal(suite: str) -> None:
     table = sweep_table(swept([level(1, 10)], suite=suite))
     assert "\x1b" not in table
     assert "two\nlines" not in table
+
+
+def test_the_errors_of_a_level_are_told_by_kind_with_the_words_of_one() -> None:
+    kinds = {"429 rate limited": 1200, "timeout": 30, "a": 3, "b": 2, "c": 1}
+    examples = {"429 rate limited": {"id": "c1", "error": "TransientError: HTTP 429: slow down"}}
+    metrics = {**metrics_of(10, errors=0.5, peak=1), "error_kinds": kinds, "error_kind_examples": examples}
+    table = sweep_table(swept([level_of(1, "level-1", metrics, ())]))
+    assert "1: 1,200 × 429 rate limited, 30 × timeout, 3 × a, 2 × b and 1 others;" in table
+    assert "mostly TransientError: HTTP 429: slow down" in " ".join(table.split())
+
+
+def test_a_level_of_an_older_sweep_has_no_kinds() -> None:
+    old = swept([level(1, 10, errors=0.5)])
+    del old["levels"][0]["error_kinds"]
+    old["levels"][0]["worst_error"] = "ValueError: bad"
+    assert "mostly ValueError: bad" in sweep_table(old)

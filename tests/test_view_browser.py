@@ -139,7 +139,7 @@ def test_the_list_shows_all_runs_and_leads_to_a_run_and_to_a_comparison(chromium
         for name in ("one", "two"):
             page.get_by_label(f"Pick {name}", exact=True).check()
         page.click("#compare")
-        page.wait_for_selector(".comparison .verdict")
+        page.wait_for_selector(".compare .verdict")
         assert "12 paired cases" in page.locator("main").inner_text()
         page.click("a.home")
         page.wait_for_selector("html[data-ready=runs]")
@@ -160,7 +160,8 @@ def test_the_list_refreshes_itself(chromium: Browser, tmp_path: Path) -> None:
 
 def rows(page: Page) -> list[str]:
     page.locator("#grid:not([aria-busy])").wait_for()
-    return [row.get_attribute("data-id") or "" for row in page.locator(".row:not(.waiting)").all()]
+    shown: list[str] = page.locator(".row:not(.waiting)").evaluate_all("rows => rows.map(row => row.dataset.id)")
+    return shown
 
 
 def test_the_cases_of_a_large_run_are_filtered_sorted_searched_and_scrolled(chromium: Browser, server: Served) -> None:
@@ -175,7 +176,7 @@ def test_the_cases_of_a_large_run_are_filtered_sorted_searched_and_scrolled(chro
         page.locator("#found", has_text=re.compile("^2,500 cases$")).wait_for()
         page.click("[data-key=last] button")
         page.locator("[data-key=last][aria-sort=descending]").wait_for()
-        page.wait_for_function("document.querySelector('.row').dataset.id === 'case-000088'")
+        wait_until(lambda: rows(page)[:1] == ["case-000088"])
         page.keyboard.press("/")
         page.keyboard.type("2499")
         page.locator("#found", has_text="1 of 2,500").wait_for()

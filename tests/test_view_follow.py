@@ -39,6 +39,15 @@ def test_a_torn_last_line_is_not_shown_until_it_is_whole(tmp_path: Path) -> None
     assert len(read_all(follower).rows) == 3
 
 
+def test_errors_are_counted_by_kind_as_in_the_report(tmp_path: Path) -> None:
+    failed = {"status": "error", "error": "no", "error_type": "TransientError"}
+    statuses = (429, 429, 503, None)
+    write_journal(tmp_path, [record(number, **failed, http_status=one) for number, one in enumerate(statuses)])
+    follower = read_all(Follower(tmp_path))
+    found = live_figures(follower.rows, follower.kinds, quiet=0)["errors"]
+    assert sorted(found) == [("429 rate limited", 2), ("503 unavailable", 1), ("TransientError", 1)]
+
+
 @given(cuts=st.lists(st.integers(0, 4_000), max_size=8), stride=st.sampled_from([64, 700, 1 << 20]))
 @settings(max_examples=40, deadline=None)
 def test_in_whatever_pieces_a_journal_grows_its_rows_are_those_of_the_index(

@@ -315,6 +315,7 @@ def test_the_record_holds_everything_the_target_said() -> None:
         num_tokens_output_reasoning=2,
         request_time=datetime(2026, 1, 1, tzinfo=UTC),
         stop_reason="stop",
+        num_tokens_input_cache_write=1,
     )
     record = one_record(returning(said))
     for field in InvocationResponse.__struct_fields__:

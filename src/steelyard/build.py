@@ -57,6 +57,7 @@ _RUN_KEYS = (
     "initial_session_file",
     "cache",
     "stop_error_rate",
+    "stop_first_errors",
     "progress_bar_stats",
     *ENGINE_KEYS,
 )

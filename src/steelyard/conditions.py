@@ -13,7 +13,7 @@ from steelyard.load.arrivals import Schedule, SendCounts, parse_arrivals
 from steelyard.money import Priced, Prices, check_budget, is_paid, read_prices
 from steelyard.options import RunOptions
 from steelyard.rates import parse_rate
-from steelyard.stats.lag import ClientLoad, LoopMonitor, judge_client
+from steelyard.stats.lag import ClientLoad, LoopMonitor, judge_client, with_earlier
 from steelyard.stats.spending import Spending
 from steelyard.tokens import estimate_input_tokens
 
@@ -32,6 +32,8 @@ class Conditions:
         self._limits: dict[str | int, EndpointLimits] = {}
         self._monitor = LoopMonitor()
         self._load: ClientLoad | None = None
+        self.earlier: ClientLoad | None = None
+        """How busy the client was in earlier sittings, as far as that is known."""
         self._sends: SendCounts | None = None
         self.permits = AdaptivePermits(options.max_parallelism) if options.parallelism == "auto" else None
         self.schedule: Schedule | None = None
@@ -71,16 +73,19 @@ class Conditions:
         """How many calls may be in flight at this moment."""
         return self.permits.allowed if self.permits is not None else self.parallelism
 
-    def priced(self, target: Target, on_cost: Callable[[float | None], None] | None = None) -> Target:
-        """The target with its costs told, where they can be known."""
+    def priced(self, target: Target, inner: Target, on_cost: Callable[[float | None], None] | None = None) -> Target:
+        """What asks the target with its costs told, where they can be known."""
         prices = self._prices.get(id(target))
-        return target if prices is None and on_cost is None else Priced(target, prices, on_cost)
+        return inner if prices is None and on_cost is None else Priced(inner, prices, on_cost)
 
     def limited(self, target: Target, inner: Target) -> Target:
         """What asks the target, behind the limits of the target's endpoint, where it has any."""
         options = self._options
-        adaptive = self.permits if target is self._target else None
         is_remote = isinstance(target, RemoteTarget)
+        adaptive = self.permits if target is self._target else None
+        if adaptive is None and is_remote and self.permits is not None:
+            # A judge's endpoint bears a number of its own, and nothing else bounds it: scored cases hold no permit.
+            adaptive = AdaptivePermits(options.max_parallelism)
         if not (is_remote or self._rate or options.tokens_per_min or adaptive):
             return inner
         place: str | int = target.endpoint if isinstance(target, RemoteTarget) else id(target)
@@ -132,7 +137,8 @@ class Conditions:
         if self.permits is not None:
             metrics["parallelism_history"] = [list(step) for step in self.permits.history]
         if self._load is not None:
-            metrics["client"] = self._judged(self._load, stats).to_metrics()
+            load = self._judged(self._load, stats)
+            metrics["client"] = (load if self.earlier is None else with_earlier(self.earlier, load)).to_metrics()
         if self._options.is_load or self.warmed_up:
             metrics["load"] = self._load_metrics(tally)
         return metrics

@@ -131,6 +131,14 @@ class RemoteTarget(Target, Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class CallByCall(Target, Protocol):
+    """A target that may call a model several times to answer one case."""
+
+    def bound(self, wrap: Callable[[Target], Target]) -> Target:
+        """The same target with `wrap` around each of those calls, which are targets of their own."""
+
+
 class HttpRequest(msgspec.Struct, frozen=True, gc=False):
     """One request, ready to be sent."""
 

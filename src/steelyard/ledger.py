@@ -66,7 +66,7 @@ class Ledger:
         self.kept: list[Record] | None = [] if keep else None
         self.done_before = self._count(DONE)
         self.resumed = any(self._states)
-        self.on_record: Callable[[], None] | None = None
+        self.on_record: Callable[[Record], None] | None = None
 
     def begin(self) -> None:
         """Count the time of this sitting from now on."""
@@ -149,7 +149,7 @@ class Ledger:
         if self.kept is not None:
             self.kept.append(record)
         if self.on_record is not None:
-            self.on_record()
+            self.on_record(record)
 
     def judged(self, cost: float | None) -> None:
         """Count what one call of a judge has cost; written down at once, as it belongs to no record."""
@@ -171,7 +171,7 @@ class Ledger:
         earlier_responses = self._count(UNSCORED) + self._count(UNSCORED | _STARTED)
         self.stats.update_failed(earlier_errors)
         if self._replay is not None:
-            self.errors.counts.update(self._replay.error_types)
+            self.errors.counts.update(self._replay.errors)
         for _ in range(earlier_errors):
             self.scores.update([], failed=True)
         for _ in range(earlier_responses):

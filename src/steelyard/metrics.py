@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from steelyard.errors import BooksError
 from steelyard.records import Record
+from steelyard.stats.error_kinds import ErrorName, by_kind, by_type, error_name
+from steelyard.stats.intervals import rate_over_cases
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats
 from steelyard.stats.spending import Spending
@@ -46,28 +49,41 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Errors:
-    """How often each type of error came, with one example of each: the first in case order, whenever it came."""
+    """How often each error came, by type and by kind, with an example of each: the first in case order, whenever it
+    came."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._examples: dict[str, Record] = {}
+        self.counts: Counter[ErrorName] = Counter()
+        self._examples: dict[ErrorName, Record] = {}
 
     def add(self, record: Record) -> None:
         """Count an error record."""
-        kind = record.error_type or "error"
-        self.counts[kind] += 1
-        known = self._examples.get(kind)
-        if known is None or (record.index, record.trial) < (known.index, known.trial):
-            self._examples[kind] = record
+        name = error_name(record)
+        self.counts[name] += 1
+        self._examples[name] = min(record, self._examples.get(name, record), key=_case_order)
 
     def to_metrics(self) -> dict[str, Any]:
         """The counts, the most frequent first, and the examples."""
-        examples = {
-            kind: {"id": record.id, "error": (record.error or "")[:_LONGEST_EXAMPLE]}
-            for kind, record in sorted(self._examples.items())
+        return {
+            "errors": by_type(self.counts),
+            "error_examples": self._shown(attrgetter("type")),
+            "error_kinds": by_kind(self.counts),
+            "error_kind_examples": self._shown(attrgetter("kind")),
         }
-        ranked = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
-        return {"errors": dict(ranked), "error_examples": examples}
+
+    def _shown(self, group: Callable[[ErrorName], str]) -> dict[str, dict[str, str]]:
+        """An example for each group of errors."""
+        found: dict[str, Record] = {}
+        for name, record in self._examples.items():
+            found[group(name)] = min(record, found.get(group(name), record), key=_case_order)
+        return {
+            name: {"id": record.id, "error": (record.error or "")[:_LONGEST_EXAMPLE]}
+            for name, record in sorted(found.items())
+        }
+
+
+def _case_order(record: Record) -> tuple[int, int]:
+    return record.index, record.trial
 
 
 def compose(
@@ -114,9 +130,24 @@ def compose(
         "active_seconds": stats.active_seconds,
         **({} if spending is None else spending.to_metrics(n=books.ok + books.error, passed=scores.passed)),
         **errors.to_metrics(),
-        "scores": scores.to_metrics()["scores"],
+        "scores": _named_scores(scores, trials),
         "stats": flat,
         **({"nodes": stats.nodes.to_metrics()} if stats.nodes else {}),
         **(sent(flat) if sent is not None else {}),
         **({"trials": trials} if trials is not None else {}),
     }
+
+
+def _named_scores(scores: ScoreStats, trials: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The figures of each scorer, with intervals over cases where each was tried several times.
+
+    Trials of one case are not independent: counted as if they were, they would make a figure look more certain.
+    """
+    named: dict[str, Any] = scores.to_metrics()["scores"]
+    if trials is not None and trials["trials"] > 1:
+        for name, score in named.items():
+            over_cases = trials["scores"][name]
+            score["mean_ci95"] = over_cases["mean_ci95"]
+            if score["pass_rate"] is not None and over_cases["cases"]:
+                score["pass_rate_ci95"] = list(rate_over_cases(score["pass_rate"], over_cases["cases"]))
+    return named

@@ -16,7 +16,9 @@ from steelyard.stats.spending import Spending, format_money
 _MILLION = 1_000_000
 _LISTED_CURRENCY = "USD"
 _DECIMALS = 12
-_KEYS = ("input", "output", "cached_input", "per", "currency")
+_LISTED = {"input": "input", "output": "output", "cached_input": "cache_read", "cache_write": "cache_write"}
+"""What the public list calls each price."""
+_KEYS = ("input", "output", "cached_input", "cache_write", "per", "currency")
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +28,8 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     output: float
     cached_input: float | None = None
     """Of input tokens that the provider had in its prompt cache; as other input when None."""
+    cache_write: float | None = None
+    """Of input tokens that the provider wrote to its prompt cache; as other input when None."""
     currency: str = _LISTED_CURRENCY
     source: str = "the suite"
     above: tuple[tuple[int, Prices], ...] = ()
@@ -35,7 +39,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 def cost_of(response: InvocationResponse, prices: Prices) -> float | None:
     """The cost of an answer, failed or not; nothing when it came from the cache, None when its tokens are not known.
 
-    `num_tokens_input` are all input tokens, those from the provider's prompt cache included.
+    `num_tokens_input` are all input tokens, those from the provider's prompt cache and those written to it included.
     """
     if response.cached:
         return 0.0
@@ -47,8 +51,10 @@ def cost_of(response: InvocationResponse, prices: Prices) -> float | None:
             prices = others
             break
     cached = min(response.num_tokens_input_cached or 0, tokens)
-    cached_price = prices.input if prices.cached_input is None else prices.cached_input
-    cost = (tokens - cached) * prices.input + cached * cached_price + output * prices.output
+    written = min(response.num_tokens_input_cache_write or 0, tokens - cached)
+    cost = (tokens - cached - written) * prices.input + output * prices.output
+    cost += cached * (prices.input if prices.cached_input is None else prices.cached_input)
+    cost += written * (prices.input if prices.cache_write is None else prices.cache_write)
     return round(cost / _MILLION, _DECIMALS)
 
 
@@ -147,13 +153,9 @@ def _read_set(raw: Mapping[str, Any], where: str) -> Prices:
     currency = raw.get("currency", _LISTED_CURRENCY)
     if not isinstance(currency, str) or not currency.strip():
         raise ConfigurationError(f"{where}.currency must be text, got {currency!r}")
-    cached = raw.get("cached_input")
-    return Prices(
-        input=_number(raw["input"], f"{where}.input") * scale,
-        output=_number(raw["output"], f"{where}.output") * scale,
-        cached_input=None if cached is None else _number(cached, f"{where}.cached_input") * scale,
-        currency=currency.strip(),
-    )
+    given = [name for name in ("input", "output", "cached_input", "cache_write") if raw.get(name) is not None]
+    prices = {name: _number(raw[name], f"{where}.{name}") * scale for name in given}
+    return Prices(**prices, currency=currency.strip())  # type: ignore[arg-type]
 
 
 def _number(value: object, where: str, *, above: float | None = None) -> float:
@@ -180,10 +182,8 @@ def listed_prices(model: str, endpoint: str) -> Prices | None:
         found = calc_price(Usage(), model, provider_api_url=endpoint)
     except (LookupError, ValueError):
         return None
-    listed = {
-        name: getattr(found.model_price, f"{key}_mtok")
-        for name, key in (("input", "input"), ("output", "output"), ("cached_input", "cache_read"))
-    }
+    # An older list may not know all of these.
+    listed = {name: getattr(found.model_price, f"{key}_mtok", None) for name, key in _LISTED.items()}
     if listed["input"] is None or listed["output"] is None or found.model_price.requests_kcount is not None:
         return None  # not sold by the token alone: half a price would be a wrong one
     return _with_tiers(listed, f"genai-prices: {found.model.id} at {found.provider.id}")
@@ -212,17 +212,21 @@ def _has_list() -> bool:
     return find_spec("genai_prices") is not None
 
 
-def over_budget(spending: Spending, limit: float, in_flight: int = 0) -> str | None:
+def over_budget(spending: Spending, limit: float, in_flight: int = 0, *, answers_are_paid: bool = False) -> str | None:
     """Why no more may be asked: what is spent, and what those under way will cost by the average, reaches the limit.
 
     None while it does not. A budget for answers of which not one has a known cost cannot be kept: that is a reason too.
+    Answers that are only scored again were paid for before: then the judges alone are held against the limit.
     """
-    if spending.unknown and not spending.calls:
+    if answers_are_paid:
+        total, per_call = spending.judges, spending.judges / spending.calls if spending.calls else 0.0
+    elif spending.unknown and not spending.calls:
         return f"max_cost {limit:g} cannot be kept: the cost of {spending.unknown:,} answer(s) is not known"
-    expected = spending.total + in_flight * spending.per_call
-    if expected < limit:
+    else:
+        total, per_call = spending.total, spending.per_call
+    if total + in_flight * per_call < limit:
         return None
-    spent = format_money(spending.total, spending.currency)
+    spent = format_money(total, spending.currency)
     under_way = f", and {in_flight:,} call(s) are under way" if in_flight else ""
     return f"{spent} spent{under_way}: max_cost is {limit:g}"
 

@@ -50,6 +50,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Only cases whose id matches: a glob, or a part of the id."""
     stop_error_rate: float | None = None
     """Stop early, resumable, when after 50 cases a larger share than this has failed."""
+    stop_first_errors: int = 20
+    """Stop early, resumable, when the first so many calls all failed for the same lasting reason; 0 goes on."""
     rate: str | None = None
     """Send no more often than this to an endpoint: "600/min", "10/s"."""
     tokens_per_min: int | None = None
@@ -87,6 +89,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         rate = self.stop_error_rate
         if rate is not None and not (_is_number(rate) and 0.0 <= rate <= 1.0):
             raise ConfigurationError(f"stop_error_rate must be within 0..1, got {rate!r}")
+        _whole("stop_first_errors", self.stop_first_errors, least=0)
         if self.progress not in get_args(Progress):
             raise ConfigurationError(f"progress must be one of {', '.join(get_args(Progress))}, got {self.progress!r}")
         if self.match is not None and not isinstance(self.match, str):
@@ -173,6 +176,7 @@ class RunChanges(TypedDict, total=False):
     limit: int | None
     match: str | None
     stop_error_rate: float | None
+    stop_first_errors: int
     rate: str | None
     tokens_per_min: int | None
     prices: Any

@@ -104,6 +104,8 @@ class InvocationResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The provider's own name for the call, for its support to look up."""
     node: str | None = None
     """Which machine of a cluster the case was asked from; None when it was this process."""
+    num_tokens_input_cache_write: int | None = None
+    """Those of the input tokens that the provider wrote to its prompt cache, which some ask more for."""
 
 
 class _Answered(msgspec.Struct, omit_defaults=True, gc=False):
@@ -150,6 +152,7 @@ class _Answered(msgspec.Struct, omit_defaults=True, gc=False):
     http_status: int | None = None
     request_id: str | None = None
     node: str | None = None
+    num_tokens_input_cache_write: int | None = None
     notes: list[str] = []
 
 

@@ -88,7 +88,7 @@ def _replayed_metrics(run: Path) -> dict[str, Any]:
     planned = max(manifest.planned if manifest is not None else 0, done + errored)
     books = Books(planned=planned, ok=done, error=errored, cancelled=0, not_started=planned - done - errored)
     errors = Errors()
-    errors.counts.update(replay.error_types)
+    errors.counts.update(replay.errors)
     metrics = compose(
         about=about_run(manifest, run),
         books=books,

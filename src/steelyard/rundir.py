@@ -16,7 +16,17 @@ import numpy.typing as npt
 from steelyard.conditions import Conditions
 from steelyard.contracts import Tally
 from steelyard.errors import JournalError, RunMismatch, RunRefused
-from steelyard.journal.files import CASES, DAMAGED, METRICS, OUTPUTS, PARTIAL, clear_drafts, disk_errors, write_json
+from steelyard.journal.files import (
+    CASES,
+    DAMAGED,
+    METRICS,
+    OUTPUTS,
+    PARTIAL,
+    clear_drafts,
+    disk_errors,
+    read_json_object,
+    write_json,
+)
 from steelyard.journal.index import IndexBuilder, pack_columns
 from steelyard.journal.invocations import Invocations
 from steelyard.journal.lock import RunLock
@@ -24,12 +34,14 @@ from steelyard.journal.manifest import Manifest, Sitting, compare, now, read_man
 from steelyard.journal.reader import RecordReader
 from steelyard.journal.replay import DONE, Replay
 from steelyard.journal.scan import mend_tail, salvage
-from steelyard.journal.states import RunState, create, enter, refuse_finished
+from steelyard.journal.states import RunState, create, enter, read_metrics, refuse_finished
+from steelyard.journal.sweep_file import refuse_sweep
 from steelyard.journal.writer import JournalWriter
 from steelyard.ledger import Ledger
 from steelyard.metrics import compose
 from steelyard.records import Job, Score, id_digest
 from steelyard.result import about_run
+from steelyard.stats.lag import ClientLoad
 from steelyard.stats.scores import verdict
 from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
@@ -59,11 +71,13 @@ class RunDirectory:
         self._reader: RecordReader | None = None
         self._invoked: Invocations | None = None
         self._left_out = 0
+        self._earlier: ClientLoad | None = None
 
     def enter(self, manifest: Manifest, suite: EvalSet) -> None:
         """Check that this run belongs here, and only then move aside what it replaces."""
         with disk_errors(self.path):
             clear_drafts(self.path)
+            refuse_sweep(self.path)
             old = None if self._entry.force else read_manifest(self.path)
             if old is not None and (old.load is not None or manifest.load is not None):
                 old = self._load_run_anew(old, manifest)
@@ -73,6 +87,8 @@ class RunDirectory:
                 for difference in compare(self.path, old, manifest):
                     log.warning("%s: changed since the run began: %s", self.path, difference)
                 manifest.created, manifest.sittings = old.created, old.sittings
+            if not self._entry.force:
+                self._earlier = _earlier_client(self.path)
             in_use = suite.path is not None and suite.path.absolute() == (self.path / CASES).absolute()
             self._state = enter(
                 self.path,
@@ -170,6 +186,7 @@ class RunDirectory:
         """Commit every record, then write metrics.json, or partial.json if anything is left to do."""
         self._close_journal()
         books = ledger.close(tally, stopped)
+        conditions.earlier = self._earlier
         metrics = compose(
             about=about_run(manifest, self.path),
             books=books,
@@ -212,6 +229,15 @@ class RunDirectory:
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.close()
+
+
+def _earlier_client(run: Path) -> ClientLoad | None:
+    """How busy the client was in the sittings that the run's metrics tell of; None where they do not say."""
+    metrics = read_metrics(run) or read_json_object(run / PARTIAL) or {}
+    try:
+        return msgspec.convert(metrics.get("client"), ClientLoad)
+    except msgspec.ValidationError:
+        return None
 
 
 class PlanSlots:

@@ -15,7 +15,8 @@ from steelyard.cache.cached import Cached
 from steelyard.cache.opening import open_store
 from steelyard.cache.store import EvaluationDataStore, ManagedStore
 from steelyard.conditions import Conditions, load_of
-from steelyard.contracts import Engine, RepeatedJudge, Scorer, Session, Tally, Target
+from steelyard.contracts import CallByCall, Engine, RepeatedJudge, Scorer, Session, Tally, Target
+from steelyard.early_end import FirstErrors
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.home import AtHome
 from steelyard.engine.retry import Retrying, RetryPolicy
@@ -195,8 +196,7 @@ class Sitting:
         )
         if self._options.max_cost is not None:
             jobs = self._until_spent(jobs, self._options.max_cost)
-        if self._options.stop_error_rate is not None:
-            self._ledger.on_record = self._stop_on_errors
+        self._ledger.on_record = partial(self._stop_on_first_errors, FirstErrors(self._options.stop_first_errors))
         conditions = self._conditions
         running = asyncio.create_task(
             self._engine.run(
@@ -227,7 +227,9 @@ class Sitting:
 
     def _until_spent(self, jobs: Iterator[Job | None], limit: float) -> Iterator[Job | None]:
         """The jobs until the budget is used up; what is in flight is paid for, and may finish."""
-        while (reason := over_budget(self._ledger.spending, limit, self._engine.in_flight().count)) is None:
+        paid = self.origin.get("scored_from") is not None
+        spending, engine = self._ledger.spending, self._engine
+        while (reason := over_budget(spending, limit, engine.in_flight().count, answers_are_paid=paid)) is None:
             try:
                 job = next(jobs)
             except StopIteration:
@@ -251,13 +253,18 @@ class Sitting:
             token=self.token,
             waits=conditions.waits,
             remotes=conditions.remotes,
+            answered=AtHome(conditions.permits.answered) if conditions.permits is not None else None,
         )
 
     def _retrying(self, target: Target, paid: Callable[[float | None], None] | None = None) -> Target:
         """The target with its costs told, behind its endpoint's limits, asked again after faults that may pass."""
         options, conditions = self._options, self._conditions
         policy = RetryPolicy(attempts=options.attempts, retry_on=options.retry_on)
-        return Retrying(conditions.limited(target, conditions.priced(target, paid)), policy)
+
+        def around(call: Target) -> Target:
+            return Retrying(conditions.limited(target, conditions.priced(target, call, paid)), policy)
+
+        return target.bound(around) if isinstance(target, CallByCall) else around(target)
 
     def _bound(self, judge: RepeatedJudge) -> RepeatedJudge:
         """The judge with retries; where a calibration was demanded and is not there, its word is only advice."""
@@ -269,7 +276,15 @@ class Sitting:
                 bound.advisory = True
         return bound
 
-    def _stop_on_errors(self) -> None:
+    def _stop_on_first_errors(self, first: FirstErrors, record: Record) -> None:
+        """Look at each record until the first ones have told whether the run can go on; from then on at fewer."""
+        if (reason := first.take(record)) is not None:
+            self.token.cancel(reason)
+        self._stop_on_errors(record)
+        if first.is_over:
+            self._ledger.on_record = None if self._options.stop_error_rate is None else self._stop_on_errors
+
+    def _stop_on_errors(self, _: Record) -> None:
         limit, stats = self._options.stop_error_rate, self._ledger.stats
         if limit is not None and stats.total_requests >= _ENOUGH_TO_STOP:
             rate = stats.failed_requests / stats.total_requests

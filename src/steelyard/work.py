@@ -6,7 +6,7 @@ import asyncio
 import math
 import numbers
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from copy import copy, deepcopy
 from datetime import datetime
@@ -52,6 +52,7 @@ _SHAPE: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("http_status", (int, _NONE)),
     ("request_id", (str, _NONE)),
     ("node", (str, _NONE)),
+    ("num_tokens_input_cache_write", (int, _NONE)),
 )
 """The response's fields in the order in which a record has them, with the types that can be read back."""
 
@@ -78,8 +79,11 @@ class CaseWork:
         token: Cancellation | None = None,
         waits: bool = False,
         remotes: Sequence[RemoteTarget] = (),
+        answered: Callable[[str, int], None] | None = None,
     ) -> None:
         self._waits = waits
+        self._answered = answered
+        """Told of each case, by its id and trial, that has its answer and is yet to be scored."""
         self._target = target
         self._panel = panel if panel else None
         self._timeout = timeout
@@ -119,6 +123,8 @@ class CaseWork:
             if context.waiting or context.backoff or job.planned_at is not None:
                 response = _with_waits(response, context, job.planned_at)
             attempts = 0 if response.cached else context.attempt
+        if self._answered is not None:
+            self._answered(job.case.id, job.trial)
         scores: list[Score] = []
         if self._panel is None or response.error is not None:
             pass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from steelyard.cli.output import show, show_json
+from steelyard.cli.output import json_text, show, show_json
 
 if TYPE_CHECKING:
     from steelyard.report.comparison import Comparison
@@ -52,9 +52,7 @@ def command(
 
 def _written(comparison: Comparison, form: str) -> str:
     if form == "json":
-        import msgspec
-
-        return msgspec.json.format(msgspec.json.encode(comparison), indent=2).decode() + "\n"
+        return json_text(comparison) + "\n"
     if form == "html":
         from steelyard.report.compare_page import compare_page
 

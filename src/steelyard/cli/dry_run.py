@@ -20,6 +20,7 @@ from steelyard.journal.invocations import Invocations
 from steelyard.journal.manifest import compare, read_manifest
 from steelyard.journal.replay import DONE, UNSCORED, Replay
 from steelyard.journal.states import refuse_finished
+from steelyard.journal.sweep_file import refuse_sweep
 from steelyard.money import read_prices
 from steelyard.options import RunOptions
 from steelyard.records import EvalCase, Job, id_digest
@@ -56,8 +57,9 @@ class PlannedRun(msgspec.Struct, kw_only=True):
 
     def describe(self) -> str:
         """The plan in words."""
+        cases = "1 case" if self.cases == 1 else f"{self.cases:,} cases"
         trials = f" × {self.trials:,} trials" if self.trials > 1 else ""
-        lines = [f"{safe_text(self.suite)}: {self.cases:,} cases{trials}, in {safe_text(self.run)}"]
+        lines = [f"{safe_text(self.suite)}: {cases}{trials}, in {safe_text(self.run)}"]
         for count, words in (
             (self.done, "done already"),
             (self.to_score, "to be scored again, not asked"),
@@ -69,7 +71,8 @@ class PlannedRun(msgspec.Struct, kw_only=True):
         asked = "as many as the time allows" if self.to_ask is None else f"{self.to_ask:,}"
         lines.append(f"  to be asked: {asked}, {self.parallelism} at a time; nothing was called")
         if self.judge_calls:
-            lines.append(f"  judges: at most {self.judge_calls:,} calls, which are not in the estimate")
+            calls = "1 call, which is" if self.judge_calls == 1 else f"{self.judge_calls:,} calls, which are"
+            lines.append(f"  judges: at most {calls} not in the estimate")
         lines += [f"  {line}" for line in self._estimated()]
         return "\n".join(lines)
 
@@ -95,6 +98,7 @@ def look_ahead(runner: Runner, entry: Entry) -> PlannedRun:
         raise ConfigurationError("a one-shot iterator cannot be looked at without using it up")
     options = runner.options
     run = Path(options.output_path or ".")
+    refuse_sweep(run)
     session = None if options.initial_session_file is None else read_session(options.initial_session_file)
     # Once round the cases, also where a load run would go on.
     plan = plan_of(runner.suite, runner.scorers, options.replace(requests=None, duration=None, arrivals=None))

@@ -40,7 +40,9 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command("gate")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--rule", "rules", multiple=True, metavar="RULE", help="A metric, < <= > >= == or !=, and a number.")
+@click.option(
+    "--rule", "rules", multiple=True, metavar="RULE", help="What must hold: pass_rate>=0.8, ttft_p99<500ms, cost<2."
+)
 @click.option(
     "--suite", type=click.Path(path_type=Path), help="Suite file whose gate to hold it to [default: its own]."
 )
@@ -58,7 +60,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--junit", type=click.Path(path_type=Path), help="Write a JUnit file, a test case for each rule.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write a summary fit for a pull request.")
 @click.option("--json", "as_json", is_flag=True, help="Print all rules as JSON.")
-@click.option("-v", "--verbose", is_flag=True, help="Print all rules, not only broken ones.")
+@click.option("-v", "--verbose", is_flag=True, help="Print all rules, and what else differs from the baseline.")
 def command(**given: Any) -> int:
     """Hold RUN to the rules of its suite's gate, of --rule, and to a baseline: exit 0 in silence, or 1 and a line for
     each broken rule.
@@ -88,7 +90,8 @@ def _allowance(flags: Flags) -> Allowance:
 def _suite_rules(run: Path, suite: Path | None) -> list[Rule]:
     """The gate of the suite that was named, or of the run's own where its file is at hand."""
     from steelyard.journal.manifest import read_manifest
-    from steelyard.report.rules import FAILURE_RATE, parse_rule
+    from steelyard.report.figures import FAILURE_RATE
+    from steelyard.report.rules import parse_rule
 
     if suite is None:
         manifest = read_manifest(run)
@@ -119,11 +122,12 @@ def _suite_rules(run: Path, suite: Path | None) -> list[Rule]:
 
 def _print(gated: Gated, flags: Flags) -> None:
     from steelyard.report.gate_files import gate_lines
+    from steelyard.stats.wording import safe_text
 
     if flags.as_json:
         show_json(gated)
     elif flags.verbose:
-        show(gate_lines(gated.checks, mark=True))
+        show("\n".join([gate_lines(gated.checks, mark=True), *(f"note    {safe_text(note)}" for note in gated.notes)]))
     elif not gated.passed:
         show(gate_lines(gated.broken, mark=False))
 

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.place import RUNS
-from steelyard.errors import ConfigurationError, RunRefused
-from steelyard.journal.files import OUTPUTS
-from steelyard.journal.index import PASSED, UNSCORED, winners
-from steelyard.journal.lock import is_locked
-from steelyard.journal.manifest import read_manifest
-from steelyard.journal.reader import index_rows
-from steelyard.journal.states import RunState, read_metrics, run_state
+from steelyard.errors import ConfigurationError
+from steelyard.journal.states import RunState, run_state
+from steelyard.report.headline import Headline, read_headline
 from steelyard.stats.wording import safe_text
 
 
-class Listed(msgspec.Struct, kw_only=True):
+class Listed(Headline, kw_only=True):
     """One run, in a line."""
 
     run: str
-    state: str
-    suite: str
-    model: str | None
-    created: str
-    done: int = 0
-    planned: int = 0
-    errors: int = 0
-    pass_rate: float | None = None
 
 
 @click.command("ls")
@@ -59,47 +46,9 @@ def _look(place: Path) -> Listed | None:
     try:
         if run_state(place) is RunState.FRESH:
             return None
-        return _listed(place)
-    except (RunRefused, OSError):
-        return Listed(run=str(place), state="unreadable", suite="", model=None, created="")
-
-
-def _listed(place: Path) -> Listed:
-    manifest = read_manifest(place)
-    run = Listed(
-        run=str(place),
-        state="complete",
-        suite=manifest.suite if manifest else "",
-        model=manifest.model_id if manifest else None,
-        created=manifest.created if manifest else "",
-    )
-    metrics = read_metrics(place)
-    if metrics is not None:
-        _from_metrics(run, metrics)
-    else:
-        run.state = "running" if is_locked(place) else "unfinished"
-        run.planned = manifest.planned if manifest else 0
-        _from_index(run, place)
-    return run
-
-
-def _from_metrics(run: Listed, metrics: dict[str, Any]) -> None:
-    run.done, run.planned = metrics["n"], metrics["counts"]["planned"]
-    run.errors, run.pass_rate = metrics["counts"]["error"], metrics["pass_rate"]
-
-
-def _from_index(run: Listed, place: Path) -> None:
-    if not (place / OUTPUTS).exists():
-        return
-    try:
-        rows = winners(index_rows(place))
-    except RunRefused:
-        run.state = "damaged"
-        return
-    run.done, run.errors = len(rows), int((rows["ok"] == 0).sum())
-    scored = rows[(rows["ok"] == 1) & (rows["verdict"] != UNSCORED)]
-    if len(scored):
-        run.pass_rate = float((scored["verdict"] == PASSED).mean())
+    except OSError as error:
+        return Listed(run=str(place), state="damaged", problem=str(error))
+    return Listed(run=str(place), **msgspec.structs.asdict(read_headline(place)))
 
 
 def _table(listed: list[Listed]) -> str:

@@ -72,10 +72,19 @@ def show(text: str) -> None:
 
 def show_json(value: Any) -> None:
     """Print a result as JSON, for another program to read; what could steer a terminal is escaped."""
+    show(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text(value)))
+
+
+def json_text(value: Any) -> str:
+    """The value as JSON, indented."""
     import msgspec
 
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    show(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    try:
+        return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    except UnicodeEncodeError:  # a path that is no text: escaped, so that Python reads it back as it was
+        import json
+
+        return json.dumps(msgspec.to_builtins(value), indent=2)
 
 
 def say(text: str, *, over_bar: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +15,10 @@ from steelyard.errors import ConfigurationError, JournalError, RunFinished, RunL
 from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import Manifest, read_manifest, same_run
 from steelyard.journal.states import create, read_metrics
+from steelyard.journal.sweep_file import read_sweep, sweep_manifest
 from steelyard.runner import Runner
+from steelyard.session import read_session
+from steelyard.sitting import manifest_of
 
 RUNS = Path("runs")
 
@@ -49,25 +53,33 @@ def choose_place(runner: Runner, flags: PlaceFlags) -> Path:
         return new_place(runner.suite.id, make=not flags.dry_run)
     place, metrics = newest
     if metrics is None:
-        return _go_on(place, force=flags.force)
+        return _go_on(place, "run", force=flags.force)
     if flags.force or flags.retry_errors:
         return place
     _refuse_errors(place, metrics)
     return new_place(runner.suite.id, make=not flags.dry_run)
 
 
-def _go_on(place: Path, *, force: bool) -> Path:
-    """The place of an unfinished run, unless another process is at work there."""
+def choose_sweep_place(runner: Runner, *, out: Path | None, new: bool, force: bool) -> Path:
+    """The folder of a sweep: as given, or the newest unfinished sweep of the same suite and target, or a new one."""
+    if out is not None:
+        return out
+    place = None if new else newest_unfinished_sweep(runner)
+    return new_place(f"{runner.suite.id}-sweep", make=True) if place is None else _go_on(place, "sweep", force=force)
+
+
+def _go_on(place: Path, what: str, *, force: bool) -> Path:
+    """The place of an unfinished run or sweep, unless another process is at work there."""
     if (holder := is_locked(place)) is not None:
         who = f"process {holder.pid or '?'} on {holder.host or '?'}"
         raise RunLocked(
-            f"{place} is being written by {who}; --new starts another run",
+            f"{place} is being written by {who}; --new starts another {what}",
             path=place,
             pid=holder.pid,
             host=holder.host,
         )
     if not force:
-        log.info("found the unfinished run %s; --new starts another", place)
+        log.info("found the unfinished %s %s; --new starts another", what, place)
     return place
 
 
@@ -87,12 +99,8 @@ def _refuse_errors(place: Path, metrics: dict[str, Any]) -> None:
 def newest_run(runner: Runner, runs: Path = RUNS) -> tuple[Path, dict[str, Any] | None] | None:
     """The newest run of the same suite, target and seed, unfinished ones first, with its metrics if complete."""
     found = [(manifest, place) for place in _folders(runs) if (manifest := _manifest(place)) is not None]
-    identity, seed = runner.target.identity(), runner.options.seed
-    ours = [
-        (manifest.created, place)
-        for manifest, place in found
-        if manifest.load is None and same_run(manifest, runner.suite.id, identity, seed)
-    ]
+    is_ours = _same_as(runner)
+    ours = [(manifest.created, place) for manifest, place in found if manifest.load is None and is_ours(manifest)]
     newest: tuple[Path, dict[str, Any] | None] | None = None
     for _, place in sorted(ours, reverse=True):
         metrics = read_metrics(place)
@@ -100,6 +108,28 @@ def newest_run(runner: Runner, runs: Path = RUNS) -> tuple[Path, dict[str, Any] 
             return place, None
         newest = newest or (place, metrics)
     return newest
+
+
+def newest_unfinished_sweep(runner: Runner, runs: Path = RUNS) -> Path | None:
+    """The newest sweep of the same suite, target and seed that is not finished."""
+    is_ours = _same_as(runner)
+    found = [
+        (manifest.created, place)
+        for place in _folders(runs)
+        if (sweep := read_sweep(place)) is not None
+        and not sweep.get("complete")
+        and (manifest := sweep_manifest(sweep)) is not None
+        and is_ours(manifest)
+    ]
+    return max(found)[1] if found else None
+
+
+def _same_as(runner: Runner) -> Callable[[Manifest], bool]:
+    """What tells a manifest of the runner's suite, target, seed and session from others."""
+    file = runner.options.initial_session_file
+    session = None if file is None else read_session(file)
+    ours = manifest_of(runner.target, runner.suite, (), runner.options, session=session)
+    return lambda old: same_run(old, ours.suite, ours.target, ours.seed)
 
 
 def _folders(runs: Path) -> list[Path]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,13 +12,13 @@ import click
 
 from steelyard.cli.output import discard, show, show_json
 from steelyard.errors import ConfigurationError, JournalError
-from steelyard.journal.files import REPORT, SWEEP, read_json_object
+from steelyard.journal.files import REPORT
+from steelyard.report.sweep_shape import checked_sweep
 
 if TYPE_CHECKING:
     from steelyard.suite.evalset import EvalSet
 
 _FORMS = ("text", "md", "html", "json", "csv", "junit")
-_NOT_A_DISK_FAILURE = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EPERM)
 
 
 @click.command("report")
@@ -36,7 +34,7 @@ _NOT_A_DISK_FAILURE = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, 
 def command(runs: tuple[Path, ...], form: str, output: str | None, case_id: str | None, suite: str | None) -> int:
     """Show the result in each directory RUN. An unfinished run is read as far as it has come.
 
-    RUN may be the folder of a sweep, as text or json.
+    RUN may be the folder of a sweep, in every format but junit.
 
     html is one file a run that needs no network; where several runs are reported, -o names a folder for them.
     """
@@ -55,13 +53,9 @@ def command(runs: tuple[Path, ...], form: str, output: str | None, case_id: str 
 def _pieces(runs: tuple[Path, ...], form: str, cases: EvalSet | None) -> Iterator[str]:
     """The report in a format other than HTML, piece by piece; imported when it is asked for."""
     if form == "csv":
-        from steelyard.report.table_csv import table_csv
-
-        yield from table_csv(runs)
+        yield from _rows(runs)
     elif form == "junit":
-        from steelyard.report.junit import junit
-
-        yield from junit(runs)
+        yield from _tests(runs)
     elif form == "json":
         import msgspec
 
@@ -72,15 +66,34 @@ def _pieces(runs: tuple[Path, ...], form: str, cases: EvalSet | None) -> Iterato
             yield from _one(run, form, cases)
 
 
+def _rows(runs: tuple[Path, ...]) -> Iterator[str]:
+    """A table of records, or of levels: not both, as their columns are others."""
+    from steelyard.report.sweep_csv import sweep_csv
+    from steelyard.report.table_csv import table_csv
+
+    sweeps = [(str(run), sweep) for run in runs if (sweep := checked_sweep(run)) is not None]
+    if sweeps and len(sweeps) < len(runs):
+        raise ConfigurationError(f"csv has other columns for a sweep than for a run: leave out {sweeps[0][0]}")
+    yield from sweep_csv(sweeps) if sweeps else table_csv(runs)
+
+
+def _tests(runs: tuple[Path, ...]) -> Iterator[str]:
+    from steelyard.report.junit import junit
+
+    for run in runs:
+        if checked_sweep(run) is not None:
+            raise ConfigurationError(f"{run} is a sweep, which has no tests: report one of its levels as junit")
+    yield from junit(runs)
+
+
 def _one(run: Path, form: str, cases: EvalSet | None) -> Iterator[str]:
-    if form == "md":
+    sweep = checked_sweep(run)
+    if sweep is not None:
+        yield _one_sweep(run, sweep, form)
+    elif form == "md":
         from steelyard.report.markdown import markdown
 
         yield from markdown(run, cases)
-    elif (sweep := _sweep(run)) is not None:
-        from steelyard.report.sweep_table import sweep_table
-
-        yield sweep_table(sweep, str(run)) + "\n"
     else:
         from steelyard.report.summary import summary
         from steelyard.result import Result
@@ -88,19 +101,21 @@ def _one(run: Path, form: str, cases: EvalSet | None) -> Iterator[str]:
         yield summary(Result.load(run).metrics, str(run)) + "\n"
 
 
-def _sweep(folder: Path) -> dict[str, Any] | None:
-    """What a complete sweep in a folder has found; None when there is none."""
-    try:
-        return read_json_object(folder / SWEEP)
-    except (NotADirectoryError, IsADirectoryError):
-        return None
+def _one_sweep(run: Path, sweep: dict[str, Any], form: str) -> str:
+    if form == "md":
+        from steelyard.report.sweep_markdown import sweep_markdown
+
+        return sweep_markdown(sweep, str(run))
+    from steelyard.report.sweep_table import sweep_table
+
+    return sweep_table(sweep, str(run)) + "\n"
 
 
 def _metrics(runs: tuple[Path, ...]) -> object:
     """The metrics of one run as they are, of several as a list."""
     from steelyard.result import Result
 
-    found = [_sweep(run) or Result.load(run).metrics for run in runs]
+    found = [checked_sweep(run) or Result.load(run).metrics for run in runs]
     return found[0] if len(found) == 1 else found
 
 
@@ -120,18 +135,27 @@ def _show_case(runs: tuple[Path, ...], form: str, output: str | None, case_id: s
 
 
 def _write_pages(runs: tuple[Path, ...], output: str | None, cases: EvalSet | None) -> int:
-    from steelyard.report.page import page
-
     if len(runs) > 1 and output is not None and not Path(output).is_dir():
         raise ConfigurationError(f"-o must name a folder that is there for {len(runs)} runs, got {output!r}")
     for run in runs:
         place = str(run / REPORT) if output is None else output
         if output not in (None, "-") and Path(place).is_dir():
             place = str(Path(place) / f"{run.resolve().name}.html")
-        _write(page(run, cases), place)
+        _write(_page(run, cases), place)
         if place != "-":
             show(place)
     return 0
+
+
+def _page(run: Path, cases: EvalSet | None) -> Iterator[str]:
+    if (sweep := checked_sweep(run)) is not None:
+        from steelyard.report.sweep_page import sweep_page
+
+        yield sweep_page(sweep, str(run))
+    else:
+        from steelyard.report.page import page
+
+        yield from page(run, cases)
 
 
 def _write(pieces: Iterable[str], place: str | None) -> None:
@@ -141,20 +165,9 @@ def _write(pieces: Iterable[str], place: str | None) -> None:
     if place in (None, "-"):
         _to_stdout(pieces)
         return
-    path = Path(str(place))
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            with draft.open("w", encoding="utf-8", newline="") as file:
-                file.writelines(pieces)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}"
-        if error.errno in _NOT_A_DISK_FAILURE:
-            raise ConfigurationError(message) from error
-        raise JournalError(error.errno, message) from error
+    from steelyard.cli.written import write_pieces
+
+    write_pieces(Path(str(place)), pieces)
 
 
 def _to_stdout(pieces: Iterable[str]) -> None:

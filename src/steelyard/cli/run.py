@@ -49,6 +49,7 @@ _OPTIONS = (
     "cache",
     "initial_session_file",
     "stop_error_rate",
+    "stop_first_errors",
     "max_parallelism",
     "rate",
     "tokens_per_min",
@@ -98,6 +99,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     min_pass_rate: float | None
     max_error_rate: float | None
     stop_error_rate: float | None
+    stop_first_errors: int | None
     dry_run: bool
     as_json: bool
     quiet: bool
@@ -150,6 +152,12 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     metavar="RATE",
     help="Stop early above this error rate, after 50 cases.",
 )
+@click.option(
+    "--stop-first-errors",
+    type=int,
+    metavar="N",
+    help="Stop when the first N calls all meet 401, 403, 404 or no connection [default: 20; 0: go on].",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be asked; call nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
@@ -192,6 +200,8 @@ def _traced(runner: Runner, wanted: bool) -> AbstractContextManager[None]:
     """What exports the run's spans while it goes on, where that is wanted."""
     if not wanted:
         return nullcontext()
+    if getattr(runner.engine, "works_elsewhere", False):
+        raise ConfigurationError("--otel needs the local engine: spans are made by the process that makes the calls")
     from steelyard.integrations.otel import exported
 
     runner.engine = runner.engine or LocalEngine(grace=GRACE)
@@ -234,7 +244,9 @@ def _run(runner: Runner, gate: Gate, flags: Flags, entry: Entry) -> int:
         more = " a larger --max-cost" if "max_cost" in (ending.result.metrics["stopped"] or "") else ""
         say(f"resume with{more}: {again}")
         return ending.signal_code or TOO_MANY_ERRORS
-    return verdict_code(ending.result.metrics, gate, remedy="--retry-errors asks them again")
+    # A load run's errors are what it measured: they are allowed, or not, but never asked again.
+    remedy = "a load run does not ask them again" if runner.options.is_load else "--retry-errors asks them again"
+    return verdict_code(ending.result.metrics, gate, remedy=remedy)
 
 
 def _show(result: Result, flags: Flags, place: Path) -> None:

@@ -14,9 +14,10 @@ from steelyard.cli.logs import log_to_stderr
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.open_files import allow_calls
 from steelyard.cli.output import say, show, show_json
-from steelyard.cli.place import new_place, remove_if_unused
+from steelyard.cli.place import choose_sweep_place, remove_if_unused
 from steelyard.cli.run import load_suite
 from steelyard.cli.values import Duration
+from steelyard.engine.choice import ENGINE_KEYS
 from steelyard.errors import ConfigurationError
 from steelyard.journal.files import disk_errors
 from steelyard.load.sweep import Sweep, SweepResult
@@ -24,7 +25,7 @@ from steelyard.report.plots import write_plots
 from steelyard.report.sweep_table import sweep_table
 from steelyard.runner import Runner
 
-_OPTIONS = ("match", "timeout", "warmup", "max_parallelism")
+_OPTIONS = ("match", "timeout", "warmup", "max_parallelism", "max_cost")
 """The flags that are options of each level's run, by the same names."""
 
 
@@ -44,7 +45,12 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None
     warmup: int | None
     max_parallelism: int | None
+    max_cost: float | None
+    engine: str | None
+    ray_address: str | None
+    workers: int | None
     force: bool
+    new: bool
     as_json: bool
     quiet: bool
     verbose: bool
@@ -69,7 +75,12 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--timeout", type=float, metavar="SECONDS", help="Time for one call [default: 600].")
 @click.option("--warmup", type=int, help="Requests sent first in each level and left out of everything.")
 @click.option("--max-parallelism", type=int, help="What auto never goes above [default: 512].")
+@click.option("--max-cost", type=float, metavar="AMOUNT", help="Stop when all levels have cost this much; resumable.")
+@click.option("--engine", type=click.Choice(["local", "ray"]), help="Who makes the calls [default: local].")
+@click.option("--ray-address", metavar="HOST:PORT", help="Ray cluster to use, or auto [default: start one here].")
+@click.option("--workers", type=int, help="Workers on the Ray cluster [default: one for each CPU].")
 @click.option("--force", is_flag=True, help="Start over; what is there is moved to DIR/previous.")
+@click.option("--new", is_flag=True, help="Start another sweep even where one could be gone on with.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
 @click.option("-v", "--verbose", is_flag=True, help="More of what happens.")
@@ -78,24 +89,30 @@ def command(**given: Any) -> int:
     """Measure SUITE at one parallelism after another and say which to run at.
 
     Each level is a run of its own that goes round the cases; errors are what is measured, so nothing is
-    retried or cached, and judges are asked when the level is over. Finished levels are not measured again.
+    retried or cached, and judges are asked when the level is over. An unfinished sweep of the same suite
+    and target is gone on with; finished levels are not measured again.
     """
     flags = Flags(**given)
     log_to_stderr(quiet=flags.quiet, verbose=flags.verbose)
+    if flags.new and flags.out is not None:
+        raise click.UsageError("--new chooses a directory by itself: it does not go with --out")
     runner = _load(flags)
-    place = flags.out or new_place(f"{runner.suite.id}-sweep", make=True)
+    place = choose_sweep_place(runner, out=flags.out, new=flags.new, force=flags.force)
     try:
         sweep = _sweep(runner, flags, place)
         allow_calls(sweep.options.max_parallelism if sweep.levels == "auto" else max(sweep.levels))
         return _run(sweep, flags, place)
     finally:
         remove_if_unused(place)
+        if (close := getattr(runner.engine, "close", None)) is not None:
+            close()
 
 
 def _load(flags: Flags) -> Runner:
     """The runner that a suite names, with the flags on top of its own options."""
     changed = {name: value for name in ("model", "base_url") if (value := getattr(flags, name)) is not None}
-    runner, _ = load_suite(flags.suite, changed)
+    engine = {name: value for name in ENGINE_KEYS if (value := getattr(flags, name)) is not None}
+    runner, _ = load_suite(flags.suite, changed, engine)
     runner.suite_file = flags.suite
     changes = {name: value for name in _OPTIONS if (value := getattr(flags, name)) is not None}
     if flags.quiet or flags.no_progress:
@@ -127,7 +144,9 @@ def _run(sweep: Sweep, flags: Flags, place: Path) -> int:
         return ending.signal_code
     _show(result, flags, place)
     if not result.complete:
-        say(f"resume with: {again}")
+        # The same command would stop at once where the budget is spent.
+        more = " a larger --max-cost" if "max_cost" in (result.stopped or "") else ""
+        say(f"resume with{more}: {again}")
         return ending.signal_code or TOO_MANY_ERRORS
     return 0
 

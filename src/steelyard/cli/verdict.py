@@ -11,7 +11,8 @@ from steelyard.build import Gate, build_gate
 from steelyard.cli.main import FAILED_GATE, TOO_MANY_ERRORS
 from steelyard.cli.output import say
 from steelyard.errors import ConfigurationError
-from steelyard.report.rules import Leave, check_rule, figures, parse_rule
+from steelyard.report.figures import figures
+from steelyard.report.rules import Leave, check_rule, parse_rule
 from steelyard.stats.wording import safe_text
 
 

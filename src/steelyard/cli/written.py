@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from steelyard.errors import ConfigurationError, JournalError
@@ -12,11 +13,20 @@ _NOT_A_DISK_FAILURE = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, 
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one step. A place that cannot be written is the user's mistake, a full disk is not."""
+    """Write a file in one step."""
+    write_pieces(path, [text])
+
+
+def write_pieces(path: Path, pieces: Iterable[str]) -> None:
+    """Write a file that takes its place once it is whole.
+
+    A place that cannot be written is the user's mistake, a full disk is not.
+    """
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         try:
-            draft.write_text(text, encoding="utf-8", errors="replace", newline="")
+            with draft.open("w", encoding="utf-8", errors="replace", newline="") as file:
+                file.writelines(pieces)
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)

@@ -86,7 +86,9 @@ class AdaptivePermits:
         self._on_trial: Sample | None = None
         self._settling = False
         self._doubted: Sample | None = None
-        self._callbacks: list[Callable[[], None]] = []
+        self._on_change: list[Callable[[], None]] = []
+        self._on_room: list[Callable[[], None]] = []
+        self._on_answered: list[Callable[[str, int], None]] = []
         self.history: list[tuple[float, int, str]] = [(0.0, self._allowed, "start")]
         """Seconds since the beginning, how many were allowed from then on, and why; thinned out when it grows long."""
 
@@ -101,7 +103,25 @@ class AdaptivePermits:
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Have this called whenever `allowed` has changed."""
-        self._callbacks.append(callback)
+        self._on_change.append(callback)
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Have this called whenever one more call might be sent: one has left the wire, or more are allowed."""
+        self._on_room.append(callback)
+
+    def on_answered(self, callback: Callable[[str, int], None]) -> None:
+        """Have this called with the id and trial of each case that has its answer."""
+        self._on_answered.append(callback)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether fewer calls are on the wire than are allowed."""
+        return self._in_use < self._allowed
+
+    def answered(self, case_id: str, trial: int) -> None:
+        """A case has its answer: how long that is weighed is not the endpoint's doing."""
+        for callback in self._on_answered:
+            callback(case_id, trial)
 
     def began(self) -> int:
         """A call is sent; how many are on the wire with it."""
@@ -111,6 +131,8 @@ class AdaptivePermits:
     def ended(self) -> None:
         """A call is off the wire, however it ended."""
         self._in_use -= 1
+        for callback in self._on_room:
+            callback()
 
     def observe(self, outcome: Outcome, latency: float, in_use: int | None = None) -> None:
         """Learn how a call went that was on the wire for so many seconds, sent when so many others were."""
@@ -263,5 +285,5 @@ class AdaptivePermits:
         self.history.append((now - self._began, allowed, reason))
         if len(self.history) > _LONGEST_HISTORY:
             self.history[:] = [self.history[0], *self.history[2:-1:2], self.history[-1]]
-        for callback in self._callbacks:
+        for callback in (*self._on_change, *self._on_room):
             callback()

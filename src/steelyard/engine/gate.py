@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from steelyard.contracts import Pace, Permits
+from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.records import Job
 
 
@@ -15,6 +17,10 @@ class Gate:
 
     At most `permits.allowed` are inside; when that shrinks, those inside finish and no other comes in. With a pace,
     one of them at a time waits for the next planned moment and takes a job then.
+
+    Permits that an endpoint's answers decide are about that endpoint alone: a job counts until it has its answer,
+    however long that is weighed afterwards; and nobody comes in while all of them are on the wire, some perhaps by a
+    judge that asks there too.
     """
 
     def __init__(self, permits: Permits | None, pace: Pace | None) -> None:
@@ -22,9 +28,17 @@ class Gate:
         self._pace = pace
         self._pacing = asyncio.Lock()
         self._inside = 0
+        """How many count towards the permits."""
+        self._jobs: dict[asyncio.Task[Any] | None, tuple[str, int]] = {}
+        """What each worker has taken, by case id and trial: only under permits that an endpoint decides."""
+        self._unanswered: set[tuple[str, int]] = set()
         self._queue: deque[asyncio.Future[None]] = deque()
         self._closed = False
-        if permits is not None:
+        self._adaptive = permits if isinstance(permits, AdaptivePermits) else None
+        if self._adaptive is not None:
+            self._adaptive.on_room(self._let_in)
+            self._adaptive.on_answered(self._answered)
+        elif permits is not None:
             permits.on_change(self._let_in)
 
     @property
@@ -47,7 +61,20 @@ class Gate:
             return job
 
     def leave(self) -> None:
-        """Give the permit back."""
+        """Give the permit back, if the job still has it."""
+        job = self._jobs.pop(asyncio.current_task(), None)
+        if job is None:
+            self._give_back()
+        else:
+            self._answered(*job)
+
+    def _answered(self, case_id: str, trial: int) -> None:
+        """Let another in: this job has its answer. Later calls for it wait for leave of their own."""
+        if (case_id, trial) in self._unanswered:
+            self._unanswered.remove((case_id, trial))
+            self._give_back()
+
+    def _give_back(self) -> None:
         self._inside -= 1
         self._let_in()
 
@@ -58,9 +85,14 @@ class Gate:
             job = await take()
         finally:
             if job is None:
-                self.leave()
+                self._give_back()
         if job is None:
             self._close()
+        elif self._adaptive is not None:
+            self._jobs[asyncio.current_task()] = taken = (job.case.id, job.trial)
+            self._unanswered.add(taken)
+            if job.stored is not None:
+                self._answered(*taken)
         return job
 
     async def _permit(self) -> None:
@@ -81,7 +113,7 @@ class Gate:
             if place in self._queue:
                 self._queue.remove(place)
             else:  # let in and cancelled in the same turn of the loop
-                self.leave()
+                self._give_back()
             raise
 
     def _close(self) -> None:
@@ -91,7 +123,11 @@ class Gate:
 
     def _has_room(self, beside: int = 0) -> bool:
         """Whether one more may be inside; with `beside=1`, whether one that is counted already may."""
-        return self._closed or self._permits is None or self._inside - beside < self._permits.allowed
+        if self._closed or self._permits is None:
+            return True
+        if self._adaptive is not None and not self._adaptive.has_room:
+            return False
+        return self._inside - beside < self._permits.allowed
 
     def _let_in(self) -> None:
         while self._queue and self._has_room():

@@ -1,9 +1,8 @@
-"""How fast one endpoint may be asked: a rate, a token budget, and a pause for all when it has too much to do."""
+"""How fast one endpoint may be asked: a rate, a token budget, permits, a pause for all when it has too much to do."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,8 +11,8 @@ import msgspec
 
 from steelyard.contracts import InvocationContext, Target, TargetAround
 from steelyard.engine.adaptive import AdaptivePermits
-from steelyard.engine.spacing import Pause, Spacing
-from steelyard.errors import ConfigurationError, TransientError
+from steelyard.engine.spacing import Outage, Pause, Spacing
+from steelyard.errors import ConfigurationError, TransientError, TransportError
 from steelyard.rates import RateLimit
 from steelyard.records import EvalCase, InvocationResponse
 
@@ -30,10 +29,19 @@ class Sent(msgspec.Struct, gc=False):
     in_use: int
 
 
+class _Place(msgspec.Struct, eq=False):
+    """One that waits for leave, with what it will need of the token budget."""
+
+    leave: asyncio.Future[Sent]
+    estimate: float
+    reserved: float
+
+
 class EndpointLimits:
     """What all calls to one endpoint share; first come, first served.
 
     With `pauses` off, an endpoint that is overloaded is asked on as before: for load runs, which measure just that.
+    One that nobody can reach is left alone for moments in any case.
     """
 
     def __init__(
@@ -52,10 +60,15 @@ class EndpointLimits:
         self._rate = Spacing(rate) if rate is not None else None
         self._tokens = Spacing(RateLimit(tokens_per_min, _MINUTE)) if tokens_per_min is not None else None
         self._pause = Pause() if pauses else None
+        self._outage = Outage()
+        self.answers = 0
+        """How many calls were answered, so far."""
         self._overrun = 0.0
         self._settled = 0
-        self._queue: deque[tuple[asyncio.Future[None], float]] = deque()
+        self._queue: deque[_Place] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        if permits is not None:
+            permits.on_room(self._let_through)
 
     @property
     def is_counted(self) -> bool:
@@ -75,20 +88,33 @@ class EndpointLimits:
     def leave_now(self, estimate: float) -> Sent | None:
         """Leave to send a call of about so many tokens, if it can be had without waiting."""
         now = self._clock()
-        if self._queue or self._ready_at() > now:
+        if self._queue or not self._has_room() or self._ready_at() > now:
             return None
-        reserved = self._to_reserve(estimate)
-        self._take(now, reserved)
-        return self._sent(now, estimate, reserved)
+        return self._take(now, estimate, self._to_reserve(estimate))
 
     async def leave(self, estimate: float, context: InvocationContext) -> Sent:
         """The same, waiting for it; meanwhile the case's own time stands still."""
-        reserved = self._to_reserve(estimate)
-        await self._wait(reserved, context)
-        return self._sent(self._clock(), estimate, reserved)
+        place = _Place(asyncio.get_running_loop().create_future(), estimate, self._to_reserve(estimate))
+        self._queue.append(place)
+        if len(self._queue) == 1:
+            self._set_timer()
+        began = self._clock()
+        if context.clock is not None:
+            context.clock.stop()
+        try:
+            return await place.leave
+        except asyncio.CancelledError:
+            self._withdraw(place)
+            raise
+        finally:
+            context.waiting += self._clock() - began
+            if context.clock is not None:
+                context.clock.start()
 
     def answered(self, sent: Sent, response: InvocationResponse) -> None:
         """A call came back with this."""
+        self.answers += 1
+        self._outage.reached()
         if self._tokens is not None:
             self._settle(self._tokens, sent, _tokens_of(response))
         if self._pause is not None:
@@ -105,6 +131,10 @@ class EndpointLimits:
         # Without a word about tokens they count as used: some endpoints count what they refuse.
         if self._tokens is not None:
             self._settle(self._tokens, sent, _tokens_of(getattr(error, "partial", None)))
+        if isinstance(error, TransportError) and error.reply is None:
+            self._outage.failed(now, sent.at)
+        else:
+            self._outage.reached()
         overload = error if isinstance(error, TransientError) and error.overloaded else None
         if overload is not None and self._pause is not None:
             self._pause.overloaded(now, sent.at, overload.retry_after)
@@ -119,72 +149,57 @@ class EndpointLimits:
     def _to_reserve(self, estimate: float) -> float:
         return max(1.0, estimate + self._overrun) if self._tokens is not None else 0.0
 
-    def _sent(self, now: float, estimate: float, reserved: float) -> Sent:
-        return Sent(now, estimate, reserved, self._permits.began() if self._permits is not None else 0)
+    def _has_room(self) -> bool:
+        return self._permits is None or self._permits.has_room
 
     def _ready_at(self) -> float:
-        """The clock's reading from which on the next call may go."""
-        ready = self._pause.ready_at() if self._pause is not None else -math.inf
+        """The clock's reading from which on the next call may go, if there is room for it on the wire."""
+        ready = self._outage.ready_at()
+        if self._pause is not None:
+            ready = max(ready, self._pause.ready_at())
         if self._rate is not None:
             ready = max(ready, self._rate.ready_at())
         if self._tokens is not None:
             ready = max(ready, self._tokens.ready_at())
         return ready
 
-    def _take(self, now: float, tokens: float) -> None:
+    def _take(self, now: float, estimate: float, reserved: float) -> Sent:
+        """Send one more call."""
         if self._pause is not None:
             self._pause.take()
         if self._rate is not None:
             self._rate.take(now)
         if self._tokens is not None:
-            self._tokens.take(now, tokens)
+            self._tokens.take(now, reserved)
+        return Sent(now, estimate, reserved, self._permits.began() if self._permits is not None else 0)
 
-    async def _wait(self, tokens: float, context: InvocationContext) -> None:
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (place, tokens)
-        self._queue.append(entry)
-        if len(self._queue) == 1:
-            self._set_timer()
-        began = self._clock()
-        if context.clock is not None:
-            context.clock.stop()
-        try:
-            await place
-        except asyncio.CancelledError:
-            self._withdraw(entry)
-            raise
-        finally:
-            context.waiting += self._clock() - began
-            if context.clock is not None:
-                context.clock.start()
-
-    def _withdraw(self, entry: tuple[asyncio.Future[None], float]) -> None:
+    def _withdraw(self, place: _Place) -> None:
         """Take a cancelled call out of the queue; or give back what it was given in the same turn of the loop."""
-        if entry in self._queue:
-            self._queue.remove(entry)
-        else:
+        if place in self._queue:
+            self._queue.remove(place)
+        elif not place.leave.cancelled():
             if self._rate is not None:
                 self._rate.correct(-1)
             if self._tokens is not None:
-                self._tokens.correct(-entry[1])
+                self._tokens.correct(-place.reserved)
+            self.ended()
         self._set_timer()
 
     def _let_through(self) -> None:
         """Give leave to as many as may go now."""
         now = self._clock()
-        while self._queue and self._ready_at() <= now:
-            place, tokens = self._queue.popleft()
-            self._take(now, tokens)
-            if not place.done():
-                place.set_result(None)
+        while self._queue and self._has_room() and self._ready_at() <= now:
+            place = self._queue.popleft()
+            if not place.leave.done():  # else it was cancelled a moment ago
+                place.leave.set_result(self._take(now, place.estimate, place.reserved))
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Wake when the first in the queue may go; nobody waits, no timer."""
+        """Wake when the first in the queue may go; nobody waits, or for others to leave the wire: no timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._queue:
+        if self._queue and self._has_room():
             delay = max(0.0, self._ready_at() - self._clock())
             self._timer = asyncio.get_running_loop().call_later(delay, self._let_through)
 
@@ -212,6 +227,16 @@ class Limited(TargetAround):
         self._target = target
         self._limits = limits
         self._estimate = estimate
+
+    @property
+    def answers(self) -> int:
+        """How many calls the endpoint has answered; 0 where another process counts them."""
+        return self._limits.answers if isinstance(self._limits, EndpointLimits) else 0
+
+    @property
+    def pauses(self) -> bool:
+        """Whether an endpoint that is overloaded is left alone for a while, by a call that is tried again too."""
+        return self._limits.pauses if isinstance(self._limits, EndpointLimits) else False
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """The target's answer, asked for when there is leave."""

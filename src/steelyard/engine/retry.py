@@ -9,17 +9,21 @@ import time
 import msgspec
 
 from steelyard.contracts import InvocationContext, Target, TargetAround
+from steelyard.engine.limits import Limited
 from steelyard.errors import TransientError
 from steelyard.records import EvalCase, InvocationResponse
 
 _ALWAYS_TRANSIENT: tuple[type[Exception], ...] = (TransientError, ConnectionError, TimeoutError)
+_MOST_REFUSALS = 100
+"""How often a call may be refused, beside its attempts, by an endpoint that answers others meanwhile."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
     """At most `attempts` calls within `total_seconds`; waits are uniform in 0..min(longest, first * 2^n).
 
     An endpoint that asks to be left alone for longer (`Retry-After`) is, if that fits into the total time. Time
-    spent waiting for leave to send does not count towards it.
+    spent waiting for leave to send does not count towards it. Nor does a refusal count as an attempt while the
+    endpoint answers others: more was sent than it takes, and the call has done nothing but wait its turn.
     """
 
     attempts: int = 5
@@ -42,34 +46,61 @@ class Retrying(TargetAround):
         self._target = target
         self._policy = policy
         self._transient = (*_ALWAYS_TRANSIENT, *policy.retry_on)
+        self._limited = target if isinstance(target, Limited) else None
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        """Ask until there is an answer, a final fault, or no attempt or time left; `context.attempt` counts."""
+        """Ask until there is an answer, a final fault, or no attempt or time left; `context.attempt` counts the tries.
+
+        A case may make several calls, one after the other: each has all attempts.
+        """
         ends = time.monotonic() - context.waiting + self._policy.total_seconds
+        before, refusals = context.attempt - 1, 0
         while True:
+            answers = self._limited.answers if self._limited is not None else 0
             try:
                 response = await self._target.invoke(case, context)
             except self._transient as error:
-                wait = self._wait_after(error, context.attempt, ends + context.waiting - time.monotonic())
+                refusals += self._only_waits(error, answers, refusals)
+                attempt = context.attempt - before - refusals
+                wait = self._wait_after(error, attempt, ends + context.waiting - time.monotonic())
                 if wait is None:
                     raise
                 # The error that is raised brings its own cost along; of those before it only this is left.
                 context.spent += _cost_of(error)
             else:
-                return response if context.attempt == 1 else _retried(response, context.attempt - 1)
+                retries = context.attempt - 1 - before
+                return _retried(response, retries) if retries else response
             await _back_off(wait, context)
             context.attempt += 1
+
+    def _only_waits(self, error: Exception, answers: int, refusals: int) -> bool:
+        """Whether the call was refused while the endpoint answered others, and may go on waiting for its turn.
+
+        Not where nobody pauses for refusals: a load run counts them.
+        """
+        if self._limited is None or not self._limited.pauses:
+            return False
+        if self._policy.attempts == 1 or refusals >= _MOST_REFUSALS:
+            return False
+        return _is_refusal(error) and self._limited.answers > answers
 
     def _wait_after(self, error: Exception, attempt: int, left: float) -> float | None:
         """Seconds until the next try, None when there is to be none; raises when the endpoint asks for too many."""
         if attempt >= self._policy.attempts:
             return None
-        wait = self._policy.wait_before(attempt + 1)
+        wait = self._policy.wait_before(max(2, attempt + 1))
         if isinstance(error, TransientError) and error.retry_after is not None and error.retry_after > wait:
             wait = error.retry_after
             if wait > left:
                 raise _hopeless(error, wait, left) from error
+        if self._limited is not None and self._limited.pauses and _is_refusal(error):
+            wait = 0.0  # all calls to the endpoint pause now: this one waits for leave among them
         return wait if wait <= left else None
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the endpoint said that it has too much to do."""
+    return isinstance(error, TransientError) and error.overloaded
 
 
 def _cost_of(error: Exception) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -19,14 +20,14 @@ from steelyard._version import __version__
 from steelyard.errors import ConfigurationError
 from steelyard.journal.files import MANIFEST, METRICS, OUTPUTS, PARTIAL, REPORT
 from steelyard.journal.manifest import Manifest, read_manifest
-from steelyard.report.rules import figures
+from steelyard.report.figures import figures
+from steelyard.report.page import page
 from steelyard.result import Result
 
 _NOT_IN_NAMES = re.compile(r"[^\w.\- ]", re.ASCII)
 _LONGEST_NAME = 250
 _LONGEST_VALUE = 500
 """Of a parameter: newer servers take more, older ones refuse it."""
-_METRICS_AT_ONCE, _OTHERS_AT_ONCE = 1000, 100
 
 
 def log_run(
@@ -43,19 +44,17 @@ def log_run(
 
     That is `run_id`, or the active one (`with mlflow.start_run():`), else a new one, in the experiment that is named
     here or by MLFLOW_EXPERIMENT_NAME, else in the suite's. `outputs=False` leaves out the files with the answers:
-    outputs.jsonl, and report.html where it was made.
+    outputs.jsonl, and the report.html that is made for it.
     """
     mlflow = _mlflow()
     place = Path(run)
     result, manifest = Result.load(place), read_manifest(place)
-    client = mlflow.MlflowClient(tracking_uri)
+    client = _client(mlflow, tracking_uri)
     active = mlflow.active_run() if run_id is None and tracking_uri is None else None
     found = run_id or (active.info.run_id if active is not None else None)
     logged: str = found or _new_run(client, result, manifest, experiment, run_name or place.resolve().name)
     _log_facts(client, mlflow.entities, logged, result, manifest, {**_tags(place, result), **(tags or {})})
-    for name in (MANIFEST, METRICS, PARTIAL, *((OUTPUTS, REPORT) if outputs else ())):
-        if (place / name).is_file():
-            client.log_artifact(logged, str(place / name))
+    _log_files(client, logged, place, outputs=outputs)
     if found is None:
         client.set_terminated(logged, "FINISHED" if result.complete else "KILLED")
     return logged
@@ -66,6 +65,15 @@ def _mlflow() -> Any:
         return import_module("mlflow")
     except ImportError as error:
         raise ConfigurationError("logging to MLflow needs mlflow: pip install 'steelyard[mlflow]'") from error
+
+
+def _client(mlflow: Any, tracking_uri: str | None) -> Any:
+    try:
+        return mlflow.MlflowClient(tracking_uri)
+    except mlflow.exceptions.MlflowException as error:
+        place = tracking_uri or mlflow.get_tracking_uri()
+        helps = "name a server (tracking_uri, or MLFLOW_TRACKING_URI), or pip install mlflow for one with a database"
+        raise ConfigurationError(f"MLflow cannot use {place}: {helps}; it says: {error}") from error
 
 
 def _new_run(client: Any, result: Result, manifest: Manifest | None, experiment: str | None, name: str) -> str:
@@ -83,7 +91,7 @@ def _new_run(client: Any, result: Result, manifest: Manifest | None, experiment:
 def _log_facts(
     client: Any, entities: Any, run_id: str, result: Result, manifest: Manifest | None, tags: Mapping[str, str]
 ) -> None:
-    """Everything but the files, in batches no larger than a server takes."""
+    """Everything but the files; the client splits it into requests that a server takes."""
     now = int(time.time() * 1000)
     numbers = [
         entities.Metric(name_for_mlflow(name), float(value), now, 0)
@@ -92,17 +100,20 @@ def _log_facts(
     ]
     params = [entities.Param(name_for_mlflow(name), value) for name, value in _params(manifest, result.metrics).items()]
     labels = [entities.RunTag(name_for_mlflow(name), value) for name, value in tags.items()]
-    for batch in _batches(numbers, _METRICS_AT_ONCE):
-        client.log_batch(run_id, metrics=batch)
-    for batch in _batches(params, _OTHERS_AT_ONCE):
-        client.log_batch(run_id, params=batch)
-    for batch in _batches(labels, _OTHERS_AT_ONCE):
-        client.log_batch(run_id, tags=batch)
+    client.log_batch(run_id, metrics=numbers, params=params, tags=labels)
 
 
-def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+def _log_files(client: Any, run_id: str, place: Path, *, outputs: bool) -> None:
+    for name in (MANIFEST, METRICS, PARTIAL, *((OUTPUTS,) if outputs else ())):
+        if (place / name).is_file():
+            client.log_artifact(run_id, str(place / name))
+    if outputs:
+        # Made anew: one that lies in the run may be from before it was resumed, and the run is not ours to write to.
+        with TemporaryDirectory(prefix="steelyard-") as folder:
+            report = Path(folder) / REPORT
+            with report.open("w", encoding="utf-8", errors="replace", newline="") as file:
+                file.writelines(page(place))
+            client.log_artifact(run_id, str(report))
 
 
 def _tags(place: Path, result: Result) -> dict[str, str]:

@@ -30,6 +30,7 @@ _TOKEN_COUNTS = (
     "num_tokens_output",
     "num_tokens_input_cached",
     "num_tokens_output_reasoning",
+    "num_tokens_input_cache_write",
 )
 
 

@@ -65,6 +65,7 @@ class Entry(msgspec.Struct, gc=False):
     http_status: int | None = None
     request_id: str | None = None
     node: str | None = None
+    num_tokens_input_cache_write: int | None = None
     notes: list[str] = []
     messages: msgspec.Raw = _ABSENT
     input_payload: msgspec.Raw = _ABSENT

@@ -24,6 +24,7 @@ CASES = "cases.jsonl"
 DAMAGED = "damaged.jsonl"
 REPORT = "report.html"
 SWEEP = "sweep.json"
+SWEEP_PARTIAL = "sweep.partial.json"
 LOCK = ".lock"
 PREVIOUS = "previous"
 

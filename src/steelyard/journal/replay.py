@@ -19,6 +19,7 @@ from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import id_digests, pack_row
 from steelyard.journal.scan import damage, readable_end
 from steelyard.records import RECORD_VERSION, Score
+from steelyard.stats.error_kinds import ErrorName, error_name
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, verdict
 from steelyard.stats.spending import Spending
@@ -27,6 +28,7 @@ PENDING, DONE, ERRORED, UNSCORED = 0, 1, 2, 3
 """What is known of a slot: nothing; an ok record; only errors (ask again); a response whose scores are not of use."""
 
 _MOST_KINDS = 1 << 16
+_ANY_ERROR = ErrorName("error", "error")
 
 
 class Slots(Protocol):
@@ -85,8 +87,8 @@ class Replay:
             os.close(descriptor)
 
     @property
-    def error_types(self) -> Mapping[str, int]:
-        """How many slots ended in each type of error."""
+    def errors(self) -> Mapping[ErrorName, int]:
+        """How many slots ended in each error."""
         return self._kinds.counts
 
     def forget_error(self, slot: int) -> None:
@@ -170,7 +172,7 @@ class Replay:
             return False
         if entry.status == "error":
             self.states[slot] = ERRORED
-            self._kinds.add(slot, entry.error_type or "error")
+            self._kinds.add(slot, error_name(entry))
             return True
         if state == ERRORED:
             self._kinds.remove(slot)
@@ -192,21 +194,21 @@ class Replay:
 
 
 class _ErrorKinds:
-    """The type of error of each slot that has one: two bytes a slot, and only once there is any."""
+    """The error of each slot that has one: two bytes a slot, and only once there is any."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._names = ["error"]
-        self._numbers = {"error": 0}
+        self.counts: Counter[ErrorName] = Counter()
+        self._names = [_ANY_ERROR]
+        self._numbers = {_ANY_ERROR: 0}
         self._of_slot = array("H")
 
-    def add(self, slot: int, kind: str) -> None:
+    def add(self, slot: int, kind: ErrorName) -> None:
         if kind not in self._numbers:
             if len(self._names) < _MOST_KINDS:
                 self._numbers[kind] = len(self._names)
                 self._names.append(kind)
             else:
-                kind = "error"
+                kind = _ANY_ERROR
         if slot >= len(self._of_slot):
             self._of_slot.frombytes(bytes(2 * (slot + 1 - len(self._of_slot))))
         self._of_slot[slot] = self._numbers[kind]

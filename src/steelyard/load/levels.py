@@ -9,6 +9,7 @@ import msgspec
 
 from steelyard.errors import ConfigurationError
 from steelyard.load.slo import Objective, check
+from steelyard.report.error_rows import error_rows
 
 REQUESTS_PER_PLACE = 10
 """A level sends at least so many requests for each call in flight: fewer are mostly ramp-up and tail."""
@@ -36,8 +37,10 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     """Why this client was the bottleneck; None when it was not."""
     broken: list[str] = []
     """The objectives that were not kept, in words."""
+    error_kinds: dict[str, int] = {}
+    """How often each kind of error came, the most frequent first."""
     worst_error: str | None = None
-    """The most frequent kind of error, with an example; None when there were none."""
+    """The most frequent kind of error, in the words of one of them; None when there were none."""
     judged: bool = False
     """Whether the pass rate is that of judges who were asked afterwards, in `<run>/judged`."""
 
@@ -71,6 +74,7 @@ def level_of(
     """The level that a run's metrics tell of; the pass rate is that of `judged` where judges were asked afterwards."""
     stats, quality = metrics["stats"], metrics if judged is None else judged
     client = dict(metrics["client"])
+    errors = error_rows(metrics)
     seen = {**metrics, **{name: quality[name] for name in ("pass_rate", "pass_rate_all")}}
     return Level(
         level=level,
@@ -88,17 +92,10 @@ def level_of(
         client=client,
         invalid=(client["reason"] or "it had no time to spare") if client["bottleneck"] else None,
         broken=[broken.describe() for broken in check(objectives, seen)],
-        worst_error=_worst_error(metrics),
+        error_kinds={row.kind: row.number for row in errors},
+        worst_error=None if not errors else (errors[0].example or {}).get("error") or errors[0].kind,
         judged=judged is not None,
     )
-
-
-def _worst_error(metrics: Mapping[str, Any]) -> str | None:
-    """The most frequent kind of error, which stands first, in the words of one of them."""
-    for kind in metrics.get("errors", ()):
-        example = metrics.get("error_examples", {}).get(kind, {}).get("error")
-        return str(example or kind)
-    return None
 
 
 def _percentiles(stats: Mapping[str, Any], metric: str) -> dict[str, float | None]:

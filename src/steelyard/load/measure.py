@@ -14,8 +14,9 @@ from steelyard.contracts import RepeatedJudge, Scorer
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.errors import RunCancelled
 from steelyard.journal.files import disk_errors, move_aside
-from steelyard.journal.manifest import compare, read_manifest
+from steelyard.journal.manifest import Manifest, compare, read_manifest
 from steelyard.journal.states import read_metrics
+from steelyard.load.budget import SweepBudget
 from steelyard.load.judging import LevelAnswers, requests_of
 from steelyard.load.levels import REQUESTS_PER_PLACE, Level, level_of
 from steelyard.load.slo import Objective
@@ -23,6 +24,7 @@ from steelyard.options import RunOptions
 from steelyard.runner import Runner
 from steelyard.session import read_session
 from steelyard.sitting import manifest_of
+from steelyard.stats.lag import BUSY
 from steelyard.suite.evalset import EvalSet
 
 log = logging.getLogger("steelyard")
@@ -53,6 +55,7 @@ class LevelRuns:
         duration: float | None,
         objectives: Sequence[Objective],
         output_path: Path,
+        budget: SweepBudget,
         token: CancellationToken,
     ) -> None:
         self._runner = runner
@@ -61,6 +64,7 @@ class LevelRuns:
         self._duration = duration
         self._objectives = objectives
         self._path = output_path
+        self._budget = budget
         self._token = token
         self.stopped: str | None = None
         """What ended a level, or its judging, before its time."""
@@ -70,23 +74,45 @@ class LevelRuns:
         """The run directory of a level."""
         return self._path / f"level-{level}"
 
+    def manifest(self, options: RunOptions) -> Manifest:
+        """What is measured, as the manifest of each level says it."""
+        session = None if options.initial_session_file is None else read_session(options.initial_session_file)
+        return manifest_of(self._runner.target, self._suite, self._at_once, options, session=session)
+
     def finished(self, level: int) -> dict[str, Any] | None:
-        """The metrics of a level that was measured before in just this way; refuses one of another target."""
+        """The metrics of a level that was measured before in just this way; refuses one of another target.
+
+        One in which this client was the bottleneck says nothing, and is measured again.
+        """
         place = self.place(level)
         metrics, old = read_metrics(place), read_manifest(place)
         if metrics is None or old is None:
             return None
         options = self._options(level)
-        session = None if options.initial_session_file is None else read_session(options.initial_session_file)
-        compare(place, old, manifest_of(self._runner.target, self._suite, self._at_once, options, session=session))
+        compare(place, old, self.manifest(options))
         now = options.for_manifest()
+        if metrics["client"]["bottleneck"]:
+            log.info("level %d is measured again: this client was the bottleneck", level)
+            return None
         return metrics if all(old.options.get(name) == now[name] for name in _DECIDES_THE_MEASUREMENT) else None
 
     async def measure(self, level: int) -> dict[str, Any] | None:
         """The metrics of a level's load run, None when it was interrupted.
 
-        What an earlier one left unfinished is moved aside: half a level was another load.
+        One in which this client ran late though it was not busy is measured once more: something else may have had
+        the machine just then.
         """
+        metrics = await self._measure_once(level)
+        client = {"bottleneck": False} if metrics is None else metrics["client"]
+        if not client["bottleneck"] or client["loop_cpu_share"] >= BUSY:
+            return metrics
+        log.info("level %d is measured once more: this client was the bottleneck: %s", level, client["reason"])
+        return await self._measure_once(level)
+
+    async def _measure_once(self, level: int) -> dict[str, Any] | None:
+        """The same, once. What is there is moved aside: half a level was another load."""
+        if not self._has_budget():
+            return None
         place, options = self.place(level), self._options(level)
         if place.exists():
             with disk_errors(place):
@@ -117,25 +143,40 @@ class LevelRuns:
         options, metrics = self._judging_options(place), read_metrics(place)
         if metrics is not None and _scored_by(place, scorers, options.num_runs):
             return metrics
+        if not self._has_budget():
+            return None
         log.info("level %d: %d answers are judged", level, requests)
         answers = LevelAnswers(self.place(level))
         try:
             suite = requests_of(self._suite, self._options(level), requests)
             runner = self._runner_of(answers, suite, scorers, options)
             runner.scored_from = str(self.place(level))
+            if getattr(runner.engine, "works_elsewhere", False):  # the answers lie in a file of this process
+                runner.engine = None
             # Complete, yet by other scorers: weighed anew. What was interrupted goes on.
             return await self._run(runner, force=metrics is not None)
         finally:
             answers.close()
 
+    def _has_budget(self) -> bool:
+        """Whether any more may be spent; where not, that is what stops the sweep."""
+        if self._budget.left() != 0.0:
+            return True
+        self.stopped = self._budget.describe()
+        return False
+
     async def _run(self, runner: Runner, *, force: bool) -> dict[str, Any] | None:
-        """The metrics of a run that came to its end; None when something ended it before."""
+        """The metrics of a run that came to its end; None when something ended it before: its budget, say."""
+        place = Path(runner.options.output_path or "")
+        runner.options = runner.options.replace(max_cost=self._budget.left(again_in=None if force else place))
         try:
             metrics = (await runner.run(force=force)).metrics
         except RunCancelled:
             return None
         if not metrics["complete"]:
-            self.stopped = metrics["stopped"]
+            # What the run calls its budget is only what was left of the sweep's.
+            spent = "max_cost" in (metrics["stopped"] or "") and metrics["cost"] is not None
+            self.stopped = self._budget.describe() if spent else metrics["stopped"]
             return None
         return metrics
 
@@ -157,6 +198,7 @@ class LevelRuns:
             num_runs=1,
             cache=None,
             stop_error_rate=None,
+            max_cost=None,
             low_memory=True,
         )
 

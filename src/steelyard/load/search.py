@@ -14,6 +14,9 @@ MOST_LEVELS = 12
 CLOSE_ENOUGH = 1.15
 """Two levels nearer to each other than this factor need none in between."""
 
+_TRIES_AT_THE_START = 3
+"""How many levels may say nothing before the search is given up."""
+
 _WORTH_HALVING = 0.75
 """A step that brought this share of what its parallelism promised left no knee between its ends."""
 
@@ -25,8 +28,12 @@ def next_level(levels: Sequence[Level], most: int) -> int | None:
     measured = {level.level: level for level in levels}
     best = recommend(levels).level
     highest = max(measured)
-    if best is None or len(measured) >= MOST_LEVELS:
-        return None  # not even one call at once is borne, or enough was tried
+    if len(measured) >= MOST_LEVELS:
+        return None
+    if best is None:
+        # What was too much, or this client's own doing, is no better higher up; a hiccup at the start may be over.
+        says_nothing = all(level.invalid is not None for level in levels) and len(levels) < _TRIES_AT_THE_START
+        return 2 * highest if says_nothing and 2 * highest <= most else None
     if best == highest:
         return min(2 * highest, most) if highest < most else None
     above = min(level for level in measured if level > best)

@@ -5,27 +5,17 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from steelyard.errors import ConfigurationError, suggestion
+from steelyard.stats.short_names import PERCENT, SECONDS, SHORT_NAMES, full_name
 from steelyard.stats.wording import format_number, format_seconds
 
 Unit = Literal["seconds", "share", "number"]
 
-_AGGREGATES = {"average": "average", "avg": "average", "mean": "average"} | {
-    name: name for name in ("p50", "p90", "p99", "min", "max")
-}
-_TIMES = {
-    "ttft": "time_to_first_token",
-    "ttlt": "time_to_last_token",
-    "latency": "time_to_last_token",
-    "tpot": "time_per_output_token",
-    "time_to_first_token": "time_to_first_token",
-    "time_to_last_token": "time_to_last_token",
-    "time_per_output_token": "time_per_output_token",
-}
 _PLAIN: dict[str, tuple[str, Unit]] = {
     "error_rate": ("the error rate", "share"),
     "pass_rate": ("the pass rate", "share"),
@@ -39,12 +29,12 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_SCALES: dict[Unit, dict[str, float]] = {
-    "seconds": {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0},
-    "share": {"%": 0.01, "": 1.0},
-    "number": {"": 1.0},
+_SCALES: dict[Unit, dict[str, Decimal]] = {
+    "seconds": SECONDS,
+    "share": {"%": PERCENT, "": Decimal(1)},
+    "number": {"": Decimal(1)},
 }
-_WRITTEN = re.compile(r"\s*([A-Za-z_]\w*)\s*(<=|>=|<|>)\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ%]*)\s*", re.IGNORECASE)
+_WRITTEN = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(<=|>=|<|>)\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ%]*)\s*", re.IGNORECASE)
 
 
 class Objective(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,9 +94,9 @@ def _parse_one(part: str) -> Objective:
     found = _WRITTEN.fullmatch(part)
     if found is None:
         raise ConfigurationError(f"slo: cannot read {part.strip()!r}; write it like ttft_p99<500ms or error_rate<1%")
-    written, comparison, number, suffix = found[1].lower(), found[2], float(found[3]), found[4].lower()
+    written, comparison, number, suffix = found[1].lower(), found[2], Decimal(found[3]), found[4].lower()
     figure, name, unit = _figure(written)
-    limit = number * _scale(part.strip(), unit, suffix)
+    limit = float(number * _scale(part.strip(), unit, suffix))
     if unit == "share" and limit > 1:
         raise ConfigurationError(f"slo: {part.strip()!r} is a share above 1; did you mean {number:g}%?")
     return Objective(text=part.strip(), figure=figure, name=name, comparison=comparison, limit=limit, unit=unit)
@@ -117,22 +107,12 @@ def _figure(written: str) -> tuple[str, str, Unit]:
     if written in _PLAIN:
         name, unit = _PLAIN[written]
         return written, name, unit
-    metric, _, aggregate = written.rpartition("_")
-    if metric in _TIMES and aggregate in _AGGREGATES:
-        full = _TIMES[metric]
-        return f"{full}-{_AGGREGATES[aggregate]}", f"{full.replace('_', ' ')} {_AGGREGATES[aggregate]}", "seconds"
-    if metric in _TIMES:
-        raise ConfigurationError(f"slo: {written}: no aggregate {aggregate!r}; {suggestion(aggregate, _AGGREGATES)}")
-    if written in _TIMES:
-        raise ConfigurationError(f"slo: {written} needs an aggregate, such as {written}_p99")
-    raise ConfigurationError(f"slo: nothing is named {written!r}; {suggestion(written, _known())}")
+    if (full := full_name(written)) is not None:
+        return full, full.replace("_", " ").replace("-", " "), "seconds"
+    raise ConfigurationError(f"slo: nothing is named {written!r}; {suggestion(written, [*_PLAIN, *SHORT_NAMES])}")
 
 
-def _known() -> list[str]:
-    return [*_PLAIN, *(f"{time}_{aggregate}" for time in _TIMES for aggregate in ("p50", "p90", "p99", "average"))]
-
-
-def _scale(part: str, unit: Unit, suffix: str) -> float:
+def _scale(part: str, unit: Unit, suffix: str) -> Decimal:
     scales = _SCALES[unit]
     if suffix in scales:
         return scales[suffix]

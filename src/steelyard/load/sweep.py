@@ -16,14 +16,18 @@ from steelyard.contracts import Engine
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.threaded import LoopFactory, LoopThread
 from steelyard.errors import ConfigurationError, RunFinished
-from steelyard.journal.files import SWEEP, disk_errors, move_aside, read_json_object, write_json
+from steelyard.journal.files import REPORT, SWEEP, SWEEP_PARTIAL, disk_errors, move_aside, write_json
 from steelyard.journal.lock import RunLock
+from steelyard.journal.manifest import compare
 from steelyard.journal.states import create
+from steelyard.journal.sweep_file import read_sweep, refuse_run, sweep_manifest
+from steelyard.load.budget import SweepBudget
 from steelyard.load.levels import Level, parse_levels
 from steelyard.load.measure import LevelRuns
 from steelyard.load.recommend import Recommendation, recommend
 from steelyard.load.search import next_level
 from steelyard.load.slo import Objective, parse_slo
+from steelyard.money import read_prices
 from steelyard.report.plots import PLOTS
 from steelyard.runner import Runner
 
@@ -45,6 +49,11 @@ class SweepResult(msgspec.Struct, kw_only=True):
     levels: list[Level]
     recommendation: Recommendation
     path: Path
+    cost: float | None = None
+    """What all of it has cost, judges and repeated levels included; None when that is not known."""
+    currency: str = "USD"
+    about: dict[str, Any] = {}
+    """What tells this sweep from others of the suite: its target, its seed, when it was begun."""
     stopped: str | None = None
     """Why it ended before all levels were measured; None when it is complete."""
 
@@ -61,6 +70,9 @@ class SweepResult(msgspec.Struct, kw_only=True):
             "stopped": self.stopped,
             "suite": self.suite,
             "model_id": self.model_id,
+            **self.about,
+            "cost": self.cost,
+            "currency": self.currency,
             "asked": self.asked,
             "objectives": [msgspec.structs.asdict(objective) for objective in self.objectives],
             "levels": [level.to_metrics() for level in self.levels],
@@ -103,6 +115,9 @@ class Sweep:
         self.objectives = _with_an_error_limit(parse_slo(slo) if isinstance(slo, str) else tuple(slo))
         self.token = token or runner.token or CancellationToken()
         self._path = Path(output_path)
+        self._currency = read_prices(self.options.prices, runner.target.model_id).currency
+        self._budget = SweepBudget(self._path, self.options.max_cost, self._currency)
+        self._about: dict[str, Any] = {}
 
     @property
     def engine(self) -> Engine | None:
@@ -117,19 +132,36 @@ class Sweep:
         """Measure the levels that have not been measured yet; the result, which sweep.json keeps when it is complete.
 
         A finished sweep raises RunFinished unless something else is asked of it now, or `force` is given: then
-        all that is there is moved aside.
+        all that is there is moved aside. Until it is finished, sweep.partial.json says how far it has come.
         """
         create(self._path)
         with RunLock(self._path):
-            with disk_errors(self._path):
-                self._make_room(force=force)
-            levels: list[Level] = []
             runs = self._runs()
-            if not await self._measure(runs, levels):
-                return self._result(levels, stopped=self.token.reason or runs.stopped or "cancelled")
+            with disk_errors(self._path):
+                self._make_room(runs, force=force)
+            levels: list[Level] = []
+            self._keep(levels)
+            try:
+                complete = await self._measure(runs, levels)
+            finally:
+                self._forget_if_unused()
+            if not complete:
+                return self._keep(levels, self.token.reason or runs.stopped or "cancelled")
             result = self._result(levels)
             write_json(self._path / SWEEP, result.to_metrics())
+            (self._path / SWEEP_PARTIAL).unlink(missing_ok=True)
             return result
+
+    def _keep(self, levels: list[Level], stopped: str = "not finished") -> SweepResult:
+        """Write down how far it has come, so that the sweep is found again; the result so far."""
+        result = self._result(levels, stopped)
+        write_json(self._path / SWEEP_PARTIAL, result.to_metrics())
+        return result
+
+    def _forget_if_unused(self) -> None:
+        """Leave no trace of a sweep that was refused before its first call."""
+        if not any(self._path.glob("level-*")):
+            (self._path / SWEEP_PARTIAL).unlink(missing_ok=True)
 
     def run_sync(self, *, force: bool = False, loop_factory: LoopFactory | None = None) -> SweepResult:
         """The same from code that is not async; works inside a running event loop too."""
@@ -156,6 +188,7 @@ class Sweep:
                 return False
             _tell(level)
             levels.append(level)
+            self._keep(levels)
         return True
 
     def _next(self, levels: Sequence[Level]) -> int | None:
@@ -176,6 +209,7 @@ class Sweep:
             duration=self.options.duration,
             objectives=self.objectives,
             output_path=self._path,
+            budget=self._budget,
             token=self.token,
         )
 
@@ -188,17 +222,25 @@ class Sweep:
             "slo": [objective.text for objective in self.objectives],
         }
 
-    def _make_room(self, *, force: bool) -> None:
-        """Refuse a sweep that has been made, unless it is to be made anew; one of which more is asked now goes on."""
-        done = read_json_object(self._path / SWEEP)
+    def _make_room(self, runs: LevelRuns, *, force: bool) -> None:
+        """Refuse a sweep that has been made, or of something else, unless it is to be made anew; else go on with it."""
+        refuse_run(self._path)
+        manifest = runs.manifest(self.options)
+        self._about = {"target": manifest.target, "seed": manifest.seed, "created": manifest.created}
         if force:
             old = sorted(place.name for pattern in ("level-*", *PLOTS) for place in self._path.glob(pattern))
-            move_aside(self._path, (SWEEP, *old))
-        elif done is not None:
-            if done.get("asked") == self._asked():
+            move_aside(self._path, (SWEEP, SWEEP_PARTIAL, REPORT, *old))
+            return
+        found = read_sweep(self._path)
+        old_manifest = None if found is None else sweep_manifest(found)
+        if old_manifest is not None:
+            compare(self._path, old_manifest, manifest)
+            self._about["created"] = old_manifest.created
+        if found is not None and found.get("complete"):
+            if found.get("asked") == self._asked():
                 message = f"{self._path} holds a finished sweep; --force starts over there"
                 raise RunFinished(message, path=self._path, errors=0)
-            move_aside(self._path, (SWEEP,))
+            move_aside(self._path, (SWEEP, REPORT))
 
     def _result(self, levels: list[Level], stopped: str | None = None) -> SweepResult:
         ordered = sorted(levels, key=lambda level: level.level)
@@ -210,6 +252,9 @@ class Sweep:
             levels=ordered,
             recommendation=recommend(ordered),
             path=self._path,
+            cost=self._budget.spent(),
+            currency=self._currency,
+            about=self._about,
             stopped=stopped,
         )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from steelyard.report.compare_rows import lists, outcomes, rows
 from steelyard.report.comparison import Against, CaseChange, Comparison
-from steelyard.report.markdown import code
+from steelyard.report.markdown import code, markdown_table
 
 _LONGEST_ID = 60
 _SIGNS = {"better": "🟢", "worse": "🔴", "no difference": "⚪", "unknown": "⚪"}
@@ -15,13 +15,6 @@ _SIGNS = {"better": "🟢", "worse": "🔴", "no difference": "⚪", "unknown": 
 def compare_markdown(comparison: Comparison) -> str:
     """For each run the verdict, the figures, and, folded, the cases that changed and what else is different."""
     return "\n\n".join("\n\n".join(_sections(one, comparison)) for one in comparison.against) + "\n"
-
-
-def markdown_table(head: Sequence[str], body: Iterable[Sequence[str]], *, numbers: bool = True) -> str:
-    """A table, all but its first column flush right where they hold numbers; its cells must be Markdown already."""
-    lines = [f"| {' | '.join(row)} |" for row in body]
-    rule = "|---|" + ("---:|" if numbers else "---|") * (len(head) - 1)
-    return "\n".join([f"| {' | '.join(head)} |", rule, *lines])
 
 
 def _sections(one: Against, comparison: Comparison) -> Iterator[str]:
@@ -34,6 +27,7 @@ def _sections(one: Against, comparison: Comparison) -> Iterator[str]:
             [f"{row.label} {code(row.name, _LONGEST_ID)}".rstrip(), row.baseline, row.run, row.change, row.interval]
             for row in rows(one, code(comparison.currency, 20))
         ),
+        numbers=True,
     )
     if one.scores_left_out:
         yield f"and {one.scores_left_out:,} more scores"
@@ -50,15 +44,14 @@ def _sections(one: Against, comparison: Comparison) -> Iterator[str]:
 def _flips(title: str, total: int, cases: list[CaseChange]) -> Iterator[str]:
     if not total:
         return
-    table = markdown_table(
+    inside = markdown_table(
         ["case", "", "baseline", "run"],
         (
             [code(case.id, _LONGEST_ID), " → ".join(outcomes(case)), code(case.baseline_answer), code(case.run_answer)]
             for case in cases
         ),
-        numbers=False,
     )
-    yield _folded(f"{title} on {total:,}", table, total - len(cases))
+    yield _folded(f"{title} on {total:,}", inside, total - len(cases))
 
 
 def _folded(title: str, inside: str, more: int) -> str:

@@ -10,6 +10,8 @@ import msgspec
 from steelyard.report.pairs import Pairs, RunCases
 
 _LONGEST = 60
+_BEFORE = 10
+"""Characters that two long texts have in common which are shown before those in which they differ."""
 _OPTIONS = {
     "trials": "trials of each case",
     "num_runs": "runs of each judge",
@@ -23,7 +25,8 @@ _PACE = ("parallelism", "rate", "tokens_per_min", "requests", "duration", "arriv
 def notes(pairs: Pairs) -> list[str]:
     """Each difference as a line, those that weigh most first."""
     a, b = pairs.baseline, pairs.other
-    found = [*_unfinished(a, "the baseline"), *_unfinished(b, "this run"), *_suites(pairs), *_graders(pairs)]
+    found = ["it is the same run"] if a.run.resolve() == b.run.resolve() else []
+    found += [*_unfinished(a, "the baseline"), *_unfinished(b, "this run"), *_suites(pairs), *_graders(pairs)]
     if a.manifest is None or b.manifest is None:
         return [*found, *_clients(a, b), "a run.json is missing: what the runs were told cannot be compared"]
     found += _of_mapping("target ", _target(a), _target(b))
@@ -48,7 +51,7 @@ def _suites(pairs: Pairs) -> Iterator[str]:
     if a != b:
         yield f"suite: {_show(a)} in the baseline, {_show(b)} here"
     if pairs.asked_otherwise * 2 > pairs.shared:
-        what = "system prompt, template, tools or metadata"
+        what = "prompt, system prompt, template, tools or metadata"
         yield f"{pairs.asked_otherwise:,} of {pairs.shared:,} cases were asked otherwise ({what})"
     if len(pairs.edited):
         left = "are left out" if len(pairs) < pairs.shared else "are paired all the same"
@@ -98,12 +101,27 @@ def _chosen(options: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
 
 def _of_mapping(prefix: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted({*a, *b}):
-        if a.get(key) != b.get(key):
-            yield f"{prefix}{key}: {_show(a.get(key))} in the baseline, {_show(b.get(key))} here"
+        one, other = a.get(key), b.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _of_mapping(f"{prefix}{key}.", one, other)
+        elif one != other:
+            start = _where_they_part(_text(one), _text(other))
+            yield f"{prefix}{key}: {_show(one, start)} in the baseline, {_show(other, start)} here"
 
 
-def _show(value: Any) -> str:
+def _where_they_part(a: str, b: str) -> int:
+    """From where on to show two texts so that their difference is seen: the beginning, if it is near enough."""
+    shorter = min(len(a), len(b))
+    common = next((place for place in range(shorter) if a[place] != b[place]), shorter)
+    return 0 if common < _LONGEST // 2 else common - _BEFORE
+
+
+def _show(value: Any, start: int = 0) -> str:
+    text = ("…" if start else "") + _text(value)[start:]
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _text(value: Any) -> str:
     if value is None:
         return "none"
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Iterable, Iterator
 
-from steelyard._version import __version__
 from steelyard.report.compare_rows import lists, outcomes, rows
 from steelyard.report.comparison import Against, CaseChange, Change, Comparison, RunFacts
-from steelyard.report.page import asset, policy
-from steelyard.report.visible import visible
+from steelyard.report.page_frame import document, escaped
 
 _PILLS = {"better": "passed", "worse": "failed", "no difference": "unscored", "unknown": "unscored"}
 _WIDTH, _HEIGHT = 180, 14
@@ -18,27 +14,22 @@ _WIDTH, _HEIGHT = 180, 14
 
 def compare_page(comparison: Comparison) -> str:
     """The whole page."""
-    style, script = asset("page.css") + asset("compare.css"), asset("compare.js")
-    baseline = comparison.baseline.label
-    filled = {
-        "POLICY": policy(script, style),
-        "VERSION": __version__,
-        "TITLE": _text(f"{', '.join(one.run.label for one in comparison.against)} against {baseline}"),
-        "STYLE": style,
-        "MAIN": "\n".join(markup(comparison)),
-        "SCRIPT": script,
-    }
-    return re.sub(r"@@([A-Z]+)@@", lambda found: filled[found[1]], asset("compare.html"))
+    return document(title(comparison), "compare", markup(comparison))
+
+
+def title(comparison: Comparison) -> str:
+    """Which runs are held against which."""
+    return f"{', '.join(one.run.label for one in comparison.against)} against {comparison.baseline.label}"
 
 
 def markup(comparison: Comparison) -> Iterator[str]:
     """What the page shows, without its frame."""
-    yield f'<div class="head"><div><h1>{_text(comparison.baseline.label)}</h1>{_facts(comparison.baseline)}</div>'
+    yield f'<div class="head"><div><h1>{escaped(comparison.baseline.label)}</h1>{_facts(comparison.baseline)}</div>'
     yield '<span class="pill">baseline</span></div>'
     for one in comparison.against:
         yield "<section>"
         yield f'<div class="section-head"><span class="pill {_PILLS[one.outcome]}">{one.outcome}</span>'
-        yield f'<div><h2 class="verdict">{_text(one.verdict)}</h2>{_facts(one.run)}</div></div>'
+        yield f'<div><h2 class="verdict">{escaped(one.verdict)}</h2>{_facts(one.run)}</div></div>'
         yield from _figures(one, comparison)
         yield from _changed(one)
         yield from _differences(one)
@@ -49,17 +40,17 @@ def _facts(run: RunFacts) -> str:
     known = [run.run, run.suite, run.model_id or "", f"{run.cases:,} cases"]
     known += [f"{run.trials:,} trials"] if run.trials > 1 else []
     known += [] if run.complete else ["not complete"]
-    return f'<div class="facts">{"".join(f"<span>{_text(fact)}</span>" for fact in known if fact)}</div>'
+    return f'<div class="facts">{"".join(f"<span>{escaped(fact)}</span>" for fact in known if fact)}</div>'
 
 
 def _figures(one: Against, comparison: Comparison) -> Iterator[str]:
-    names = [_text(comparison.baseline.label), _text(one.run.label)]
+    names = [escaped(comparison.baseline.label), escaped(one.run.label)]
     head = [f"{one.paired:,} paired cases", *names, "change", "95 % CI", ""]
     drawn = _drawn(one)
     body = (
         [
-            f'<td class="name">{_text(f"{row.label} {row.name}")}</td>',
-            *(f"<td>{_text(cell)}</td>" for cell in (row.baseline, row.run, row.change, row.interval)),
+            f'<td class="name">{escaped(f"{row.label} {row.name}")}</td>',
+            *(f"<td>{escaped(cell)}</td>" for cell in (row.baseline, row.run, row.change, row.interval)),
             f'<td class="whisker-cell">{drawn.get((row.label.partition(",")[0], row.name), "")}</td>',
         ]
         for row in rows(one, comparison.currency)
@@ -102,7 +93,7 @@ def _changed(one: Against) -> Iterator[str]:
         yield from _flips("worse", one.split.worse, one.worse)
         yield f"<p>the same on {one.split.same:,}</p>"
     for title, listed in lists(one):
-        ids = "".join(f"<li>{_text(name)}</li>" for name in listed.ids)
+        ids = "".join(f"<li>{escaped(name)}</li>" for name in listed.ids)
         yield f'<details><summary>{title}: {listed.total:,}</summary><ul class="plain-list">{ids}</ul>'
         yield f"{_more(listed.total - len(listed.ids))}</details>"
     yield "</div>"
@@ -114,9 +105,9 @@ def _flips(title: str, total: int, cases: list[CaseChange]) -> Iterator[str]:
         return
     body = (
         [
-            f'<td class="case">{_text(case.id)}</td>',
+            f'<td class="case">{escaped(case.id)}</td>',
             f"<td>{' → '.join(outcomes(case))}</td>",
-            f'<td class="answer">{_text(case.baseline_answer)}</td><td class="answer">{_text(case.run_answer)}</td>',
+            *(f'<td class="answer">{escaped(said)}</td>' for said in (case.baseline_answer, case.run_answer)),
         ]
         for case in cases
     )
@@ -127,7 +118,7 @@ def _flips(title: str, total: int, cases: list[CaseChange]) -> Iterator[str]:
 
 def _differences(one: Against) -> Iterator[str]:
     if one.notes:
-        listed = "".join(f"<li>{_text(note)}</li>" for note in one.notes)
+        listed = "".join(f"<li>{escaped(note)}</li>" for note in one.notes)
         yield f'<div class="card"><h2>What else is different</h2><ul class="differences">{listed}</ul></div>'
 
 
@@ -143,7 +134,3 @@ def _table(head: list[str], body: Iterable[list[str]], *, answers: int = 0) -> s
 
 def _more(count: int) -> str:
     return f"<p>and {count:,} more: --all lists them</p>" if count > 0 else ""
-
-
-def _text(text: str) -> str:
-    return html.escape(visible(text))

@@ -12,6 +12,8 @@ _WIDTH = 100
 _LONGEST_ID = 40
 _LONGEST_LABEL = 34
 _COLUMN = 12
+_WIDTHS = (0, _COLUMN, _COLUMN, _COLUMN, 15)
+"""Of the columns of figures at the least, so that the tables of several runs look alike."""
 
 
 def compare_text(comparison: Comparison) -> str:
@@ -40,16 +42,14 @@ def _named(role: str, run: RunFacts) -> str:
 
 
 def _table(one: Against, comparison: Comparison) -> str:
-    names = [trim(safe_text(run.label), _COLUMN) for run in (comparison.baseline, one.run)]
-    head = Row(f"{one.paired:,} paired cases", "", *names)
+    before, now = (trim(safe_text(run.label), _COLUMN) for run in (comparison.baseline, one.run))
+    head = Row(f"{one.paired:,} paired cases", baseline=before, run=now, change="change", interval="95 % CI")
     shown = [head, *rows(one, safe_text(comparison.currency))]
     labels = [trim(f"{row.label} {safe_text(row.name)}".rstrip(), _LONGEST_LABEL) for row in shown]
-    width = max(len(label) for label in labels)
-    lines = [
-        f"  {label:<{width}}  {row.baseline:>12}  {row.run:>12}  {row.change:>12}  {row.interval:>15}".rstrip()
-        for label, row in zip(labels, shown, strict=True)
-    ]
-    lines[0] += f"  {'change':>12}  {'95 % CI':>15}"
+    cells = [[label, row.baseline, row.run, row.change, row.interval] for label, row in zip(labels, shown, strict=True)]
+    widths = [max(fewest, *map(len, column)) for fewest, column in zip(_WIDTHS, zip(*cells, strict=True), strict=True)]
+    form = f"  {{:<{widths[0]}}}" + "".join(f"  {{:>{width}}}" for width in widths[1:])
+    lines = [form.format(*row).rstrip() for row in cells]
     if one.scores_left_out:
         lines.append(f"  and {one.scores_left_out:,} more scores")
     return "\n".join(lines)

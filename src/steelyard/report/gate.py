@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from steelyard.report.compare_notes import notes
-from steelyard.report.pairs import RunCases
+from steelyard.report.figures import figures
+from steelyard.report.pairs import Pairs, RunCases
 from steelyard.report.regression import Allowance, check_regressions
-from steelyard.report.rules import Checked, Leave, Rule, check_rule, figures
+from steelyard.report.rules import Checked, Leave, Rule, check_rule
 from steelyard.result import Result
 
 GATE_VERSION = 1
@@ -53,7 +54,7 @@ def hold_to(
     if baseline is not None and cases is not None:
         more, pairs = check_regressions(RunCases(baseline), cases, allowance or Allowance(), leave)
         checks += more
-        differences = notes(pairs)
+        differences = [*notes(pairs), *_unpaired(pairs)]
     return Gated(
         run=str(run),
         baseline=None if baseline is None else str(baseline),
@@ -63,6 +64,14 @@ def hold_to(
         checks=checks,
         notes=differences,
     )
+
+
+def _unpaired(pairs: Pairs) -> Iterator[str]:
+    """What the baseline cannot speak of, and what it speaks of in vain."""
+    if len(pairs.only_a):
+        yield f"{len(pairs.only_a):,} of {len(pairs.baseline.ids):,} cases of the baseline are not in this run"
+    if len(pairs.only_b):
+        yield f"{len(pairs.only_b):,} of {len(pairs.other.ids):,} cases are not in the baseline"
 
 
 def _complete(complete: bool, done: int, planned: int, leave: Leave) -> Checked:

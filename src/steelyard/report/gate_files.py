@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from steelyard.report.compare_markdown import markdown_table
 from steelyard.report.gate import Gated
 from steelyard.report.junit import attribute, content
-from steelyard.report.markdown import code
+from steelyard.report.markdown import code, markdown_table
 from steelyard.report.rules import Checked
 from steelyard.stats.wording import safe_text
 
@@ -25,12 +24,11 @@ def gate_markdown(gated: Gated) -> str:
     named = " on ".join(code(name, 60) for name in (gated.suite, gated.model_id) if name)
     against = "" if gated.baseline is None else f", against {code(gated.baseline)}"
     ordered = [*gated.broken, *(check for check in gated.checks if check.ok)]
-    table = markdown_table(
+    checks = markdown_table(
         ["", "rule", "found"],
         (["✅" if check.ok else "❌", code(check.rule), code(check.reason, _LONGEST)] for check in ordered),
-        numbers=False,
     )
-    parts = [f"### {verdict}", f"{named}: {code(gated.run)}{against}", table]
+    parts = [f"### {verdict}", f"{named}: {code(gated.run)}{against}", checks]
     if gated.notes:
         listed = "\n".join(f"- {code(note, _LONGEST)}" for note in gated.notes)
         parts.append(f"<details><summary>What else is different</summary>\n\n{listed}\n\n</details>")

@@ -133,7 +133,7 @@ def _attributes(values: Mapping[str, object]) -> str:
 
 
 def _decimal(seconds: float | None) -> str:
-    return f"{seconds or 0.0:.6f}"
+    return f"{seconds or 0.0:.3f}"  # Jenkins refuses a fourth decimal
 
 
 def _timestamp(created: str) -> str:

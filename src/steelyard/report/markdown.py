@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def markdown(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
     for notice in notices(metrics):
         yield f"> [!{'WARNING' if notice['level'] == 'warning' else 'NOTE'}]\n"
         yield f"> **{notice['title']}.** {words(notice['text'])}\n\n"
-    yield from _table(["", "", "95 % interval"], _figures(metrics))
+    yield markdown_table(["", "", "95 % interval"], _figures(metrics)) + "\n\n"
     yield from _latencies(metrics)
     yield from _errors(metrics)
     yield from _failed(run, suite)
@@ -54,6 +54,12 @@ def code(text: str, longest: int = _LONGEST) -> str:
 def words(text: str) -> str:
     """A sentence with text from elsewhere in it: shown as it is; a mention or a reference falls apart."""
     return _REFERRING.sub(r"<code>\1</code>", _escaped(one_line(text, _LONGEST_SENTENCE)))
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
+    """A table, all but its first column flush right where they hold numbers; its cells must be Markdown already."""
+    rule = "|---|" + ("---:|" if numbers else "---|") * (len(head) - 1)
+    return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _escaped(text: str) -> str:
@@ -101,7 +107,7 @@ def _latencies(metrics: Mapping[str, Any]) -> Iterator[str]:
         if stats[f"{name}-average"] is not None
     ]
     if rows:
-        yield from _table(["time to", *columns], rows)
+        yield markdown_table(["time to", *columns], rows) + "\n\n"
 
 
 def _errors(metrics: Mapping[str, Any]) -> Iterator[str]:
@@ -110,7 +116,7 @@ def _errors(metrics: Mapping[str, Any]) -> Iterator[str]:
         example = metrics["error_examples"].get(kind) or {"id": "", "error": ""}
         rows.append([code(kind, 60), f"{count:,}", code(example["id"], 60), code(example["error"])])
     if rows:
-        yield from _table(["error", "", "for example", ""], rows)
+        yield markdown_table(["error", "", "for example", ""], rows) + "\n\n"
 
 
 def _failed(run: Path, suite: EvalSet | None) -> Iterator[str]:
@@ -128,7 +134,7 @@ def _failed(run: Path, suite: EvalSet | None) -> Iterator[str]:
                 break
     shown = f"{total:,} failed" if total <= _MOST_FAILED else f"the first {_MOST_FAILED} of {total:,} that failed"
     yield f"<details><summary>{shown}</summary>\n\n"
-    yield from _table(["case", "asked", "answered", "expected", "why"], rows)
+    yield markdown_table(["case", "asked", "answered", "expected", "why"], rows) + "\n\n"
     yield "</details>\n\n"
 
 
@@ -138,13 +144,6 @@ def _failed_row(record: Record, asked: Asked | None) -> list[str]:
     expected = "" if case is None or case.expected is None else as_text(case.expected)
     texts = (question(record, case), record.response_text or "", expected, why_failed(record))
     return [named, *(code(text) for text in texts)]
-
-
-def _table(head: Sequence[str], rows: Iterator[list[str]] | list[list[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n"
-    for row in rows:
-        yield f"| {' | '.join(row)} |\n"
-    yield "\n"
 
 
 def _interval(interval: Sequence[float] | None, form: str) -> str:

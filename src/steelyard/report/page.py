@@ -7,14 +7,10 @@ The policy in the file allows this one script and this one style sheet, by their
 from __future__ import annotations
 
 import base64
-import hashlib
 import html
-import json
-import re
 import tempfile
 import zlib
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +21,7 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.report.expectations import Expectations, open_suite
 from steelyard.report.page_charts import Curves
 from steelyard.report.page_data import CHUNK_BYTES, CHUNK_RECORDS, Columns, body, text_limit
+from steelyard.report.page_frame import asset, filled, policy, program, script_json
 from steelyard.report.page_notices import notices
 from steelyard.report.run_records import RunRecords
 from steelyard.report.summary import summary
@@ -32,7 +29,9 @@ from steelyard.report.visible import visible
 from steelyard.result import Result
 from steelyard.suite.evalset import EvalSet
 
-SCRIPTS = ("dom.js", "theme.js", "charts.js", "overview.js", "cases.js", "table.js", "diff.js", "drawer.js", "page.js")
+PARTS = ("dom.js", "theme.js", "charts.js", "overview.js", "cases.js", "table.js", "diff.js", "drawer.js", "views.js")
+"""The scripts that the report shares with the pages of `steelyard view`."""
+SCRIPTS = (*PARTS, "page.js")
 _LONGEST_FACT = 2_000
 _LEVEL = 6
 _COPIED_AT_ONCE = 3 << 18
@@ -65,29 +64,6 @@ def page(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
             "chunks": packed.starts,
         }
         yield from _assembled(overview, packed)
-
-
-def asset(name: str) -> str:
-    """One of the files that the page is made of."""
-    return (files("steelyard.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def script_json(value: Any) -> str:
-    """JSON that can stand inside a script element: pure ASCII, and nothing in it opens, closes or comments."""
-    text = json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def policy(script: str, style: str) -> str:
-    """The Content-Security-Policy of a page with this one script and this one style sheet."""
-    return (
-        f"default-src 'none'; script-src '{_source(script)}'; style-src '{_source(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _source(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 class _Packed:
@@ -151,10 +127,10 @@ class _Packed:
 
 
 def _assembled(overview: dict[str, Any], packed: _Packed) -> Iterator[str]:
-    style, script = asset("page.css"), "\n".join(asset(name) for name in SCRIPTS)
+    style, script = asset("page.css"), program(map(asset, SCRIPTS))
     metrics, about = overview["metrics"], overview["about"]
     named = " on ".join(one for one in (about["suite"], about["model"]) if one)
-    filled = {
+    values = {
         "POLICY": policy(script, style),
         "VERSION": __version__,
         "TITLE": html.escape(visible(f"{named}: Steelyard report")),
@@ -164,7 +140,7 @@ def _assembled(overview: dict[str, Any], packed: _Packed) -> Iterator[str]:
         "SCRIPT": script,
     }
     before, after = asset("page.html").split("@@DATA@@\n")
-    yield re.sub(r"@@([A-Z]+)@@", lambda found: filled[found[1]], before)
+    yield filled(before, values)
     yield from packed.data()
     yield after
 

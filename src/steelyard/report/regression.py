@@ -55,10 +55,18 @@ def check_regressions(
     if not len(pairs):
         raise ConfigurationError(f"no case of {run.run} is in the baseline {baseline.run}: nothing can be paired")
     drops = {**_DEFAULT, **allowance.drops}
+    if "pass_rate" not in allowance.drops and _never_scored(baseline) and _never_scored(run):
+        del drops["pass_rate"]
     checked = [_check_drop(pairs, name, drop) for name, drop in drops.items()]
     if allowance.slowdown is not None:
         checked.append(_check_slowdown(pairs, allowance.slowdown, leave))
     return checked, pairs
+
+
+def _never_scored(cases: RunCases) -> bool:
+    """Whether nobody wanted verdicts of the run, as in a load test: there are answers, and no scorer decided."""
+    metrics = cases.metrics
+    return bool(metrics["counts"]["ok"]) and not (metrics["scored"] or metrics["scoring_errors"])
 
 
 def _check_drop(pairs: Pairs, name: str, allowed: float) -> Checked:

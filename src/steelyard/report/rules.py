@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 
 from steelyard.errors import ConfigurationError, nearest
-
-FAILURE_RATE = "failure_rate"
-"""The share of records without an answer, or whose scoring broke down: what a suite's `max_error_rate` limits."""
+from steelyard.stats.short_names import PERCENT, SECONDS, SHORT_NAMES, full_name
 
 _OPERATORS = {
     "<=": operator.le,
@@ -22,16 +21,24 @@ _OPERATORS = {
     "<": operator.lt,
     ">": operator.gt,
 }
+_UNITS = {**SECONDS, "%": PERCENT, "": Decimal(1)}
 _RULE = re.compile(
     r"\s*(?P<name>.+?)\s*(?P<operator><=|>=|==|!=|<|>)\s*"
-    r"(?P<number>[+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>us|µs|ms|s|min|%)?\s*",
+    r"(?P<number>[+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>us|µs|ms|s|min|m|%)?\s*",
     re.S,
 )
-_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "%": 0.01, "": 1.0}
-_IN_SECONDS = re.compile(r"^(time_|p50_latency_s|active_seconds|client\.(lag_|seconds|stood_still))|load\.duration")
-_A_SHARE = re.compile(r"rate|share|pass_at_k|pass_hat_k|^(trials\.)?score\.|spread")
-_OF_SPEED = re.compile(r"^(time_|p50_latency_s|requests_per_minute|output_tps|active_seconds)")
-_NOT_FIGURES = ("v", "seed", "target", "error_examples", "scores", "stats", "trials")
+_IN_SECONDS = re.compile(
+    r"(^|\.)time_|^(p50_latency_s|active_seconds|client\.(lag_|seconds|stood_still))|load\.duration"
+)
+_OF_SPEED = re.compile(r"(^|\.)time_|^(p50_latency_s|requests_per_minute|output_tps|active_seconds)")
+_A_SHARE = re.compile(
+    r"(trials\.)?((pass|error|failure|failed_requests)_rate(_all)?|pass_(at|hat)_k\.\d+|spread"
+    r"|score\..+\.(mean|pass_rate|std_dev|spread))(\.ci_(low|high))?|(trials\.)?score\..+\.ci_(low|high)",
+    re.S,
+)
+_IN_PERCENT = re.compile(r"client\..*share")
+"""Not within 0..1, though: two busy cores are 200 %."""
+_PRICES = "give the suite `prices`, or pip install 'steelyard[prices]' for a list of public ones"
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -46,7 +53,12 @@ class Rule(msgspec.Struct, frozen=True):
     @property
     def of_speed(self) -> bool:
         """Whether it is about latency or throughput: figures that a busy client bends."""
-        return bool(_OF_SPEED.match(self.name))
+        return bool(_OF_SPEED.search(self.name))
+
+    @property
+    def of_cost(self) -> bool:
+        """Whether it is about money, and not about how many calls' cost is known."""
+        return self.name.startswith("cost") and not self.name.startswith(("cost_unknown", "cost_estimated"))
 
 
 class Checked(msgspec.Struct, kw_only=True):
@@ -70,30 +82,27 @@ def parse_rule(text: str) -> Rule:
     found = _RULE.fullmatch(text)
     if found is None:
         raise ConfigurationError(f"a rule is a metric, one of {' '.join(_OPERATORS)}, and a number, got {text!r}")
-    name, unit = found["name"], found["unit"] or ""
-    name = re.sub(r"^scores\.", "score.", name)
-    if unit == "%" and not _A_SHARE.search(name):
-        raise ConfigurationError(f"{text!r}: {name} is not a share that could be given in %")
-    if unit not in ("", "%") and not _IN_SECONDS.search(name):
-        raise ConfigurationError(f"{text!r}: {name} is not a time that could be given in {unit}")
-    limit = float(found["number"]) * _UNITS[unit]
-    return Rule(text=text.strip(), name=name, operator=found["operator"], limit=limit, unit=unit)
+    name, unit = full_name(found["name"]) or re.sub(r"^scores\.", "score.", found["name"]), found["unit"] or ""
+    rule = Rule(text.strip(), name, found["operator"], float(Decimal(found["number"]) * _UNITS[unit]), unit)
+    if (problem := _nonsense(rule)) is not None:
+        raise ConfigurationError(f"{text!r}: {problem}")
+    return rule
 
 
-def figures(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """Every figure of a run by the name that a rule calls it; None for one that is not known."""
-    found = dict(_flat("", {key: value for key, value in metrics.items() if key not in _NOT_FIGURES}))
-    found.update(_flat("", metrics["stats"]))
-    trials = metrics.get("trials") or {}
-    found.update(_flat("trials.", {key: value for key, value in trials.items() if key != "scores"}))
-    for prefix, scores in (("score.", metrics["scores"]), ("trials.score.", trials.get("scores") or {})):
-        for name, score in scores.items():
-            found.update(_flat(f"{prefix}{name}.", score))
-            for end in ("ci_low", "ci_high"):
-                found[f"{prefix}{name}.{end}"] = found.get(f"{prefix}{name}.mean.{end}")
-    n = metrics["n"]
-    found[FAILURE_RATE] = (metrics["counts"]["error"] + metrics["scoring_errors"]) / n if n else None
-    return found
+def _nonsense(rule: Rule) -> str | None:
+    """Why no figure could be held to the rule, whatever the run; None where one could."""
+    share = bool(_A_SHARE.fullmatch(rule.name))
+    if not rule.name.startswith(("score.", "trials.score.")) and any(sign in rule.name for sign in _OPERATORS):
+        return "that is more than one rule: give each for itself"
+    if rule.unit == "%" and not share and not _IN_PERCENT.fullmatch(rule.name):
+        return f"{rule.name} is not a share that could be given in %"
+    if rule.unit in SECONDS and not _IN_SECONDS.search(rule.name):
+        match = nearest(rule.name, SHORT_NAMES)
+        hint = f"; did you mean {match!r}?" if match else ""
+        return f"{rule.name} is not a time that could be given in {rule.unit}{hint}"
+    if share and rule.limit > 1:
+        return "that is a share above 1" + ("" if rule.unit else f"; did you mean {rule.limit:g}%?")
+    return None
 
 
 def check_rule(rule: Rule, metrics: Mapping[str, Any], known: Mapping[str, float | None], leave: Leave) -> Checked:
@@ -103,7 +112,7 @@ def check_rule(rule: Rule, metrics: Mapping[str, Any], known: Mapping[str, float
     if reason is None:
         assert value is not None
         ok = bool(_OPERATORS[rule.operator](value, rule.limit))
-        return Checked(rule=rule.text, ok=ok, value=value, reason=f"is {_shown(value, rule.unit)}")
+        return Checked(rule=rule.text, ok=ok, value=value, reason=f"is {_told_apart(value, rule)}")
     return Checked(rule=rule.text, ok=False, value=value, reason=reason)
 
 
@@ -116,9 +125,9 @@ def bottleneck(metrics: Mapping[str, Any]) -> str | None:
 
 
 def _absent(rule: Rule, known: Mapping[str, float | None]) -> float:
-    if rule.name.startswith("errors."):
+    if rule.name.startswith(("errors.", "error_kinds.")):
         return 0.0  # errors of a kind that did not come up
-    match = nearest(rule.name, known)
+    match = nearest(rule.name, [*known, *SHORT_NAMES])
     hint = f"did you mean {match!r}?" if match else "steelyard report RUN -f json shows them all"
     raise ConfigurationError(f"rule {rule.text!r}: no metric of this run is named {rule.name!r}; {hint}")
 
@@ -128,28 +137,35 @@ def _not_usable(rule: Rule, value: float | None, metrics: Mapping[str, Any], lea
         if score.get("advisory") and rule.name.startswith((f"score.{name}.", f"trials.score.{name}.")):
             return "is from a judge that is not calibrated: advisory, it cannot pass a gate"
     if value is None:
-        because = metrics.get("cost_unknown_because") if rule.name.startswith("cost") else None
-        return f"is not known: {because or 'there was nothing to measure'}"
+        return f"is not known: {_why_unknown(rule, metrics)}"
     if rule.of_speed and not leave.client_bottleneck and (why := bottleneck(metrics)) is not None:
         return f"is {_shown(value, rule.unit)}, which says nothing of the target: {why}"
+    if rule.of_cost and not rule.operator.startswith(">") and (missing := _without_cost(metrics)):
+        return f"is {_shown(value, rule.unit)} or more: the cost of {missing} is not known"
     return None
 
 
-def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
-    """The numbers in nested mappings, by their path; `x_ci95` becomes `x.ci_low` and `x.ci_high`."""
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if key.endswith("_ci95"):
-            low, high = value or (None, None)
-            yield f"{name.removesuffix('_ci95')}.ci_low", low
-            yield f"{name.removesuffix('_ci95')}.ci_high", high
-        elif isinstance(value, Mapping):
-            yield from _flat(f"{name}.", value)
-        elif value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-            yield name, value
+def _why_unknown(rule: Rule, metrics: Mapping[str, Any]) -> str:
+    if not rule.of_cost or metrics.get("cost") is not None:
+        return "there was nothing to measure"
+    return f"{metrics.get('cost_unknown_because') or 'no call has a known cost'}; {_PRICES}"
+
+
+def _without_cost(metrics: Mapping[str, Any]) -> str:
+    """What is not in the cost of a run, and was paid for in all likelihood: calls that failed are mostly not billed."""
+    counted = {"answer(s)": metrics.get("cost_unknown"), "call(s) of judges": metrics.get("cost_unknown_judges")}
+    return " and ".join(f"{count:,} {label}" for label, count in counted.items() if count)
+
+
+def _told_apart(value: float, rule: Rule) -> str:
+    """The value, with more digits where fewer would make it look like the limit."""
+    shown = _shown(value, rule.unit)
+    if value == rule.limit or shown != _shown(rule.limit, rule.unit):
+        return shown
+    return f"{value / float(_UNITS[rule.unit]):.12g}" + (f" {rule.unit}" if rule.unit else "")
 
 
 def _shown(value: float, unit: str) -> str:
-    number = value / _UNITS[unit]
+    number = value / float(_UNITS[unit])
     text = f"{number:,.0f}" if float(number).is_integer() and abs(number) < 1e15 else f"{number:,.4g}"
     return text + (f" {unit}" if unit else "")

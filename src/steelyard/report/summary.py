@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from steelyard.report.cost import lines as cost_lines
+from steelyard.report.error_rows import error_rows
 from steelyard.report.nodes import lines as node_lines
 from steelyard.report.trials import lines as trial_lines
 from steelyard.stats.wording import format_number, format_seconds, safe_text, trim
@@ -154,11 +155,11 @@ def _format_tokens(count: float) -> str:
 
 
 def _errors(metrics: Mapping[str, Any]) -> list[str]:
-    errors = list(metrics["errors"].items())
+    errors = error_rows(metrics)
     lines = []
-    for kind, count in errors[:_MOST_ERRORS]:
+    for kind, count, example in errors[:_MOST_ERRORS]:
         lines.append(f"  {count:>7,} × {safe_text(kind)}")
-        if (example := metrics["error_examples"].get(kind)) is not None:
+        if example is not None:
             lines += _told(safe_text(f"{trim(example['id'], _LONGEST_ID)}: {example['error']}"))
     if len(errors) > _MOST_ERRORS:
         lines.append(f"  and {len(errors) - _MOST_ERRORS} more kinds")

@@ -9,6 +9,7 @@ from typing import Any
 from steelyard.stats.wording import format_number, format_seconds, safe_text, trim
 
 _LONGEST_ERROR = 160
+_MOST_KINDS = 4
 _MISSING = "–"
 _WIDTH = 94
 _PERCENTILES = ("p50", "p90", "p99")
@@ -41,7 +42,7 @@ def _headline(sweep: Mapping[str, Any]) -> list[str]:
 def _table(levels: Sequence[Mapping[str, Any]], recommended: int | None) -> list[str]:
     before, times = sum(_WIDTHS[:3]), sum(_WIDTHS[3:6])
     over = " " * before + f"{'time to first token':>{times}}{'time to last token':>{times}}{'output':>{_WIDTHS[9]}}"
-    rows = [_HEADINGS, *(_cells(level) for level in levels)]
+    rows = [_HEADINGS, *(level_cells(level) for level in levels)]
     marks = ["  ", *("* " if level["level"] == recommended else _mark(level) for level in levels)]
     return [
         f"  {over}",
@@ -57,7 +58,8 @@ def _row(cells: Sequence[str]) -> str:
     return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
 
 
-def _cells(level: Mapping[str, Any]) -> list[str]:
+def level_cells(level: Mapping[str, Any]) -> list[str]:
+    """The figures of a level as text, in the table's order."""
     return [
         f"{level['level']:,}",
         format_number(level["requests_per_second"]),
@@ -70,15 +72,16 @@ def _cells(level: Mapping[str, Any]) -> list[str]:
 
 
 def _notes(levels: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a figure alone would not tell of a level."""
+    """What is to be known of the levels, a paragraph each."""
     lines: list[str] = []
     for level in levels:
-        if about := _about(level):
+        if about := level_notes(level):
             lines += _wrapped(f"{level['level']:,}: {'; '.join(about)}", indent="  ")
     return lines
 
 
-def _about(level: Mapping[str, Any]) -> list[str]:
+def level_notes(level: Mapping[str, Any]) -> list[str]:
+    """What a figure alone would not tell of a level, in words that are safe for a terminal."""
     found = []
     if level["invalid"] is not None:
         found.append(f"not valid: this client was the bottleneck: {level['invalid']}")
@@ -86,9 +89,18 @@ def _about(level: Mapping[str, Any]) -> list[str]:
         found.append(f"not reached: at most {level['peak_in_flight']:,} were in flight at once")
     if level["few"]:
         found.append(f"only {level['requests']:,} requests: too few for steady figures, give it more time")
+    return [*found, *level["broken"], *_errors(level)]
+
+
+def _errors(level: Mapping[str, Any]) -> list[str]:
+    """How often the most frequent kinds of error came, and what one of the first kind said."""
+    kinds = list(level.get("error_kinds", {}).items())
+    found = [", ".join(f"{count:,} × {kind}" for kind, count in kinds[:_MOST_KINDS])] if kinds else []
+    if len(kinds) > _MOST_KINDS:
+        found[0] += f" and {sum(count for _, count in kinds[_MOST_KINDS:]):,} others"
     if level["error_rate"] and level.get("worst_error"):
-        return [*found, *level["broken"], f"mostly {trim(safe_text(level['worst_error']), _LONGEST_ERROR)}"]
-    return [*found, *level["broken"]]
+        found.append(f"mostly {trim(safe_text(level['worst_error']), _LONGEST_ERROR)}")
+    return found
 
 
 def _wrapped(text: str, *, indent: str) -> list[str]:

@@ -46,10 +46,10 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\u
 def table_csv(runs: Sequence[Path]) -> Iterator[str]:
     """A header, then a row for each record of each run; a score has three columns, empty where it was not given."""
     names = list(dict.fromkeys(name for run in runs for name in Result.load(run).metrics["scores"]))
-    yield _line(["run", "outcome", *_FIELDS, *(f"{name}.{part}" for name in names for part in _OF_A_SCORE)])
+    yield csv_line(["run", "outcome", *_FIELDS, *(f"{name}.{part}" for name in names for part in _OF_A_SCORE)])
     for run in runs:
         for _, record in RunRecords(run):
-            yield _line(_row(run, record, names))
+            yield csv_line(_row(run, record, names))
 
 
 def cell(value: Any) -> str | int | float | None:
@@ -75,7 +75,8 @@ def _parts(score: Score | None) -> list[Any]:
     return [None] * len(_OF_A_SCORE) if score is None else [getattr(score, part) for part in _OF_A_SCORE]
 
 
-def _line(values: Sequence[Any]) -> str:
+def csv_line(values: Sequence[Any]) -> str:
+    """A row, with its line break."""
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerow([cell(value) for value in values])
     return written.getvalue()

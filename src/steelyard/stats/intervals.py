@@ -37,6 +37,38 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval | None:
     return low, high
 
 
+def rate_over_cases(rate: float, cases: int) -> Interval:
+    """The 95 % interval of a rate over trials, each case counted as one observation: safe however alike its trials."""
+    successes = rate * cases
+    nearest = round(successes)
+    if math.isclose(successes, nearest):  # a third of three is one, whatever floating point makes of it
+        successes = nearest
+    lower, upper = wilson(math.floor(successes), cases), wilson(math.ceil(successes), cases)
+    assert lower is not None
+    assert upper is not None
+    return lower[0], upper[1]
+
+
+def mean_interval(values: Sequence[float] | Floats, *, least: float = 0.0, most: float = 1.0) -> Interval | None:
+    """The 95 % interval of a mean of values within least..most; None without values.
+
+    A mean of noughts and ones is a rate. Other values are resampled. Where they are all the same a resample cannot
+    differ, and would claim certainty: there the share of values that may yet be otherwise is bounded as for a rate of
+    which none was seen, and these are taken to differ as much as they could.
+    """
+    numbers: Floats = np.asarray(values, dtype=np.float64)
+    if not len(numbers):
+        return None
+    if least == 0.0 and bool(((numbers == 0.0) | (numbers == 1.0)).all()):
+        return wilson(int(numbers.sum()), len(numbers))
+    value = float(numbers[0])
+    if not bool((numbers == value).all()):
+        return bootstrap_mean(numbers)
+    unseen = wilson(0, len(numbers))
+    assert unseen is not None
+    return value - unseen[1] * (value - least), value + unseen[1] * (most - value)
+
+
 def bootstrap_mean(
     values: Sequence[float] | Floats, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Interval | None:

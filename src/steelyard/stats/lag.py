@@ -35,6 +35,8 @@ SHORTEST = 0.2
 """Seconds that must have been watched before the client is judged: importing and connecting keep any loop busy."""
 
 _FOLD_EVERY = 1024
+_WORST = ("lag_p50", "lag_p99", "lag_max", "lag_sustained")
+_EARLIER = "in an earlier sitting "
 
 
 class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,8 @@ class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
     bottleneck: bool = False
     reason: str | None = None
     """Why it was, in words."""
+    sittings: int = 1
+    """How many sittings of the run these figures speak of."""
 
     def to_metrics(self) -> dict[str, Any]:
         """The same as it stands in metrics.json."""
@@ -80,6 +84,31 @@ def judge_client(load: ClientLoad, p50_first_token: float | None) -> ClientLoad:
                 f" with a median time to first token of {format_seconds(p50_first_token)}"
             )
     return msgspec.structs.replace(load, bottleneck=reason is not None, reason=reason)
+
+
+def with_earlier(earlier: ClientLoad, last: ClientLoad) -> ClientLoad:
+    """The load of a run's last sitting and of those before it, each of them judged.
+
+    Shares are of all the time that was watched. Percentiles cannot be joined: each is the worse one of the sittings.
+    A sitting in which the client was the bottleneck has left its times in the figures of the whole run.
+    """
+    seconds = max(earlier.seconds + last.seconds, 1e-9)
+    reason = last.reason
+    if earlier.bottleneck and not last.bottleneck:
+        reason = _EARLIER + (earlier.reason or "it had no time to spare").removeprefix(_EARLIER)
+    return ClientLoad(
+        seconds=seconds,
+        **{name: max(getattr(earlier, name), getattr(last, name)) for name in _WORST},
+        **{
+            name: (getattr(earlier, name) * earlier.seconds + getattr(last, name) * last.seconds) / seconds
+            for name in ("cpu_share", "loop_cpu_share")
+        },
+        peak_rss=max((load.peak_rss for load in (earlier, last) if load.peak_rss is not None), default=None),
+        stood_still=earlier.stood_still + last.stood_still,
+        bottleneck=earlier.bottleneck or last.bottleneck,
+        reason=reason,
+        sittings=earlier.sittings + last.sittings,
+    )
 
 
 class LoopMonitor:

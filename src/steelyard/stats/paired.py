@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from steelyard.stats.intervals import Interval, bootstrap_mean, wilson
+from steelyard.stats.intervals import Interval, bootstrap_mean, mean_interval
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -39,20 +39,16 @@ def mcnemar_exact(better: int, worse: int) -> float:
 def paired_interval(differences: Sequence[float] | Floats, seed: int = 0) -> Interval | None:
     """The 95 % interval of a mean difference of values within 0..1, by resampling whole cases; None without any.
 
-    Where every case differs by the same amount a resample cannot, and would claim certainty. There the share of
-    cases that may yet be otherwise is bounded as for a rate of which none was seen (Wilson), and these are taken
-    to differ as much as they could.
+    Where every case differs by the same amount that would claim certainty: see `mean_interval`.
     """
     numbers: Floats = np.asarray(differences, dtype=np.float64)
     if not len(numbers):
         return None
     least, most = float(numbers.min()), float(numbers.max())
-    if least != most:
-        many = len(np.unique(numbers)) > _MANY_DISTINCT
-        return bootstrap_mean(numbers, resamples=_RESAMPLES_OF_MANY if many else _RESAMPLES, seed=seed)
-    unseen = wilson(0, len(numbers))
-    assert unseen is not None
-    return least - unseen[1] * (1 + least), least + unseen[1] * (1 - least)
+    if least == most:
+        return mean_interval(numbers, least=-1.0)
+    many = len(np.unique(numbers)) > _MANY_DISTINCT
+    return bootstrap_mean(numbers, resamples=_RESAMPLES_OF_MANY if many else _RESAMPLES, seed=seed)
 
 
 def median_interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> Interval | None:

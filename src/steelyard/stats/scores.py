@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from steelyard.records import Score
 from steelyard.stats.blocks import Blocks
-from steelyard.stats.intervals import Interval, bootstrap_mean, wilson
+from steelyard.stats.intervals import Interval, mean_interval, wilson
 
 _SEAL_EVERY = 1024
 _LONGEST_EXAMPLE = 300
@@ -112,7 +112,7 @@ class _NamedScores:
         return {
             "n": self.n,
             "mean": _mean(values),
-            "mean_ci95": _as_list(bootstrap_mean(values)),
+            "mean_ci95": _as_list(mean_interval(values)),
             "passed": self.passed,
             "pass_rate": _rate(self.passed, self.decided),
             "pass_rate_ci95": _as_list(wilson(self.passed, self.decided)),

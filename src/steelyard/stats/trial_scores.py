@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.records import Score
-from steelyard.stats.intervals import Floats, bootstrap_mean
+from steelyard.stats.intervals import Floats, mean_interval
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -182,7 +182,7 @@ class TrialScores:
         return {
             "cases": len(means),
             "mean": mean_or_none(means),
-            "mean_ci95": None if (interval := bootstrap_mean(means)) is None else list(interval),
+            "mean_ci95": None if (interval := mean_interval(means)) is None else list(interval),
             "spread": mean_or_none(np.sqrt(squares[several] / counts[several])),
             "variance": self.split(cases, trials).to_metrics(),
         }

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.records import Score
-from steelyard.stats.intervals import Interval, bootstrap_mean, wilson
+from steelyard.stats.intervals import Interval, bootstrap_mean, rate_over_cases
 from steelyard.stats.trial_scores import TrialScores, mean_or_none
 
 Counts: TypeAlias = npt.NDArray[np.int32]
@@ -133,11 +133,7 @@ def _clustered_interval(passed: Counts, tried: Counts) -> Interval | None:
     rates = passed / tried
     if rates.min() != rates.max():
         return bootstrap_mean(rates)
-    successes, rest = divmod(int(passed[0]) * cases, int(tried[0]))
-    lower, upper = wilson(successes, cases), wilson(successes + (rest > 0), cases)
-    assert lower is not None
-    assert upper is not None
-    return lower[0], upper[1]
+    return rate_over_cases(float(rates[0]), cases)
 
 
 def _estimates(passed: Counts, tried: Counts, trials: int) -> dict[str, dict[str, Any]]:

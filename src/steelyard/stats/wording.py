@@ -16,16 +16,16 @@ _LONGEST_ID = 40
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration to two or three digits: 340µs, 1.2ms, 12ms, 0.21s, 3.4s, 75s."""
+    """A duration to about three digits: 340µs, 1.2ms, 12ms, 214ms, 3.41s, 75.2s, 180s."""
     if seconds == 0:
         return "0s"
     if abs(seconds) < 0.000_995:
         return f"{seconds * 1e6:.0f}µs"
     if abs(seconds) < 0.009_95:
         return f"{seconds * 1e3:.1f}ms"
-    if abs(seconds) < 0.0995:
+    if abs(seconds) < 0.9995:
         return f"{seconds * 1e3:.0f}ms"
-    if abs(seconds) < 0.995:
+    if abs(seconds) < 9.995:
         return f"{seconds:.2f}s"
     return f"{seconds:.1f}s" if abs(seconds) < 99.95 else f"{seconds:,.0f}s"
 

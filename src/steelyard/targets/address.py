@@ -75,14 +75,22 @@ def _split(base_url: str) -> SplitResult:
     text = base_url.strip()
     try:
         parts = urlsplit(text)
-        port_is_good = parts.port is None or parts.port > 0
     except ValueError as error:
         raise ConfigurationError(f"base_url is no URL: {error}") from error
     if parts.scheme not in _DEFAULT_PORTS:
         raise ConfigurationError(f"base_url must begin with http:// or https://, got {_harmless(text)!r}")
-    if not parts.hostname or not port_is_good or not text.isprintable() or " " in text:
+    if not parts.hostname or not text.isprintable() or " " in text:
         raise ConfigurationError(f"base_url must name a host, got {_harmless(text)!r}")
+    if not _has_good_port(parts):
+        raise ConfigurationError(f"base_url must have a port from 1 to 65535, or none, got {_harmless(text)!r}")
     return parts
+
+
+def _has_good_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:  # no number, or too large a one
+        return False
 
 
 def _harmless(url: str) -> str:

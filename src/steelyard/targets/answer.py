@@ -24,12 +24,14 @@ class Call(msgspec.Struct, gc=False):
 
 
 class Usage(msgspec.Struct, gc=False):
-    """Tokens as the server counted them. `input` has the cached ones in it, `output` the reasoning ones."""
+    """Tokens as the server counted them. `input` has those read from a cache and written to it in it, `output` the
+    reasoning ones."""
 
     input: int | None = None
     output: int | None = None
     cached: int | None = None
     reasoning: int | None = None
+    cache_write: int | None = None
 
 
 class Answer(msgspec.Struct):
@@ -82,6 +84,7 @@ def response_of(answer: Answer, reply: HttpReply, asked_at: datetime, prompt: st
         time_queued=reply.queued,
         http_status=reply.status,
         request_id=request_id(reply.headers),
+        num_tokens_input_cache_write=usage.cache_write,
     )
 
 

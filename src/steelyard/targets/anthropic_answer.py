@@ -45,6 +45,7 @@ class _Usage(msgspec.Struct, gc=False):
             self.output_tokens,
             self.cache_read_input_tokens,
             None if details is None else details.thinking_tokens,
+            self.cache_creation_input_tokens,
         )
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from steelyard._version import __version__
-from steelyard.contracts import HttpReply, HttpRequest, Identity, InvocationContext, Transport
+from steelyard.contracts import HttpReply, HttpRequest, Identity, InvocationContext, Target, Transport
 from steelyard.errors import TargetError, TransportError
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.targets.address import Address, Secret
@@ -22,7 +22,7 @@ from steelyard.targets.entrance import Entrance
 from steelyard.targets.links import Link, Links
 from steelyard.targets.replies import UNREADABLE, form_of, unreadable
 from steelyard.targets.timing import time_per_output_token
-from steelyard.targets.tool_loop import Functions, Turn, run_loop
+from steelyard.targets.tool_loop import Functions, OneTurn, Turn, TurnByTurn, TurnCase, run_loop
 from steelyard.targets.tool_schemas import ToolShape, merged_tools
 from steelyard.tokens import count_input, count_words, load_counter
 from steelyard.transport.sse import Event, events
@@ -151,15 +151,32 @@ class EndpointTarget(ABC):
         """Close the connections of this event loop, after the last user there."""
         await self._links.close()
 
+    def bound(self, wrap: Callable[[Target], Target]) -> Target:
+        """The target with this around each call to the model, of which a tool loop makes several in one case."""
+        return TurnByTurn(self, wrap(OneTurn(self))) if self._functions else wrap(self)
+
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """The model's answer; where it asks for a tool that has a function, the answer after that."""
+        if self._functions:
+            return await self.converse(case, context, OneTurn(self))
+        return (await self._take_turn(self._opening(case), case)).response
+
+    async def converse(self, case: EvalCase, context: InvocationContext, call: Target) -> InvocationResponse:
+        """The model's last answer in a tool loop, each of its turns asked for through `call`."""
         conversation = self._opening(case)
-        if not self._functions:
-            return (await self._take_turn(conversation, case)).response
+        taken = Turn(InvocationResponse())
+
+        async def take() -> InvocationResponse:
+            nonlocal taken
+            taken = await self._take_turn(conversation, case)
+            return taken.response
 
         async def take_turn(additions: list[dict[str, Any]]) -> Turn:
             conversation.turns.extend(additions)
-            return await self._take_turn(conversation, case)
+            wanted = time.monotonic()
+            asked = TurnCase(id=case.id, messages=conversation.turns, tools=case.tools, take=take)
+            response = await call.invoke(asked, context)
+            return Turn(response, taken.calls, taken.began, waited=taken.began - wanted)
 
         return await run_loop(take_turn, self._functions, self._results, context, max_turns=self.max_turns)
 

@@ -6,13 +6,13 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from steelyard.contracts import InvocationContext
+from steelyard.contracts import InvocationContext, Target, TargetAround
 from steelyard.errors import ConfigurationError, TargetError, describe
-from steelyard.records import InvocationResponse
+from steelyard.records import EvalCase, InvocationResponse
 from steelyard.targets.answer import Call
 from steelyard.targets.tool_schemas import schema_of, tool_name
 from steelyard.threads import DaemonThreads
@@ -29,6 +29,45 @@ class Turn(msgspec.Struct):
     calls: Sequence[Call] = ()
     began: float = 0.0
     """The reading of `time.monotonic()` when its request was handed to the socket."""
+    waited: float = 0.0
+    """Seconds before that in which it was wanted: for leave to send, and over tries that failed."""
+
+
+class TurnCase(EvalCase, kw_only=True):
+    """A case as far as it has come: `messages` are all turns so far, and `take` asks for the next one."""
+
+    take: Callable[[], Awaitable[InvocationResponse]]
+
+
+class OneTurn(TargetAround):
+    """The model's next turn as a target of its own, so that what is put around it meets every call and not the case."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:  # noqa: ARG002 - a Target
+        assert isinstance(case, TurnCase)
+        return await case.take()
+
+
+class Conversing(Target, Protocol):
+    """A target that may need several calls to answer a case."""
+
+    async def converse(self, case: EvalCase, context: InvocationContext, call: Target) -> InvocationResponse:
+        """The answer, each turn of the model asked for through `call`."""
+
+
+class TurnByTurn(TargetAround):
+    """A target whose every call to the model goes through `call`: what stands around a `OneTurn` of it."""
+
+    _target: Conversing
+
+    def __init__(self, target: Conversing, call: Target) -> None:
+        self._target = target
+        self._call = call
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        return await self._target.converse(case, context, self._call)
 
 
 TakeTurn: TypeAlias = Callable[[Messages], Awaitable[Turn]]
@@ -123,14 +162,15 @@ async def run_loop(
 def joined(turns: Sequence[Turn], trajectory: Messages) -> InvocationResponse:
     """One response of all turns: the last one's text, all tokens, the times from the first request on.
 
-    The time per token counts only while the model speaks: tools and the waits for a next turn are left out.
+    Waiting for leave to send, and between tries, is left out of them. The time per token counts only while the model
+    speaks: tools and the waits for a next turn are left out too.
     """
     first, last = turns[0].response, turns[-1].response
     if len(turns) == 1:
         return first
     responses = [turn.response for turn in turns]
     if last.time_to_last_token is not None:
-        last.time_to_last_token += turns[-1].began - turns[0].began
+        last.time_to_last_token += turns[-1].began - turns[0].began - sum(turn.waited for turn in turns[1:])
     last.time_per_output_token = _time_per_token(responses)
     for name in _OF_THE_FIRST_TURN:
         setattr(last, name, getattr(first, name))
@@ -154,7 +194,10 @@ _SUMMED = (
     "num_tokens_output",
     "num_tokens_input_cached",
     "num_tokens_output_reasoning",
+    "num_tokens_input_cache_write",
     "time_queued",
+    "retries",
+    "cost",
 )
 
 

@@ -29,6 +29,7 @@ from steelyard.view.figures import charts
 from steelyard.view.live import Watches
 from steelyard.view.overview import Overviews, Suites
 from steelyard.view.runs import Runs, stat_of
+from steelyard.view.sweeps import Sweeps
 from steelyard.view.tables import Tables
 
 _AT_ONCE = 4
@@ -53,12 +54,15 @@ class View:
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._tables = Tables()
         self._comparisons = Comparisons()
+        self._sweeps = Sweeps(runs)
         self.watches = Watches(self._threads)
         routes = {
             "/": self._list,
             "/run/{run}": self._run,
             "/compare": self._compare,
+            "/sweep/{sweep}": self._sweep,
             "/api/runs": self._headlines,
+            "/api/sweeps": self._sweep_headlines,
             "/api/runs/{run}/events": self._events,
             "/api/runs/{run}/overview": self._overview,
             "/api/runs/{run}/charts": self._charts,
@@ -88,14 +92,23 @@ class View:
         if len(places) < 2 or len(places) < len(asked):
             raise HTTPException(404, "name at least two runs of this folder")
         try:
-            return pages.compare_page(*await self._read(self._comparisons.of, places))
+            return pages.document_page("compare", *await self._read(self._comparisons.of, places))
         except SteelyardError as error:
             return pages.no_comparison(str(error))
+
+    async def _sweep(self, request: Request) -> Response:
+        found = await self._read(self._sweeps.page_of, request.path_params["sweep"])
+        if found is None:
+            raise HTTPException(404, "there is no such sweep here")
+        return pages.document_page("sweep", *found)
 
     # Data
 
     async def _headlines(self, request: Request) -> Response:
         return _json(await self._read(self.runs.headlines), request)
+
+    async def _sweep_headlines(self, request: Request) -> Response:
+        return _json(await self._read(self._sweeps.headlines), request)
 
     async def _events(self, request: Request) -> Response:
         watch = self.watches.of(await self._place(request))

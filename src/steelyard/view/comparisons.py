@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steelyard.report.compare import compare
-from steelyard.report.compare_page import markup
+from steelyard.report.compare_page import markup, title
 from steelyard.view.runs import Signature, signature_of
 
 MOST_COMPARED = 5
@@ -26,8 +26,7 @@ class Comparisons:
         made = self._kept.pop(key, None)
         if made is None:
             comparison = compare(runs)
-            names = ", ".join(one.run.label for one in comparison.against)
-            made = (f"{names} against {comparison.baseline.label}", "\n".join(markup(comparison)))
+            made = (title(comparison), "\n".join(markup(comparison)))
         self._kept[key] = made
         while len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)

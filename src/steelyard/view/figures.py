@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steelyard.journal.index import Rows, winners
+from steelyard.journal.index import Rows, counting
 from steelyard.report.page_charts import histogram, over_time, points
 from steelyard.report.run_records import STATES
 from steelyard.stats.intervals import wilson
@@ -32,14 +32,6 @@ _ERROR = STATES.index("error")
 _RECENT = 10.0
 """Seconds that the present throughput is taken over."""
 _MOST_KINDS = 6
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-
-
-def counting(rows: Rows) -> Rows:
-    """The rows that count, in no order that means anything."""
-    # One sort of numbers tells whether any (id, trial) is there twice, which few journals have: far less than to rank.
-    keys = np.sort(rows["id"] + rows["trial"].astype(np.uint64) * _ODD)
-    return winners(rows) if bool((keys[1:] == keys[:-1]).any()) else rows
 
 
 def in_case_order(rows: Rows) -> Rows:

@@ -20,6 +20,7 @@ from steelyard.journal.entries import Entry, decode_entry, read_exactly
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import ROWS, UNSCORED, Rows, id_digests, short_fingerprint
 from steelyard.report.visible import one_line
+from steelyard.stats.error_kinds import error_name
 from steelyard.stats.scores import verdict
 
 FIGURES = np.dtype(
@@ -172,7 +173,7 @@ class Follower:
         rows["case"] = [short_fingerprint(entry.case_fp) for entry in entries]
         rows["cached"] = [entry.cached for entry in entries]
         rows["escalated"] = [any(score.escalated for score in entry.scores) for entry in entries]
-        rows["kind"] = [0 if entry.status == "ok" else self._kind(entry.error_type or "error") for entry in entries]
+        rows["kind"] = [0 if entry.status == "ok" else self._kind(error_name(entry).kind) for entry in entries]
         for name, field in _FIELDS.items():
             rows[name] = _numbers(list(map(attrgetter(field), entries)))
         rows["last"] = np.where(ok, rows["last"], _numbers([entry.elapsed for entry in entries]))

@@ -22,10 +22,11 @@ from steelyard.errors import RunRefused
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import Rows
 from steelyard.journal.manifest import Manifest, read_manifest
+from steelyard.report.headline import live_state
 from steelyard.threads import DaemonThreads
 from steelyard.view.figures import in_case_order, live_figures
 from steelyard.view.follow import Follower
-from steelyard.view.runs import live_state, sayable, signature_of
+from steelyard.view.runs import sayable, signature_of
 
 _PULSE = 0.5
 """Seconds between two looks at a run that is being written."""

@@ -11,13 +11,14 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.states import read_metrics
 from steelyard.records import Record
 from steelyard.report.expectations import Asked, Expectations, open_suite
+from steelyard.report.headline import read_partial
 from steelyard.report.page import about
 from steelyard.report.page_notices import notices
 from steelyard.result import Result
 from steelyard.suite.evalset import EvalSet
 from steelyard.view.cases import CaseTable
 from steelyard.view.figures import NO_CHARTS
-from steelyard.view.runs import Signature, read_partial, sayable, signature_of
+from steelyard.view.runs import Signature, sayable, signature_of
 
 _MOST_REPLAYED = 16
 _FARTHEST = 200_000

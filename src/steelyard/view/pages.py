@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import re
 import secrets
 from functools import cache
 from importlib.resources import files
@@ -12,53 +10,49 @@ from typing import Any
 from starlette.responses import HTMLResponse
 
 from steelyard._version import __version__
-from steelyard.report.page import asset, script_json
-from steelyard.report.visible import visible
+from steelyard.report.page import PARTS
+from steelyard.report.page_frame import asset, escaped, filled, program, script_json
 from steelyard.view.security import page_policy
 
-_STYLES = ("page.css", "compare.css")
-_COMMON = ("dom.js", "theme.js")
-_REPORT = (*_COMMON, "charts.js", "overview.js", "cases.js", "table.js", "diff.js", "drawer.js")
+_STYLES = ("page.css", "compare.css", "sweep.css")
 
 
 def list_page(about: dict[str, Any]) -> HTMLResponse:
     """The runs in the folder."""
-    return _page("list.html", "Runs", (*_COMMON, "charts.js"), ("list.js",), about)
+    return _page("list.html", "Runs", ("dom.js", "theme.js", "charts.js"), ("list.js",), about)
 
 
 def run_page(about: dict[str, Any]) -> HTMLResponse:
     """One run: live, or its report."""
-    return _page("run.html", about["name"], _REPORT, ("remote.js", "live.js", "run.js"), about)
+    return _page("run.html", about["name"], PARTS, ("remote.js", "live.js", "run.js"), about)
 
 
-def compare_page(title: str, markup: str) -> HTMLResponse:
-    """A comparison, made up already."""
-    return _page("compare.html", title, _COMMON, ("compare.js",), {}, markup)
+def document_page(kind: str, title: str, markup: str) -> HTMLResponse:
+    """A comparison (`compare`) or a `sweep`, made up already."""
+    return _page("document.html", title, ("theme.js", "theme_key.js"), (), {}, KIND=kind, MAIN=markup)
 
 
 def no_comparison(reason: str) -> HTMLResponse:
     """Why these runs cannot be compared."""
-    page = compare_page("No comparison", f'<p class="empty">{html.escape(visible(reason))}</p>')
+    page = document_page("compare", "No comparison", f'<p class="empty">{escaped(reason)}</p>')
     page.status_code = 409
     return page
 
 
 def _page(
-    frame: str, title: str, report: tuple[str, ...], own: tuple[str, ...], about: dict[str, Any], markup: str = ""
+    frame: str, title: str, report: tuple[str, ...], own: tuple[str, ...], about: dict[str, Any], **more: str
 ) -> HTMLResponse:
     nonce = secrets.token_urlsafe(16)
-    filled = {
+    values = {
         "NONCE": nonce,
         "VERSION": __version__,
-        "TITLE": html.escape(visible(title)),
+        "TITLE": escaped(title),
         "STYLE": _style(),
         "ABOUT": script_json(about),
-        "MAIN": markup,
         "SCRIPT": _script(report, own),
+        **more,
     }
-    text = re.sub(
-        r"@@([A-Z]+)@@", lambda found: filled[found[1]], _own_asset("frame.html").replace("@@BODY@@", _own_asset(frame))
-    )
+    text = filled(_own_asset("frame.html").replace("@@BODY@@", _own_asset(frame)), values)
     return HTMLResponse(text, headers={"content-security-policy": page_policy(nonce)})
 
 
@@ -73,4 +67,4 @@ def _style() -> str:
 
 @cache
 def _script(report: tuple[str, ...], own: tuple[str, ...]) -> str:
-    return "\n".join([*(asset(name) for name in report), *(_own_asset(name) for name in own)])
+    return program([*map(asset, report), *map(_own_asset, own)])

@@ -12,19 +12,13 @@ import time
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from steelyard.errors import ConfigurationError, RunRefused
-from steelyard.journal.files import INDEX, LOCK, MANIFEST, METRICS, OUTPUTS, PARTIAL, PREVIOUS, read_json_object
-from steelyard.journal.index import PASSED, UNSCORED
-from steelyard.journal.lock import is_locked
-from steelyard.journal.manifest import read_manifest
-from steelyard.journal.reader import index_rows
-from steelyard.journal.states import RunState, read_metrics, run_state
-from steelyard.stats.intervals import wilson
-from steelyard.view.figures import counting
+from steelyard.errors import ConfigurationError
+from steelyard.journal.files import INDEX, LOCK, MANIFEST, METRICS, OUTPUTS, PARTIAL, PREVIOUS
+from steelyard.journal.states import RunState, run_state
+from steelyard.report.headline import Headline, is_writing, read_headline
 
 _DEEPEST = 3
 """Folders within folders that are looked into: a sweep keeps each level's run in a folder of its own."""
@@ -33,40 +27,22 @@ _FRESH = 1.0
 """Seconds that a list of the folder is good for, however many pages ask."""
 _SHARE = 8
 """A run whose headline takes long is read seldom: at most one part in so many of the time."""
-_LATELY = 60.0
 _FILES = (MANIFEST, OUTPUTS, METRICS, PARTIAL)
 
 Signature = tuple[tuple[int, int, int] | None, ...]
 
 
-class Headline(msgspec.Struct, kw_only=True):
-    """One run, in a line."""
+class ListedRun(Headline, kw_only=True):
+    """One run of the list: its headline, and what pages and people call it."""
 
     id: str
     name: str
-    state: str
-    """`complete`, `running`, `interrupted` or `damaged`."""
-    suite: str = ""
-    model: str | None = None
-    created: str = ""
-    done: int = 0
-    planned: int = 0
-    errors: int = 0
-    passed: int = 0
-    scored: int = 0
-    pass_rate: float | None = None
-    pass_rate_ci95: tuple[float, float] | None = None
-    p50: float | None = None
-    per_minute: float | None = None
-    cost: float | None = None
-    currency: str | None = None
-    problem: str | None = None
 
 
 class _Known(msgspec.Struct):
     """A headline, of which state of the files it is, and until when it will do while a run is being written."""
 
-    headline: Headline
+    headline: ListedRun
     signature: Signature
     good_until: float
 
@@ -95,7 +71,7 @@ class Runs:
         place = self._places.get(run_id)
         return place if place is not None and is_inside(place) else None
 
-    def headlines(self) -> list[Headline]:
+    def headlines(self) -> list[ListedRun]:
         """All runs, the newest first."""
         with self._looking:
             self._look()
@@ -119,16 +95,14 @@ class Runs:
         self._known = {place: known for place, known in self._known.items() if self.id_of(place) in self._places}
         self._looked = time.monotonic()
 
-    def _headline(self, run_id: str, place: Path) -> Headline | None:
+    def _headline(self, run_id: str, place: Path) -> ListedRun | None:
         """What is known of a run; read again only where it has changed, and not too often."""
         began, signature, known = time.monotonic(), signature_of(place), self._known.get(place)
         if known is not None and known.will_do(signature, began) and _still(known.headline.state, place):
             return known.headline
-        headline = Headline(id=run_id, name=self.name_of(place), state=live_state(place))
-        try:
-            _fill(headline, place)
-        except (RunRefused, OSError) as error:
-            headline.state, headline.problem = "damaged", sayable(str(error))
+        found = msgspec.structs.asdict(read_headline(place))
+        headline = ListedRun(id=run_id, name=self.name_of(place), **found)
+        headline.problem = None if headline.problem is None else sayable(headline.problem)
         ended = time.monotonic()
         self._known[place] = _Known(headline, signature, ended + max(_FRESH, _SHARE * (ended - began)))
         return headline if any(signature) else None
@@ -158,22 +132,6 @@ def stat_of(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def live_state(run: Path) -> str:
-    """How far a run has come, by its metrics and its lock."""
-    if read_metrics(run) is not None:
-        return "complete"
-    return "running" if is_writing(run) else "interrupted"
-
-
-def is_writing(run: Path) -> bool:
-    """Whether a process writes to the run now. Where its lock may not be touched: whether one did lately."""
-    try:
-        return is_locked(run) is not None
-    except OSError:
-        changed = stat_of(run / OUTPUTS)
-        return changed is not None and time.time() - changed[2] / 1e9 < _LATELY
-
-
 def is_inside(run: Path) -> bool:
     """Whether a run's folder, the folders above it and its files are what they seem, and no links elsewhere.
 
@@ -181,16 +139,6 @@ def is_inside(run: Path) -> bool:
     """
     names = (*_FILES, INDEX, LOCK)
     return run.is_dir() and run.resolve() == run and not any((run / name).is_symlink() for name in names)
-
-
-def read_partial(run: Path) -> dict[str, Any] | None:
-    """The figures of an interrupted run, unless its journal has grown since they were written."""
-    partial, journal = stat_of(run / PARTIAL), stat_of(run / OUTPUTS)
-    if partial is None or (journal is not None and journal[2] > partial[2]):
-        return None
-    metrics = read_json_object(run / PARTIAL)
-    needed = ("suite", "n", "counts", "scores", "stats", "errors", "pass_rate")
-    return metrics if metrics is not None and all(name in metrics for name in needed) else None
 
 
 def _run_folders(root: Path) -> Iterator[Path]:
@@ -209,37 +157,3 @@ def _run_folders(root: Path) -> Iterator[Path]:
         if depth < _DEEPEST:
             below = [entry for entry in found if entry.is_dir(follow_symlinks=False) and entry.name != PREVIOUS]
             waiting += [(folder / entry.name, depth + 1) for entry in below if not entry.name.startswith(".")]
-
-
-def _fill(headline: Headline, run: Path) -> None:
-    manifest = read_manifest(run)
-    if manifest is not None:
-        headline.suite, headline.model = manifest.suite, manifest.model_id
-        headline.created, headline.planned = manifest.created, manifest.planned
-    metrics = read_metrics(run) or (read_partial(run) if headline.state == "interrupted" else None)
-    if metrics is not None:
-        _fill_from_metrics(headline, metrics)
-    elif (run / OUTPUTS).exists():
-        _fill_from_index(headline, run)
-
-
-def _fill_from_metrics(headline: Headline, metrics: dict[str, Any]) -> None:
-    stats = metrics["stats"]
-    headline.suite = headline.suite or metrics["suite"]
-    headline.done, headline.planned = metrics["n"], metrics["counts"]["planned"]
-    headline.errors, headline.pass_rate = metrics["counts"]["error"], metrics["pass_rate"]
-    headline.passed, headline.scored = metrics.get("passed") or 0, metrics.get("scored") or 0
-    interval = metrics.get("pass_rate_ci95")
-    headline.pass_rate_ci95 = None if interval is None else (interval[0], interval[1])
-    headline.p50, headline.per_minute = stats.get("time_to_last_token-p50"), stats.get("requests_per_minute")
-    headline.cost, headline.currency = metrics.get("cost"), metrics.get("currency")
-
-
-def _fill_from_index(headline: Headline, run: Path) -> None:
-    rows = counting(index_rows(run))
-    scored = rows[(rows["ok"] == 1) & (rows["verdict"] != UNSCORED)]
-    headline.done, headline.errors = len(rows), int((rows["ok"] == 0).sum())
-    headline.scored, headline.passed = len(scored), int((scored["verdict"] == PASSED).sum())
-    if len(scored):
-        headline.pass_rate = headline.passed / headline.scored
-        headline.pass_rate_ci95 = wilson(headline.passed, headline.scored)

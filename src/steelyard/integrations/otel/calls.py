@@ -30,6 +30,7 @@ _ANSWER = {
     "num_tokens_input": "gen_ai.usage.input_tokens",
     "num_tokens_output": "gen_ai.usage.output_tokens",
     "num_tokens_input_cached": "gen_ai.usage.cache_read.input_tokens",
+    "num_tokens_input_cache_write": "gen_ai.usage.cache_creation.input_tokens",
     "num_tokens_output_reasoning": "gen_ai.usage.reasoning.output_tokens",
     "time_to_first_token": "gen_ai.response.time_to_first_chunk",
     "http_status": "http.response.status_code",

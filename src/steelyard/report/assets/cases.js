@@ -89,10 +89,19 @@ class Cases {
 
   // A column's value for a row: of several trials the median of those that have one.
   value(column, row) {
-    const from = this.starts[row], to = this.end(row);
-    if (to === from + 1) return column[from];
-    const found = column.slice(from, to).filter((one) => one !== null).sort((a, b) => a - b);
-    return found.length ? found[found.length >> 1] : null;
+    const found = this.values(column, row).sort((a, b) => a - b), half = found.length >> 1;
+    if (!found.length) return null;
+    return found.length % 2 ? found[half] : (found[half - 1] + found[half]) / 2;
+  }
+
+  // A score's: the mean, as a median of passes and failures would hide the fewer.
+  score(index, row) {
+    const found = this.values(this.scores[index], row);
+    return found.length ? found.reduce((sum, one) => sum + one, 0) / found.length : null;
+  }
+
+  values(column, row) {
+    return column.slice(this.starts[row], this.end(row)).filter((one) => one !== null);
   }
 
   select(words, chips) {
@@ -145,6 +154,6 @@ class Cases {
   sortValue(key, row) {
     if (key === "id") return this.id[this.starts[row]];
     if (key === "state") return [0, 3, 2, 1][this.marks[row]];  // failed, errored, unscored, passed
-    return this.value(key.startsWith("score:") ? this.scores[Number(key.slice(6))] : this[key], row);
+    return key.startsWith("score:") ? this.score(Number(key.slice(6)), row) : this.value(this[key], row);
   }
 }

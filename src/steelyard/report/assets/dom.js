@@ -1,4 +1,3 @@
-"use strict";
 // Everything that comes from a model or a case enters the page through here, as text.
 
 const STATES = ["failed", "passed", "unscored", "error"];
@@ -72,8 +71,8 @@ function seconds(value) {
   if (size === 0) return "0 s";
   if (size < 0.000995) return (value * 1e6).toFixed(0) + " \u00b5s";
   if (size < 0.00995) return (value * 1e3).toFixed(1) + " ms";
-  if (size < 0.0995) return (value * 1e3).toFixed(0) + " ms";
-  if (size < 0.995) return value.toFixed(2) + " s";
+  if (size < 0.9995) return (value * 1e3).toFixed(0) + " ms";
+  if (size < 9.995) return value.toFixed(2) + " s";
   if (size < 119.5) return value.toFixed(1) + " s";
   if (size < 7170) return (value / 60).toFixed(1) + " min";
   return (value / 3600).toFixed(1) + " h";

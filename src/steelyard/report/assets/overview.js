@@ -73,7 +73,7 @@ function tiles(page) {
 function passTile(metrics) {
   if (metrics.pass_rate === null) return null;
   const interval = metrics.pass_rate_ci95;
-  const sure = interval ? `, 95 % CI ${percent(interval[0])} \u2013 ${percent(interval[1])}` : "";
+  const sure = interval ? `, 95\u00a0%\u00a0CI ${(interval[0] * 100).toFixed(1)}\u2013${percent(interval[1])}` : "";
   const note = `${number(metrics.passed)} of ${number(metrics.scored)} scored${sure}`;
   const drawn = interval ? div("whisker", whisker(metrics.pass_rate, interval)) : null;
   return tile("Pass rate", percent(metrics.pass_rate), "", note, drawn);
@@ -193,15 +193,16 @@ function flakyCases(trials, go) {
 }
 
 function errorsCard(page, go) {
-  const entries = Object.entries(page.metrics.errors);
+  const { error_kinds: kinds, error_kind_examples: ofKinds, errors, error_examples: ofTypes } = page.metrics;
+  const entries = Object.entries(kinds || errors), examples = (kinds ? ofKinds : ofTypes) || {};  // older runs: by type
   const rows = entries.slice(0, MOST_KINDS).map(([kind, count]) => {
-    const example = page.metrics.error_examples[kind];
+    const example = examples[kind];
     const open = button({ class: "linkish", onclick: () => go.filter("errored") }, visible(kind));
     const said = example ? span("sub", visible(`${example.id}: ${example.error}`)) : null;
     return line(el("td", { class: "name" }, open, said), number(count));
   });
   if (entries.length > MOST_KINDS) rows.push(line(`and ${entries.length - MOST_KINDS} more kinds`, ""));
-  return rows.length ? card("Errors by type", "", true, tableOf([], rows)) : null;
+  return rows.length ? card("Errors by kind", "", true, tableOf([], rows)) : null;
 }
 
 function latencyCard(title, data, kind) {

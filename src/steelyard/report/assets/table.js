@@ -51,7 +51,7 @@ class Table {
 
   scoreColumn(name, index) {
     const cell = (row) => {
-      const value = this.cases.value(this.cases.scores[index], row);
+      const value = this.cases.score(index, row);
       return value === null ? MISSING : value.toFixed(2);
     };
     const label = visible(name), from = index ? 800 : 520;

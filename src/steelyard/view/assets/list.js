@@ -19,12 +19,12 @@ async function refresh() {
   if (asked || document.hidden) return;
   asked = true;
   try {
-    const reply = await fetch("/api/runs");
-    if (!reply.ok) throw new Error(reply.statusText);
-    const text = await reply.text();
-    if (text !== refresh.last) {
-      refresh.last = text;
-      runs = JSON.parse(text);
+    const found = await Promise.all(["/api/runs", "/api/sweeps"].map(read));
+    if (found.join() !== refresh.last) {
+      refresh.last = found.join();
+      const [listed, sweeps] = found.map(JSON.parse);
+      runs = listed;
+      renderSweeps(sweeps);
       render();
     }
     at("lost").hidden = true;
@@ -33,6 +33,25 @@ async function refresh() {
   } finally {
     asked = false;
   }
+}
+
+async function read(path) {
+  const reply = await fetch(path);
+  if (!reply.ok) throw new Error(reply.statusText);
+  return reply.text();
+}
+
+// What the levels add up to; they stand among the runs, each by itself.
+function renderSweeps(sweeps) {
+  at("sweeps").hidden = !sweeps.length;
+  const rows = sweeps.map((sweep) => {
+    const about = [sweep.suite, sweep.model].filter(Boolean).join(" \u00b7 ");
+    return el("tr", {},
+      el("td", { class: "name" }, el("a", { href: "/sweep/" + sweep.id }, visible(sweep.name)),
+        span("sub", visible(about))),
+      el("td", {}, plural(sweep.levels, "level") + (sweep.complete ? "" : " so far")), el("td", { class: "says" }, visible(sweep.says)));
+  });
+  at("sweeps").replaceChildren(el("h2", {}, "Sweeps"), div("scroll", el("table", {}, el("tbody", {}, ...rows))));
 }
 
 function render() {

@@ -59,6 +59,10 @@ class RemoteCases {
   value(column, row) {
     return column[this.lead[row]];
   }
+
+  score(index, row) {
+    return this.value(this.scores[index], row);
+  }
 }
 
 class RemoteTable extends Table {

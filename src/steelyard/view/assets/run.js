@@ -1,20 +1,12 @@
 // One run: live while it is being written, its report when it is not, and from one to the other without a reload.
 
 const here = JSON.parse(document.getElementById("about").textContent);
-const views = { overview: document.getElementById("overview-view"), cases: document.getElementById("cases-view") };
-const tabs = { overview: document.getElementById("tab-overview"), cases: document.getElementById("tab-cases") };
 const base = "/api/runs/" + here.id;
-let table = null, drawer = null;
 let source = null, seen = "", shown = null;  // the stream, the last event's id, which report is on the page
 
 // Views
 
-function showView(name) {
-  for (const [one, view] of Object.entries(views)) {
-    view.hidden = one !== name;
-    tabs[one].setAttribute("aria-selected", String(one === name));
-    tabs[one].tabIndex = one === name ? 0 : -1;
-  }
+function viewShown(name) {
   if (name === "cases") openTable();
   history.replaceState(null, "", name === "cases" ? "#cases" : location.pathname);
 }
@@ -31,7 +23,7 @@ async function withCases(action) {
 }
 
 const go = {
-  filter: (name) => withCases(() => { table.search.value = ""; table.toggle(name, true); table.grid.focus(); }),
+  filter: showOnly,
   openRecord: (record) => withCases(() => drawer.openAt({ record })),
   openAt: (offset) => withCases(() => drawer.openAt({ at: offset })),
   openId: (id) => withCases(() => { table.search.value = id; table.apply(); }),
@@ -135,61 +127,6 @@ function offerMore() {
   }
   table.more.hidden = more <= 0;
   table.more.textContent = `${number(more)} more since`;
-}
-
-// Keys
-
-const KEYS = {
-  "/": () => withCases(() => { table.search.focus(); table.search.select(); }),
-  j: () => step(1), k: () => step(-1), ArrowDown: () => step(1), ArrowUp: () => step(-1),
-  PageDown: () => step(table.perScreen), PageUp: () => step(-table.perScreen),
-  Home: () => step(-Infinity), End: () => step(Infinity),
-  Enter: () => table.open(), t: toggleTheme,
-  f: () => go.filter("failed"), e: () => go.filter("errored"), a: () => withCases(() => table.showAll()),
-};
-const OF_THE_TABLE = new Set(["j", "k", "ArrowDown", "ArrowUp", "PageDown", "PageUp", "Home", "End", "Enter"]);
-
-function step(by) {
-  if (Number.isFinite(by)) table.move(by);
-  else table.activate(by < 0 ? 0 : table.rows.length - 1);
-  if (drawer.isOpen) table.open();
-}
-
-function leave(typing) {
-  if (!table || views.cases.hidden) return;
-  if (typing) { table.search.value = ""; table.apply(); table.grid.focus(); }
-  else if (drawer.isOpen) drawer.close();
-  else table.showAll();
-}
-
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const typing = event.target instanceof HTMLInputElement;
-  if (event.key === "Escape") { leave(typing); return; }
-  if (typing && (event.key === "Enter" || event.key === "ArrowDown") && table.rows.length) {
-    event.preventDefault();
-    table.grid.focus();
-    table.activate(0);
-  }
-  const action = typing ? null : KEYS[event.key];
-  if (!action) return;
-  if (OF_THE_TABLE.has(event.key)) {
-    const onControl = event.target.closest("button, summary, tr") && event.key === "Enter";
-    const reading = event.target.closest(".drawer") && event.key.length > 1;
-    if (!table || views.cases.hidden || onControl || reading) return;
-  }
-  event.preventDefault();
-  action();
-});
-
-for (const [name, tab] of Object.entries(tabs)) {
-  tab.addEventListener("click", () => showView(name));
-  tab.addEventListener("keydown", (event) => {
-    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
-    const other = name === "cases" ? "overview" : "cases";
-    showView(other);
-    tabs[other].focus();
-  });
 }
 
 document.getElementById("bar-name").textContent = visible(here.name);

@@ -1,4 +1,4 @@
-// A comparison stands in the page already: only the theme's key is left to do.
+// The theme's key, for pages that have no other keys.
 
 document.addEventListener("keydown", (event) => {
   if (event.key === "t" && !event.ctrlKey && !event.metaKey && !event.altKey) toggleTheme();

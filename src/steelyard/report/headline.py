@@ -1,0 +1,122 @@
+"""A run in a line: its state, how far it has come and how well. Reads small files and the index, no answers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steelyard.errors import RunRefused
+from steelyard.journal.files import OUTPUTS, PARTIAL, read_json_object
+from steelyard.journal.index import PASSED, UNSCORED, counting
+from steelyard.journal.lock import is_locked
+from steelyard.journal.manifest import read_manifest
+from steelyard.journal.reader import index_rows
+from steelyard.journal.states import read_metrics
+from steelyard.stats.intervals import wilson
+
+_LATELY = 60.0
+_OF_PARTIAL = ("suite", "n", "counts", "scores", "stats", "errors", "pass_rate")
+
+
+class Headline(msgspec.Struct, kw_only=True):
+    """What is known of a run without reading its answers."""
+
+    state: str
+    """`complete`, `running`, `interrupted` or `damaged`."""
+    suite: str = ""
+    model: str | None = None
+    created: str = ""
+    done: int = 0
+    planned: int = 0
+    errors: int = 0
+    passed: int = 0
+    scored: int = 0
+    pass_rate: float | None = None
+    pass_rate_ci95: tuple[float, float] | None = None
+    p50: float | None = None
+    per_minute: float | None = None
+    cost: float | None = None
+    currency: str | None = None
+    problem: str | None = None
+    """Why it counts as damaged."""
+
+
+def read_headline(run: Path) -> Headline:
+    """The headline of the run in a directory; of a damaged one, as far as it could be read."""
+    headline = Headline(state="damaged")
+    try:
+        headline.state = live_state(run)
+        _fill(headline, run)
+    except (RunRefused, OSError) as error:
+        headline.state, headline.problem = "damaged", str(error)
+    return headline
+
+
+def live_state(run: Path) -> str:
+    """How far a run has come, by its metrics and its lock."""
+    if read_metrics(run) is not None:
+        return "complete"
+    return "running" if is_writing(run) else "interrupted"
+
+
+def is_writing(run: Path) -> bool:
+    """Whether a process writes to the run now. Where its lock may not be touched: whether one did lately."""
+    try:
+        return is_locked(run) is not None
+    except OSError:
+        written = _written(run / OUTPUTS)
+        return written is not None and time.time() - written < _LATELY
+
+
+def read_partial(run: Path) -> dict[str, Any] | None:
+    """The figures of an interrupted run, unless its journal has grown since they were written."""
+    partial, journal = _written(run / PARTIAL), _written(run / OUTPUTS)
+    if partial is None or (journal is not None and journal > partial):
+        return None
+    metrics = read_json_object(run / PARTIAL)
+    return metrics if metrics is not None and all(name in metrics for name in _OF_PARTIAL) else None
+
+
+def _written(path: Path) -> float | None:
+    """When a file was written last; None when there is none."""
+    try:
+        return path.lstat().st_mtime_ns / 1e9
+    except OSError:
+        return None
+
+
+def _fill(headline: Headline, run: Path) -> None:
+    manifest = read_manifest(run)
+    if manifest is not None:
+        headline.suite, headline.model = manifest.suite, manifest.model_id
+        headline.created, headline.planned = manifest.created, manifest.planned
+    metrics = read_metrics(run) or (read_partial(run) if headline.state == "interrupted" else None)
+    if metrics is not None:
+        _fill_from_metrics(headline, metrics)
+    elif (run / OUTPUTS).exists():
+        _fill_from_index(headline, run)
+
+
+def _fill_from_metrics(headline: Headline, metrics: dict[str, Any]) -> None:
+    stats = metrics["stats"]
+    headline.suite = headline.suite or metrics["suite"]
+    headline.done, headline.planned = metrics["n"], metrics["counts"]["planned"]
+    headline.errors, headline.pass_rate = metrics["counts"]["error"], metrics["pass_rate"]
+    headline.passed, headline.scored = metrics.get("passed") or 0, metrics.get("scored") or 0
+    interval = metrics.get("pass_rate_ci95")
+    headline.pass_rate_ci95 = None if interval is None else (interval[0], interval[1])
+    headline.p50, headline.per_minute = stats.get("time_to_last_token-p50"), stats.get("requests_per_minute")
+    headline.cost, headline.currency = metrics.get("cost"), metrics.get("currency")
+
+
+def _fill_from_index(headline: Headline, run: Path) -> None:
+    rows = counting(index_rows(run))
+    scored = rows[(rows["ok"] == 1) & (rows["verdict"] != UNSCORED)]
+    headline.done, headline.errors = len(rows), int((rows["ok"] == 0).sum())
+    headline.scored, headline.passed = len(scored), int((scored["verdict"] == PASSED).sum())
+    if len(scored):
+        headline.pass_rate = headline.passed / headline.scored
+        headline.pass_rate_ci95 = wilson(headline.passed, headline.scored)

@@ -1,0 +1,74 @@
+"""When the first calls of a run tell that nothing it asks can be answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from steelyard.early_end import FirstErrors
+from steelyard.records import Record
+from support_journal import a_record
+
+
+def failed(status: int | None = None, *, kind: str = "TargetError", attempts: int = 1) -> Record:
+    return a_record(status="error", error=f"{kind}: no", error_type=kind, http_status=status, attempts=attempts)
+
+
+def reasons(*records: Record, most: int = 3) -> list[str]:
+    """Why the run would have ended, each time that it was said."""
+    first = FirstErrors(most)
+    return [reason for record in records if (reason := first.take(record)) is not None]
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 405])
+def test_the_same_lasting_refusal_of_the_first_calls_ends_a_run_once(status: int) -> None:
+    assert reasons(*[failed(status)] * 2) == []
+    assert reasons(*[failed(status)] * 9) == [
+        "every call is refused: the first 3 all failed, the last with TargetError: no (stop_first_errors)"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["CannotConnect", "CannotResolve", "TlsFailed", "TimedOut", "ConnectionRefusedError"])
+def test_tries_to_connect_count_one_by_one(kind: str) -> None:
+    assert reasons(failed(kind=kind, attempts=2)) == []
+    assert reasons(failed(kind=kind, attempts=2), failed(kind=kind, attempts=2)) == [
+        f"nothing answers there: the first 4 all failed, the last with {kind}: no (stop_first_errors)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(a_record(), id="an answer"),
+        pytest.param(failed(400), id="a case that is refused"),
+        pytest.param(failed(500), id="a fault that may pass"),
+        pytest.param(failed(None, kind="TimeoutError"), id="a slow answer"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_anything_else_among_the_first_calls_is_proof_that_the_endpoint_can_be_asked(other: Record, place: int) -> None:
+    records = [failed(401)] * 20
+    records.insert(place, other)
+    assert reasons(*records) == []
+
+
+def test_an_answer_out_of_the_cache_proves_nothing() -> None:
+    assert len(reasons(failed(401), a_record(cached=True), failed(401), failed(401))) == 1
+
+
+def test_reasons_that_differ_are_counted_apart() -> None:
+    assert reasons(failed(401), failed(401), failed(403), failed(401), failed(403)) == []
+    assert len(reasons(failed(401), failed(401), failed(403), failed(403), failed(403))) == 1
+
+
+def test_none_are_counted_when_that_is_wanted() -> None:
+    assert FirstErrors(0).is_over
+    assert reasons(*[failed(401)] * 99, most=0) == []
+
+
+@pytest.mark.parametrize("records", [[a_record()], [failed(401)] * 3, [failed(401), failed(500)]])
+def test_when_all_is_said_no_record_need_be_looked_at_any_more(records: list[Record]) -> None:
+    first = FirstErrors(3)
+    for record in records:
+        assert not first.is_over
+        first.take(record)
+    assert first.is_over
