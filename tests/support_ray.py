@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+patiently = pytest.mark.timeout(300)
+"""Starting a cluster is a dozen processes: with another beside it on a busy machine that alone may take a minute."""
 
 _SMALL = {"object_store_memory": 80_000_000}
 _QUIET = {"log_to_driver": False, "configure_logging": False}
@@ -23,11 +26,17 @@ _QUIET = {"log_to_driver": False, "configure_logging": False}
 @contextlib.contextmanager
 def local_cluster(cpus: int) -> Iterator[None]:
     """This process as the driver of a cluster of one node."""
-    with _clean_place() as place:
+    with clean_place() as place:
         import ray
 
         ray.init(
-            num_cpus=cpus, include_dashboard=False, _temp_dir=place, _node_ip_address="127.0.0.1", **_SMALL, **_QUIET
+            "local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            _temp_dir=place,
+            _node_ip_address="127.0.0.1",
+            **_SMALL,
+            **_QUIET,
         )
         try:
             yield
@@ -38,7 +47,7 @@ def local_cluster(cpus: int) -> Iterator[None]:
 @contextlib.contextmanager
 def cluster_of_nodes(count: int) -> Iterator[Any]:
     """... and of several nodes, with CPUs for all workers of a test; its `others` are those that can be removed."""
-    with _clean_place() as place:
+    with clean_place() as place:
         import ray
         from ray.cluster_utils import Cluster
 
@@ -46,7 +55,8 @@ def cluster_of_nodes(count: int) -> Iterator[Any]:
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             ray.init(cluster.address, **_QUIET)
-            cluster.others = [cluster.add_node(num_cpus=4, **_SMALL) for _ in range(count - 1)]
+            cluster.add_one = functools.partial(cluster.add_node, num_cpus=4, **_SMALL)
+            cluster.others = [cluster.add_one() for _ in range(count - 1)]
             yield cluster
         finally:
             ray.shutdown()
@@ -54,7 +64,7 @@ def cluster_of_nodes(count: int) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _clean_place() -> Iterator[str]:
+def clean_place() -> Iterator[str]:
     """A folder for a cluster, and everything that Ray changes in this process put back.
 
     The folder lies directly below the system's own: the paths of Ray's sockets must be short.

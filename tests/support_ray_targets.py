@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 from steelyard.contracts import Emit, Tally
@@ -18,12 +19,15 @@ from support_journal import a_record
 class Asking:
     """A target that notes each call: the case, the process, the moment."""
 
-    model_id: str | None = None
     default_parallelism = 1
 
-    def __init__(self, board: Board, seconds: float = 0.02) -> None:
+    def __init__(
+        self, board: Board, seconds: float = 0.02, model_id: str | None = None, tokens: int | None = None
+    ) -> None:
         self.board = board
         self.seconds = seconds
+        self.model_id = model_id
+        self.tokens = tokens
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "asking"}
@@ -31,7 +35,61 @@ class Asking:
     async def invoke(self, case: EvalCase, context: Any) -> InvocationResponse:
         self.board.note("called", case.id, os.getpid(), time.monotonic())
         await asyncio.sleep(self.seconds)
-        return InvocationResponse(response_text=f"about {case.id}", time_to_last_token=self.seconds)
+        return InvocationResponse(
+            response_text=f"about {case.id}",
+            time_to_last_token=self.seconds,
+            num_tokens_input=self.tokens,
+            num_tokens_output=None if self.tokens is None else 0,
+        )
+
+
+class Failing(Asking):
+    """Cannot answer."""
+
+    async def invoke(self, case: EvalCase, context: Any) -> InvocationResponse:
+        await super().invoke(case, context)
+        raise ValueError("broken")
+
+
+class Seeing(Asking):
+    """Tells what its session holds, after leaving its own mark there."""
+
+    def __init__(self) -> None:
+        self.model_id = None
+
+    async def invoke(self, case: EvalCase, context: Any) -> InvocationResponse:
+        context.session.data["seen"].append(case.id)
+        said = [message["content"] for message in case.messages or []]
+        return InvocationResponse(response_text=f"{' '.join(said)} {context.session.data['seen']}")
+
+
+class Juror(Asking):
+    """A judge's model: finds everything right."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__(board, 0.002, "j")
+
+    async def invoke(self, case: EvalCase, context: Any) -> InvocationResponse:
+        self.board.note("judged", case.id)
+        await asyncio.sleep(self.seconds)
+        return InvocationResponse(response_text='{"score": 1.0, "passed": true, "reason": "right"}')
+
+
+def weather(city: str = "Rome") -> str:
+    """The weather of a city."""
+    return f"clear in {city}"
+
+
+class Wordy(Asking):
+    """Answers at once, at length."""
+
+    def __init__(self, board: Board, kilobytes: int) -> None:
+        super().__init__(board, 0.0)
+        self.kilobytes = kilobytes
+
+    async def invoke(self, case: EvalCase, context: Any) -> InvocationResponse:
+        await super().invoke(case, context)
+        return InvocationResponse(response_text=os.urandom(self.kilobytes * 512).hex())
 
 
 class Deadly(Asking):
@@ -88,19 +146,29 @@ class DiesBeforeJudging:
 
 
 class Watched:
-    """An engine that notes on a board which records have been taken in."""
+    """An engine that notes on a board which records have been taken in, and may take its time about each."""
 
     works_elsewhere = True
 
-    def __init__(self, engine: Any, board: Board) -> None:
+    def __init__(
+        self, engine: Any, board: Board, seconds: float = 0.0, look: Callable[[], None] = lambda: None
+    ) -> None:
         self._engine = engine
         self._board = board
+        self._seconds = seconds
+        self._look = look
         self.in_flight = engine.in_flight
+        self.taken = 0
+        self.nodes: set[str] = set()
 
     async def run(self, work: Any, jobs: Any, emit: Emit, **options: Any) -> Tally:
         def noting(record: Any) -> None:
             emit(record)
+            time.sleep(self._seconds)
             self._board.note("journalled", record.id)
+            self.taken += 1
+            self.nodes.add(record.node)
+            self._look()
 
         tally: Tally = await self._engine.run(work, jobs, noting, **options)
         return tally
@@ -116,3 +184,12 @@ def called_when_journalled(board: Board) -> list[str]:
         elif word == "called" and name in journalled:
             found.append(name)
     return found
+
+
+def most_outstanding(board: Board) -> int:
+    """The most cases that had been called and not been taken in, at any moment."""
+    now = most = 0
+    for word, *_ in board.lines():
+        now += (word == "called") - (word == "journalled")
+        most = max(most, now)
+    return most

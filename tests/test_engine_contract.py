@@ -10,6 +10,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,8 +23,9 @@ from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError
 from steelyard.records import Job
 from support_board import Board, BoardWork, new_board
-from support_engine import drop, make_job, make_jobs, until
-from support_ray import local_cluster, needs_ray
+from support_engine import drop, make_job, make_jobs
+from support_engine import until as until_soon
+from support_ray import local_cluster, needs_ray, patiently
 
 
 class Backend:
@@ -36,6 +38,8 @@ class Backend:
     """How many of the last jobs may be taken back from one process and given to another."""
     batch = 1
     """How many records may come in one turn of the loop."""
+    many = 10_000
+    """How many jobs are many."""
 
     def make(self, grace: float = 4.0) -> Engine:
         return LocalEngine(grace=grace)
@@ -51,6 +55,7 @@ class RayBackend(Backend):
     ahead = 400
     moved = 80
     batch = 1200
+    many = 3_000
 
     def __init__(self) -> None:
         self._made: dict[float, Any] = {}
@@ -70,7 +75,7 @@ class RayBackend(Backend):
 
 BACKENDS = [
     pytest.param(Backend, id="local"),
-    pytest.param(RayBackend, id="ray", marks=needs_ray),
+    pytest.param(RayBackend, id="ray", marks=[needs_ray, patiently]),
 ]
 
 
@@ -83,6 +88,10 @@ def backend(request) -> Iterator[Backend]:
     with local_cluster(cpus=4):
         yield made
         made.close()
+
+
+until = partial(until_soon, seconds=60.0)
+"""A worker in another process may first have to be started, on a busy machine."""
 
 
 class Broken(Exception):
@@ -324,7 +333,7 @@ def test_a_token_cancelled_during_the_run_cancels_what_is_in_flight(backend, tmp
         token.cancel("enough")
         began = time.monotonic()
         tally = await running
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 4  # which is the grace of those that do not obey
         return tally
 
     tally = asyncio.run(main())
@@ -609,11 +618,11 @@ def test_work_that_never_waits_does_not_starve_the_loop(backend, parallelism) ->
 
     async def main() -> None:
         ticking = asyncio.create_task(ticker())
-        await start(backend.make(), busy, make_jobs(10_000), parallelism=parallelism, emit=count)
+        await start(backend.make(), busy, make_jobs(backend.many), parallelism=parallelism, emit=count)
         ticking.cancel()
 
     asyncio.run(main())
-    assert done == 10_000
+    assert done == backend.many
     assert max(between) <= 500 + parallelism + backend.batch  # 10 ms of work, and one more job of each worker
 
 

@@ -23,6 +23,16 @@ from steelyard.contracts import RemoteTarget, RepeatedJudge
 from steelyard.errors import ConfigurationError
 from steelyard.targets import CallableTarget, OpenAIChat, Simulated
 from support_cli import finish, start
+from support_scripted_transport import (
+    ScriptedTransport,
+    chat_chunk,
+    chat_end,
+    chat_text,
+    chat_usage,
+    stream,
+    tool_fragment,
+    whole,
+)
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra `otel`")
 
@@ -111,6 +121,27 @@ def test_a_run_holds_its_cases_and_a_case_its_call_and_its_scores(traces: Traces
         "steelyard.cancelled": 0,
     }
     assert len({span.context.trace_id for span in traces.spans}) == 1
+
+
+def test_a_model_with_tools_is_an_agent_whose_every_call_and_try_is_a_span(traces: Traces) -> None:
+    fragment = tool_fragment(0, '{"city": "Rome"}', id="c1", name="weather")
+    wants_tool = stream(chat_chunk(tool_calls=[fragment]), chat_chunk("tool_calls"), chat_end(chat_usage(10, 3)))
+    busy = whole({"error": {"message": "try again"}}, status=500)
+    transport = ScriptedTransport(wants_tool, busy, stream(*chat_text("Clear", ".", usage=chat_usage(30, 5))))
+    functions = {"weather": lambda city: f"clear in {city}"}
+    target = OpenAIChat("m", base_url="http://127.0.0.1:9/v1", transport=transport, functions=functions)
+    runner = Runner(target, suite(("rome", "Clear.")), ["exact"], progress="off", retries=2)
+    trace_runner(runner, tracer_provider=traces.provider, content=True)
+    result = runner.run_sync()
+    assert (result.metrics["pass_rate"], len(transport.bodies)) == (1.0, 3)
+    assert traces.under(traces.one("case")) == ["invoke_agent m", "score exact"]
+    assert traces.under(traces.one("invoke_agent m")) == ["chat m"] * 3
+    first, second, third = map(attributes, traces.named("chat m"))
+    assert [one.get("gen_ai.usage.input_tokens") for one in (first, second, third)] == [10, None, 30]
+    assert second["error.type"] == "TransientError"
+    assert [json.loads(one["gen_ai.input.messages"])[-1]["role"] for one in (first, third)] == ["user", "tool"]
+    assert all(span.kind is SpanKind.CLIENT for span in traces.named("chat m"))
+    assert attributes(traces.one("invoke_agent m"))["gen_ai.usage.input_tokens"] == 40
 
 
 def test_a_case_says_which_it_is_and_how_it_went(traces: Traces) -> None:

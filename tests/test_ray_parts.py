@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import pickle
 import platform
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -20,8 +21,9 @@ from steelyard._version import __version__
 from steelyard.contracts import InvocationContext, Tally
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.choice import EngineChoice
+from steelyard.engine.cluster import worker as worker_module
 from steelyard.engine.cluster.leaves import Calls
-from steelyard.engine.cluster.letters import CALL, Batch, Greeting
+from steelyard.engine.cluster.letters import CALL, Batch, Greeting, Letter
 from steelyard.engine.cluster.outbox import Outbox
 from steelyard.engine.cluster.run import ClusterRun
 from steelyard.engine.cluster.seat import Seat
@@ -29,6 +31,7 @@ from steelyard.engine.cluster.shared_limits import Post
 from steelyard.engine.cluster.shares import Share, share_out
 from steelyard.engine.cluster.shipping import Home, pack_work, unpack_work
 from steelyard.engine.cluster.supply import NOT_YET, Given, Supply, lost_record
+from steelyard.engine.cluster.worker import HostedRun
 from steelyard.engine.home import AtHome
 from steelyard.engine.limits import EndpointLimits
 from steelyard.errors import ConfigurationError, SteelyardError, TransientError
@@ -344,14 +347,16 @@ SUITE = "id: s\ntarget: {simulated: {model: m}}\ncases: [{id: a, prompt: hello}]
 
 
 @needs_ray
-def test_a_cluster_that_is_not_there_ends_in_seconds_and_nothing_is_written(tmp_path) -> None:
+@pytest.mark.parametrize("command", [("run",), ("sweep", "-j", "1,2")])
+def test_a_cluster_that_is_not_there_ends_in_seconds_and_nothing_is_written(tmp_path, command) -> None:
     (tmp_path / "suite.yaml").write_text(SUITE)
     began = time.monotonic()
-    ended = run_cli(tmp_path, "run", "suite.yaml", "--engine", "ray", "--ray-address", "127.0.0.1:1", "--out", "run")
+    words = ("suite.yaml", "--engine", "ray", "--ray-address", "127.0.0.1:1", "--out", "run")
+    ended = run_cli(tmp_path, *command, *words)
     assert (ended.code, ended.out) == (2, "")
     assert "no Ray cluster at '127.0.0.1:1'" in ended.err
-    assert time.monotonic() - began < 10
-    assert not (tmp_path / "run").exists()
+    assert time.monotonic() - began < 30
+    assert not list(tmp_path.rglob("run.json"))
 
 
 @pytest.mark.parametrize(
@@ -366,6 +371,136 @@ def test_a_suite_that_asks_for_an_engine_that_cannot_be_is_refused(tmp_path, key
     ended = run_cli(tmp_path, "run", "suite.yaml")
     assert ended.code == 2
     assert message in ended.err
+
+
+@needs_ray
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.0 400 what?\r\n\r\n", None])
+def test_what_listens_at_the_address_and_is_not_ray_is_refused_at_once(monkeypatch, says) -> None:
+    """Ray itself would try for ever. It closes, it speaks another language, it says nothing at all."""
+    from steelyard.engine.cluster import connect
+
+    monkeypatch.setattr(connect, "_REACH_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            line, _ = server.accept()
+            with line:
+                line.recv(100)
+                if says is None:
+                    line.recv(100)
+                line.sendall(says or b"")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(ConfigurationError, match=r"no Ray cluster at '127.0.0.1:\d+'"):
+            connect.Connection(f"127.0.0.1:{server.getsockname()[1]}", None).open()
+        answering.join()
+
+
+class FakeInit:
+    """Stands in for `ray.init`: takes note, and fails or takes its time as it is told."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.given: dict[str, Any] = {}
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, **given: Any) -> None:
+        self.given = given
+        self.begun.set()
+        if self.error is not None:
+            raise self.error
+        self.go_on.wait(60)
+
+
+@pytest.fixture
+def ray_init(monkeypatch) -> FakeInit:
+    import ray
+
+    made = FakeInit()
+    monkeypatch.setattr(ray, "init", made)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return made
+
+
+@needs_ray
+def test_an_engine_that_is_closed_while_it_connects_does_not_wait_for_that(ray_init) -> None:
+    from steelyard.engine.cluster.engine import RayEngine
+
+    engine, failures = RayEngine(workers=1), []
+
+    def check() -> None:
+        try:
+            engine.check()
+        except ConfigurationError as error:
+            failures.append(str(error))
+
+    checking = threading.Thread(target=check)
+    checking.start()
+    assert ray_init.begun.wait(30)
+    engine.close()
+    checking.join(30)
+    ray_init.go_on.set()
+    assert failures == ["the connection to the cluster was given up before there was one"]
+
+
+@needs_ray
+@pytest.mark.parametrize(("variable", "address"), [(None, "local"), ("10.0.0.5:6379", "10.0.0.5:6379")])
+def test_without_an_address_no_cluster_is_taken_that_merely_happens_to_run_here(
+    monkeypatch, ray_init, variable, address
+) -> None:
+    """Unless the environment names one, as it does within a job of Ray's."""
+    from steelyard.engine.cluster import connect
+
+    if variable is not None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+    monkeypatch.setattr(connect, "_greet", lambda place: None)
+    ray_init.go_on.set()
+    connection = connect.Connection(None, None)
+    connection.open()
+    connection.close()
+    assert ray_init.given["address"] == address
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("Version mismatch: Python: 3.9"), "the cluster at 'host:1' does not match this process: .*3.9"),
+        (ConnectionError("no"), "no Ray cluster at 'host:1': ConnectionError: no; .*RAY_AUTH_MODE=token"),
+        (ValueError("bad"), "no Ray cluster at 'host:1': ValueError: bad"),
+    ],
+)
+def test_what_ray_fails_at_is_named_as_what_it_is(monkeypatch, ray_init, error, message) -> None:
+    from steelyard.engine.cluster import connect
+
+    monkeypatch.setattr(connect, "_greet", lambda place: None)
+    ray_init.error = error
+    with pytest.raises(ConfigurationError, match=message):
+        connect.Connection("host:1", None).open()
+
+
+@needs_ray
+def test_a_folder_that_is_too_large_to_be_sent_is_named(monkeypatch, ray_init) -> None:
+    from ray.exceptions import RuntimeEnvSetupError
+
+    from steelyard.engine.cluster import connect
+
+    monkeypatch.setattr(connect, "_greet", lambda place: None)
+    ray_init.error = RuntimeEnvSetupError("600 MB")
+    with pytest.raises(ConfigurationError, match=r"^the folder /suites/large cannot be sent to the workers: "):
+        connect.Connection("host:1", "/suites/large").open()
+
+
+@needs_ray
+def test_spans_are_refused_with_workers_elsewhere(tmp_path) -> None:
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    ended = run_cli(tmp_path, "run", "suite.yaml", "--engine", "ray", "--otel", "--out", "run")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--otel needs the local engine" in ended.err
+    assert not (tmp_path / "run").exists()
 
 
 @needs_ray
@@ -420,7 +555,7 @@ def test_the_summary_shows_a_node_that_is_slow_or_fails() -> None:
     said = lines(nodes.to_metrics())
     assert said[0].strip() == "served by 3 node(s)"
     assert said[1].strip() == (
-        "n0 stands out: 50.0% errors, 0.0% elsewhere; its median time to last token is 3.0s, 1.0s elsewhere"
+        "n0 stands out: 50.0% errors, 0.0% elsewhere; its median time to last token is 3.00s, 1.00s elsewhere"
     )
     assert len(said) == 2
 
@@ -436,6 +571,25 @@ def test_limits_say_whether_they_must_be_counted_in_one_place() -> None:
     assert not EndpointLimits().is_counted
     assert EndpointLimits(rate=RateLimit(1, 1.0)).is_counted
     assert not EndpointLimits(pauses=False).pauses
+
+
+def test_a_worker_that_does_not_hear_its_driver_any_more_begins_nothing(monkeypatch) -> None:
+    """Its jobs may have been given to others; those in flight go on, and the rest when it hears from it again."""
+
+    async def main() -> None:
+        now = time.monotonic()
+        monkeypatch.setattr(worker_module.time, "monotonic", lambda: now)
+        hosted = HostedRun("n", 8, 1.0)
+        hosted.read(Letter(jobs=list(enumerate(make_jobs(6))), share=4, number=1))
+        assert hosted.allowed == 4
+        now += 6.0
+        assert hosted.allowed == 0
+        changes: list[int] = []
+        hosted.on_change(lambda: changes.append(hosted.allowed))
+        hosted.read(Letter())
+        assert changes == [4]
+
+    asyncio.run(main())
 
 
 class FakeActor:

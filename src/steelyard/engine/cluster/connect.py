@@ -17,6 +17,11 @@ from steelyard.engine.cluster.letters import Greeting
 from steelyard.errors import ConfigurationError, describe
 
 _REACH_SECONDS = 3.0
+_OPENING_OF_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a gRPC client says first, with settings that leave all as it is."""
+_FRAME_HEADER, _SETTINGS_FRAME = 9, 4
+_LOOK_SECONDS = 0.1
+"""How often whoever waits for a connection looks whether it is still wanted."""
 _LEFT_BEHIND = ["runs/", ".git/", ".venv/", "venv/", "__pycache__/", "*.sqlite"]
 """What lies beside a suite and is of no use to a worker."""
 
@@ -31,14 +36,17 @@ class Connection:
     """This process as a driver of a Ray cluster. One that is there already is used and left as it is."""
 
     def __init__(self, address: str | None, working_dir: str | Path | None) -> None:
-        self._address = address
+        self._address = address or os.environ.get("RAY_ADDRESS") or None
         self._working_dir = working_dir
         self._stop = threading.Event()
+        self._unwanted = threading.Event()
         self._thread: threading.Thread | None = None
-        self._is_ours = False
 
     def open(self) -> None:
-        """Connect, or start a cluster on this machine when no address was given. Takes seconds: not for the loop."""
+        """Connect, or start a cluster on this machine when no address was given. Takes seconds: not for the loop.
+
+        Ends at once when another thread gives up on it.
+        """
         check_installed()
         import ray
 
@@ -49,14 +57,23 @@ class Connection:
         # Ray's processes are killed by the kernel when the thread that started them ends: that thread has to stay.
         opened = threading.Event()
         failures: list[BaseException] = []
-        self._stop.clear()
+        self._stop, self._unwanted = stop, unwanted = threading.Event(), threading.Event()
         self._thread = threading.Thread(
-            target=self._keep_open, args=(opened, failures.append), name="steelyard-ray", daemon=True
+            target=self._keep_open, args=(opened, stop, failures.append), name="steelyard-ray", daemon=True
         )
         self._thread.start()
-        opened.wait()
+        while not opened.wait(_LOOK_SECONDS):
+            if unwanted.is_set():
+                stop.set()  # Ray cannot be told to stop trying: should it succeed, that thread lets go at once
+                self._thread = None
+                raise ConfigurationError("the connection to the cluster was given up before there was one")
         if failures:
-            raise _not_connected(self._address, failures[0]) from failures[0]
+            self._thread = None
+            raise self._not_opened(failures[0]) from failures[0]
+
+    def give_up(self) -> None:
+        """Have whoever is just opening this stop waiting; nothing happens to a connection that is open."""
+        self._unwanted.set()
 
     def close(self) -> None:
         """Let go of the cluster, if it was this that connected."""
@@ -65,30 +82,50 @@ class Connection:
             self._thread.join()
             self._thread = None
 
-    def _keep_open(self, opened: threading.Event, fail: Callable[[BaseException], None]) -> None:
+    def _keep_open(self, opened: threading.Event, stop: threading.Event, fail: Callable[[BaseException], None]) -> None:
         import ray
 
         try:
+            _let_ray_print(False)
             ray.init(**self._settings())
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for this one
             fail(error)
             return
         finally:
             opened.set()
-        self._stop.wait()
+        stop.wait()
         ray.shutdown()
+        _let_ray_print(True)
 
     def _settings(self) -> dict[str, Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         logging.getLogger("ray").setLevel(logging.ERROR)
         settings: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
-        if self._address is None:
-            return {**settings, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        if self._address is None:  # without "local" Ray would take any cluster that it finds on this machine
+            return {**settings, "address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         settings["address"] = self._address
         if self._working_dir is not None:
             settings["runtime_env"] = {"working_dir": str(self._working_dir), "excludes": _LEFT_BEHIND}
         return settings
+
+    def _not_opened(self, error: BaseException) -> ConfigurationError:
+        """What Ray failed at, named as what it is."""
+        said = describe(error)
+        if type(error).__name__ == "RuntimeEnvSetupError":
+            return ConfigurationError(f"the folder {self._working_dir} cannot be sent to the workers: {said}")
+        if "Version mismatch" in said:
+            return ConfigurationError(f"the cluster at {self._address!r} does not match this process: {said}")
+        if self._address is not None and isinstance(error, ConnectionError):
+            said += "; where the cluster wants a token, set RAY_AUTH_MODE=token here too"
+        return _not_connected(self._address, said)
+
+
+def _let_ray_print(allowed: bool) -> None:
+    """Whether Ray writes its own words of each lost worker to stdout, where a run's result belongs; we say it too."""
+    import ray
+
+    ray._private.worker._worker_logs_enabled = allowed  # no setting of ray.init's reaches these
 
 
 def check_same_versions(greeting: Greeting) -> None:
@@ -120,12 +157,23 @@ def _check_reachable(address: str) -> None:
     if not port.isdigit() or not host:
         raise ConfigurationError(f"ray address must be host:port or auto, got {address!r}")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
+        _greet((host.strip("[]"), int(port)))
     except (OSError, OverflowError) as error:
-        raise _not_connected(address, error) from error
+        raise _not_connected(address, describe(error)) from error
 
 
-def _not_connected(address: str | None, error: BaseException) -> ConfigurationError:
+def _greet(place: tuple[str, int]) -> None:
+    """OSError unless a server is there that speaks HTTP/2, as Ray's do: with any other Ray would talk for ever."""
+    with socket.create_connection(place, timeout=_REACH_SECONDS) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") != "0":
+            return
+        connection.sendall(_OPENING_OF_HTTP2)
+        answer = connection.recv(_FRAME_HEADER, socket.MSG_WAITALL)
+    if len(answer) < _FRAME_HEADER or answer[3] != _SETTINGS_FRAME:
+        raise ConnectionError("what listens there is not Ray")
+
+
+def _not_connected(address: str | None, why: str) -> ConfigurationError:
     if address is None:
-        return ConfigurationError(f"Ray could not be started on this machine: {describe(error)}")
-    return ConfigurationError(f"no Ray cluster at {address!r}: {describe(error)}")
+        return ConfigurationError(f"Ray could not be started on this machine: {why}")
+    return ConfigurationError(f"no Ray cluster at {address!r}: {why}")

@@ -81,6 +81,7 @@ class RayEngine:
 
     def close(self) -> None:
         """Let the workers go, and the cluster if it was started for this."""
+        self._connection.give_up()
         with self._opening:
             if self._staff is not None:
                 self._staff.dismiss()

@@ -8,6 +8,7 @@ import os
 import platform
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,6 +24,10 @@ from steelyard.engine.cluster.shipping import pack, pack_error, unpack_work
 from steelyard.engine.local import LocalEngine
 from steelyard.records import Job, Record, Unjudged
 from steelyard.stats.lag import LoopMonitor
+
+_SILENCE_SECONDS = 5.0
+"""A driver speaks to its workers once a second at least. One that is not heard any more may have given their jobs to
+others: what has not begun by then waits until it is heard again."""
 
 
 class Worker:
@@ -91,6 +96,7 @@ class HostedRun:
         """By the identity of a job that was taken and is about to begin."""
         self._share = self._share_number = 0
         self._active = self._peak = 0
+        self._heard_at = time.monotonic()
         self._no_more = False
         self._callbacks: list[Callable[[], None]] = []
 
@@ -103,6 +109,7 @@ class HostedRun:
 
     def read(self, letter: Letter) -> None:
         """Take in what the driver says."""
+        self._heard_at = time.monotonic()
         if letter.share is not None and letter.number > self._share_number:
             self._share, self._share_number = letter.share, letter.number
         self._waiting.extend(letter.jobs)
@@ -123,10 +130,10 @@ class HostedRun:
 
     @property
     def allowed(self) -> int:
-        """How many may be at work: the share, as far as there are jobs, and none while the driver falls behind."""
+        """How many may be at work: the share, as far as there are jobs, and none while the driver lags or is gone."""
         if self._no_more and not self._waiting:
             return self._active + 1  # whoever comes in finds that there is nothing left, and the pool ends
-        if self._outbox.is_full:
+        if self._outbox.is_full or time.monotonic() - self._heard_at > _SILENCE_SECONDS:
             return 0
         return min(self._share, self._active + len(self._waiting))
 

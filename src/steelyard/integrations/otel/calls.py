@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from opentelemetry.trace import Span, SpanKind
 
-from steelyard.contracts import InvocationContext, RemoteTarget, Target, TargetAround
+from steelyard.contracts import CallByCall, InvocationContext, RemoteTarget, Target, TargetAround
 from steelyard.integrations.otel.messages import input_messages, output_messages, system_instructions
 from steelyard.integrations.otel.spans import Spans
 from steelyard.records import EvalCase, InvocationResponse
 
+_OPERATION = "gen_ai.operation.name"
 _PROVIDERS = {"openai-chat": "openai", "openai-responses": "openai", "anthropic-messages": "anthropic"}
 _REQUEST = {
     "temperature": "gen_ai.request.temperature",
@@ -39,15 +40,15 @@ _ANSWER = {
 
 
 class Traced(TargetAround):
-    """A target whose every call, retries one by one, is a span."""
+    """A target whose every call, retries one by one, is a span; `about` is what all of them have in common."""
 
-    def __init__(self, target: Target, spans: Spans) -> None:
+    def __init__(self, target: Target, spans: Spans, about: Mapping[str, Any] | None = None) -> None:
         self._target = target
         self._spans = spans
-        self._attributes = _about_target(target)
+        self._attributes = _about_target(target) if about is None else about
         named = self._attributes.get("gen_ai.request.model") or self._attributes.get("gen_ai.agent.name")
-        self._name = f"{self._attributes['gen_ai.operation.name']} {named}"
-        self._kind = SpanKind.CLIENT if isinstance(target, RemoteTarget) else SpanKind.INTERNAL
+        self._name = f"{self._attributes[_OPERATION]} {named}"
+        self._kind = SpanKind.CLIENT if "server.address" in self._attributes else SpanKind.INTERNAL
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """The target's answer, under a span that tells how it came."""
@@ -95,6 +96,15 @@ class TracedRemote(Traced):
     async def close(self) -> None:
         await self._target.close()
 
+    def bound(self, wrap: Callable[[Target], Target]) -> Target:
+        """With `wrap` around each call to the model; where a case makes several, each is a span within the agent's."""
+        target = self._target
+        if self._attributes[_OPERATION] == "chat" or not isinstance(target, CallByCall):
+            return wrap(self)
+        of_model = {**self._attributes, _OPERATION: "chat"}
+        each = target.bound(lambda call: wrap(Traced(call, self._spans, of_model)))
+        return Traced(each, self._spans, self._attributes)
+
 
 def _note_question(span: Span, case: EvalCase) -> None:
     span.set_attribute("gen_ai.input.messages", input_messages(case))
@@ -108,7 +118,7 @@ def _about_target(target: Target) -> dict[str, Any]:
     kind = str(identity.get("kind", type(target).__name__))
     is_model = kind in _PROVIDERS or kind == "simulated"
     about: dict[str, Any] = {
-        "gen_ai.operation.name": "chat" if is_model and not identity.get("functions") else "invoke_agent",
+        _OPERATION: "chat" if is_model and not identity.get("functions") else "invoke_agent",
         "gen_ai.provider.name": _PROVIDERS.get(kind, kind),
     }
     if target.model_id is not None:
