@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from steelyard import EvalSet, Result, Runner
+from steelyard import EvalCase, EvalSet, Result, Runner
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.errors import ConfigurationError
 from steelyard.journal.reader import iter_records
@@ -112,6 +112,21 @@ def test_auto_finds_what_a_provider_bears_over_the_cluster(engine, tmp_path) -> 
     history = [allowed for _, allowed, _ in result.metrics["parallelism_history"]]
     assert 5 <= history[-1] <= 20
     assert result.metrics["peak_in_flight"] <= 32
+
+
+def test_a_slow_judge_does_not_decide_how_much_the_target_is_asked_over_the_cluster(engine) -> None:
+    with (
+        mock_process("--latency", "5ms", "--output-tokens", "1") as (quick, _),
+        mock_process("--latency", "300ms", "--output-tokens", "1") as (slow, _),
+    ):
+        judge = Judge(model="j", prompt="correctness_v1", target=OpenAIChat("j", base_url=slow.base_url, stream=False))
+        target = OpenAIChat("m", base_url=quick.base_url, stream=False)
+        cases = [EvalCase(id=f"c{number}", prompt=f"{number}?", expected="x") for number in range(200)]
+        runner = Runner(target, EvalSet("s", cases), [judge], engine=engine, progress="off")
+        result = runner.run_sync(parallelism="auto", max_parallelism=64)
+        assert result.metrics["counts"]["ok"] == 200
+        assert 16 < slow.stats()["peak_concurrency"] <= 64
+        assert quick.stats()["peak_concurrency"] <= 64
 
 
 def test_what_cannot_be_sent_is_named(engine, board) -> None:

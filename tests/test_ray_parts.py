@@ -33,12 +33,13 @@ from steelyard.engine.cluster.shipping import Home, pack_work, unpack_work
 from steelyard.engine.cluster.supply import NOT_YET, Given, Supply, lost_record
 from steelyard.engine.cluster.worker import HostedRun
 from steelyard.engine.home import AtHome
-from steelyard.engine.limits import EndpointLimits
+from steelyard.engine.limits import EndpointLimits, Limited
+from steelyard.engine.retry import Retrying, RetryPolicy
 from steelyard.errors import ConfigurationError, SteelyardError, TransientError
 from steelyard.journal.encode import encode_record
 from steelyard.journal.entries import decode_entry
 from steelyard.rates import RateLimit
-from steelyard.records import InvocationResponse, Job
+from steelyard.records import EvalCase, InvocationResponse, Job
 from steelyard.report.nodes import lines
 from steelyard.stats.nodes import NodeStats
 from steelyard.stats.running import RunningStats
@@ -270,6 +271,39 @@ def test_leave_is_asked_of_the_driver_and_what_comes_of_it_is_told_there() -> No
         calls.close()
 
     asyncio.run(main())
+
+
+def test_a_refusal_costs_a_worker_no_try_while_the_endpoint_answers_others() -> None:
+    class Busy:
+        model_id, default_parallelism = None, 1
+        asked = 0
+
+        async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+            self.asked += 1
+            if self.asked > 8:
+                return InvocationResponse(response_text="at last")
+            far.answered(0, InvocationResponse(response_text="another's"))
+            raise overloaded()
+
+    async def main() -> InvocationResponse:
+        nonlocal far
+        outbox = Outbox(lambda: None)
+        post = Post(outbox)
+        far = post.limits(0, True, True)
+
+        async def grant() -> None:
+            while True:
+                asked = [call for kind, call, content in await outbox.take() if kind == CALL and content[1] == "leave"]
+                post.deliver([(call, True) for call in asked], [])
+
+        granting = asyncio.create_task(grant())
+        target: Any = Limited(Busy(), far)  # type: ignore[arg-type]
+        response = await Retrying(target, RetryPolicy(attempts=3)).invoke(EvalCase(id="c"), InvocationContext("c"))
+        granting.cancel()
+        return response
+
+    far: Any = None
+    assert asyncio.run(main()).response_text == "at last"
 
 
 async def serve(outbox: Outbox, calls: Calls) -> None:

@@ -230,13 +230,13 @@ class Limited(TargetAround):
 
     @property
     def answers(self) -> int:
-        """How many calls the endpoint has answered; 0 where another process counts them."""
-        return self._limits.answers if isinstance(self._limits, EndpointLimits) else 0
+        """How many calls the endpoint has answered, as far as this process knows."""
+        return self._limits.answers
 
     @property
     def pauses(self) -> bool:
         """Whether an endpoint that is overloaded is left alone for a while, by a call that is tried again too."""
-        return self._limits.pauses if isinstance(self._limits, EndpointLimits) else False
+        return self._limits.pauses
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """The target's answer, asked for when there is leave."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from steelyard.contracts import Cancellation, Permits
+from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.engine.cluster.seat import Seat
 from steelyard.engine.cluster.shares import share_out
 from steelyard.engine.cluster.supply import NOT_YET, Given, Supply
@@ -46,12 +47,17 @@ class Dispatch:
         self._fail = fail
         self._tickets = itertools.count(1)
         self._expected_until = [time.monotonic() + EXPECTED_SECONDS] * len(seats)
+        self._answered: set[tuple[str, int]] = set()
+        """Cases, by id and trial, that have their answer and are being weighed, where an endpoint decides the number."""
         self.is_over = False
         """Whether no more jobs are handed out."""
         self.posting: set[asyncio.Task[None]] = set()
         """Letters on their way."""
+        self._adaptive = isinstance(permits, AdaptivePermits)
         if permits is not None:
             permits.on_change(self.guarded(self.share_out))
+        if isinstance(permits, AdaptivePermits):
+            permits.on_answered(lambda case_id, trial: self._answered.add((case_id, trial)))
 
     def expect(self, seat: Seat) -> None:
         """Keep a share for the worker that is to come."""
@@ -64,7 +70,8 @@ class Dispatch:
         expected = sum(not seat.is_live and now < self._expected_until[seat.number] for seat in self._seats)
         allowed = self._parallelism
         if self._permits is not None:
-            allowed = min(allowed, self._permits.allowed)
+            # What an endpoint bears is asked of it until it has answered, however long that is weighed afterwards.
+            allowed = min(allowed, self._permits.allowed + len(self._answered))
         changed = share_out(allowed, [seat.share for seat in live], expected)
         told = [seat for seat in live if seat.share in changed]
         for seat in told:
@@ -72,6 +79,15 @@ class Dispatch:
         self.feed(live)
         for seat in told:
             self.tell_soon(seat)
+
+    def settle(self, given: Given) -> None:
+        """A job has ended, or is to be handed out again."""
+        self._answered.discard((given.job.case.id, given.job.trial))
+
+    @property
+    def weighed(self) -> int:
+        """How many cases have their answer and have not ended."""
+        return len(self._answered)
 
     def feed(self, seats: list[Seat]) -> None:
         """Hand out jobs to those who want some, in rounds: a few jobs should not all go to the first of them."""
@@ -102,6 +118,8 @@ class Dispatch:
                 return given
             ticket = next(self._tickets)
             seat.given[ticket] = given
+            if self._adaptive and given.job.stored is not None:
+                self._answered.add((given.job.case.id, given.job.trial))
             if self._supply.on_probation(given):
                 seat.on_probation = ticket
             seat.letter.jobs.append((ticket, given.job))

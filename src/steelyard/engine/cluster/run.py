@@ -218,6 +218,8 @@ class ClusterRun:
         """Hand out again what the worker had, and see to a new one."""
         node, why = seat.node, _first_line(error)
         lost = seat.leave()
+        for given in lost:
+            self._dispatch.settle(given)
         self._staff.lose(seat.number)
         self._dispatch.expect(seat)
         lost = self._count_recorded(lost)
@@ -254,7 +256,7 @@ class ClusterRun:
 
     def _take(self, seat: Seat, batch: Batch) -> bool:
         """Take in a batch; True when the worker is through."""
-        ended = 0
+        ended, weighed = 0, self._dispatch.weighed
         seat.peak = batch.peak
         self._tally.peak_in_flight = max(self._tally.peak_in_flight, sum(one.peak for one in self._seats))
         for kind, number, content in batch.items:
@@ -272,7 +274,7 @@ class ClusterRun:
                 return True
         before = seat.share.held
         seat.hear(batch, ended)
-        if seat.share.held < before:
+        if seat.share.held < before or self._dispatch.weighed != weighed:
             self._dispatch.share_out()
         return False
 
@@ -295,7 +297,9 @@ class ClusterRun:
     def _off(self, seat: Seat, ticket: int) -> Given:
         if seat.on_probation == ticket:
             seat.on_probation = None
-        return seat.given.pop(ticket)
+        given = seat.given.pop(ticket)
+        self._dispatch.settle(given)
+        return given
 
     def _called(self, seat: Seat, call: int, number: int, name: str, args: tuple[Any, ...]) -> None:
         if seat.calls is None:

@@ -38,7 +38,7 @@ class Post:
     def limits(self, number: int, is_counted: bool, pauses: bool) -> Any:
         """The limits of an endpoint, in place of the driver's own."""
         if is_counted:
-            return CountedAtHome(self, number)
+            return CountedAtHome(self, number, pauses=pauses)
         limits = self._pausing[number] = PausedTogether(self, number, pauses=pauses)
         return limits
 
@@ -106,9 +106,12 @@ class CountedAtHome:
     Each call asks the driver for leave: a round trip, which counts as waiting and not as the target's time.
     """
 
-    def __init__(self, post: Post, number: int) -> None:
+    def __init__(self, post: Post, number: int, *, pauses: bool) -> None:
         self._post = post
         self._number = number
+        self.pauses = pauses
+        self.answers = 0
+        """How many calls of this worker were answered: proof enough that the endpoint is at work."""
 
     def leave_now(self, estimate: float) -> None:  # noqa: ARG002 - nothing is known here without asking
         return None
@@ -126,6 +129,7 @@ class CountedAtHome:
                 context.clock.start()
 
     def answered(self, sent: int, response: InvocationResponse) -> None:
+        self.answers += 1
         self._post.send(self._number, "answered", sent, _gist(response))
 
     def failed(self, sent: int, error: Exception) -> None:
