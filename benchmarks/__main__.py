@@ -22,6 +22,7 @@ BENCHMARKS = (
     "auto_ceiling",
     "report_page",
     "ray_scale",
+    "ray_worker",
 )
 
 
