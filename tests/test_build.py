@@ -151,3 +151,16 @@ def test_a_suite_error_carries_its_path(tmp_path: Path) -> None:
         build_suite(path)
     assert caught.value.path == str(path)
     assert isinstance(caught.value, ConfigurationError)
+
+
+def test_a_bad_price_is_named_with_its_file(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError) as caught:
+        build_suite(write(tmp_path, prices={"input": "two", "output": 1}))
+    assert str(caught.value) == f"{tmp_path}/suite.yaml: prices.input must be a number at least 0, got 'two'"
+
+
+def test_times_in_run_may_have_a_unit(tmp_path: Path) -> None:
+    assert build_suite(write(tmp_path, run={"timeout": "2m", "duration": "500ms"})).options["timeout"] == 120
+    with pytest.raises(SuiteError) as caught:
+        build_suite(write(tmp_path, run={"timeout": "soon"}))
+    assert str(caught.value).startswith(f"{tmp_path}/suite.yaml: run.timeout must be a length of time like")

@@ -22,7 +22,13 @@ gate: {rules: [RULE]}
     [
         ("pass_rate>=0.9", 0, ""),
         ("score.exact.mean<0.5", 1, "gate: score.exact.mean<0.5: is 1"),
-        ("pass_rat>=0.9", 1, "pass_rate"),
+        ("score.exat.mean>=0.9", 1, "did you mean 'score.exact.mean'?"),
+        ("pass_rat>=0.9", 2, "did you mean 'pass_rate'?"),
+        ("scroe.exact.mean>=0.9", 2, "no run has a metric 'scroe.exact.mean'"),
+        ("peak_in_flight<=50", 0, ""),
+        ("cost_unknown_judges<1", 0, ""),
+        ("counts.error<1", 0, ""),
+        ("time_queued-p99<1", 1, "no metric of this run"),
         ("quite good", 2, "a rule is a metric, one of"),
     ],
 )

@@ -129,6 +129,15 @@ def test_a_finished_run_with_errors_is_refused_with_the_command_that_retries_the
     assert len(runs(shop)) == 1
 
 
+def test_answers_that_could_not_be_scored_are_said_to_be_scored_again_not_asked(shop: Workshop) -> None:
+    shop.suite(scorers=[{"python": "agent.py:shout"}])
+    shop.unscorable("c1")
+    first = go(shop)
+    assert first.code == 4
+    assert "--retry-errors scores them again" in first.err
+    assert "is complete with 1 error. This scores them again:" in go(shop).err
+
+
 def test_the_printed_command_is_quoted_for_a_shell(shop: Workshop) -> None:
     name = "it's a suite é.yaml"
     (shop.folder / "suite.yaml").rename(shop.folder / name)

@@ -62,7 +62,7 @@ def test_timeout_makes_a_late_answer_an_error(shop: Workshop) -> None:
             await asyncio.sleep(30 if case.id == "c1" else 0)
             return case.prompt.upper()
     """)
-    assert go(shop, "--timeout", "0.1", "--retries", "0").code == 4
+    assert go(shop, "--timeout", "100ms", "--retries", "0").code == 4
     assert shop.metrics()["errors"] == {"TimeoutError": 1}
 
 
@@ -234,6 +234,7 @@ def test_4_and_resumable_when_stopped_early(shop: Workshop) -> None:
         ["-n", "-3"],
         ["--timeout", "0"],
         ["--timeout", "nan"],
+        ["--timeout", "soon"],
         ["--retries", "-1"],
         ["--min-pass-rate", "1.5"],
         ["--max-error-rate", "-0.1"],

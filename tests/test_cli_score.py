@@ -293,7 +293,7 @@ def test_an_escalated_judge_decides_where_it_need_not_be_calibrated(shop: Worksh
     shop.suite(scorers=["exact", judged(when="failed")], target={"python": "agent.py:moody"})
     ended = run_cli(shop.folder, "run", "suite.yaml", "--out", "RUN", "--no-progress", "--min-pass-rate", "1")
     assert ended.code == 0
-    assert "6 answer(s) that the scorers before it had failed" in ended.out
+    assert "6 answers that the scorers before it had failed" in ended.out
 
 
 def test_a_judge_that_is_down_is_more_errors_than_allowed_and_a_retry_mends_it(shop: Workshop) -> None:

@@ -120,6 +120,14 @@ def test_the_columns_of_the_text_stand_below_one_another(tmp_path: Path) -> None
     assert ends == {head.index("change") + 6}
 
 
+def test_runs_that_are_named_by_their_time_are_told_apart_in_the_head(tmp_path: Path) -> None:
+    journal(tmp_path / "capitals-20261116-031756", "pf")
+    journal(tmp_path / "capitals-20261116-031807", "fp")
+    lines = run_cli(tmp_path, "compare", "capitals-20261116-031756", "capitals-20261116-031807").out.splitlines()
+    (head,) = [line for line in lines if "2 paired cases" in line]
+    assert head.split()[3:5] == ["…1116-031756", "…1116-031807"]
+
+
 def test_trials_are_shown_as_how_many_passed(tmp_path: Path) -> None:
     write_journal(tmp_path / "a", [outcome("f", 0, trial=k) for k in range(3)])
     write_journal(tmp_path / "b", [outcome("ppf"[k], 0, trial=k) for k in range(3)])

@@ -12,7 +12,7 @@ import pytest
 
 from steelyard import EvalCase, EvalSet, InvocationResponse, Runner
 from steelyard.cli.dry_run import PlannedRun, look_ahead
-from steelyard.errors import RunMismatch
+from steelyard.errors import ConfigurationError, RunMismatch
 from steelyard.rundir import Entry
 from steelyard.tokens import estimate_input_tokens
 from support_cache import STORES, open_store
@@ -72,6 +72,12 @@ def test_a_fresh_run_is_planned_with_its_input_tokens_and_asks_nothing(tmp_path:
     assert planned.estimate.input_tokens == 3 * INPUT
     assert target.asked == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", [{"rate": "10/week"}, {"arrivals": "poison:20/s"}])
+def test_a_pace_that_a_run_would_refuse_is_refused(option: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"week|poison"):
+        ahead(Answers(), tmp_path / "r", **option)
 
 
 def test_without_a_word_on_the_output_the_cost_is_that_of_the_input_at_least(tmp_path: Path) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
+from steelyard import EvalCase, EvalSet, InvocationResponse, Runner
+from steelyard.contracts import InvocationContext
 from steelyard.early_end import FirstErrors
+from steelyard.errors import TargetError
 from steelyard.records import Record
-from support_journal import a_record
+from support_journal import CountedModel, a_record, cases, run_in
 
 
 def failed(status: int | None = None, *, kind: str = "TargetError", attempts: int = 1) -> Record:
@@ -72,3 +78,50 @@ def test_when_all_is_said_no_record_need_be_looked_at_any_more(records: list[Rec
         assert not first.is_over
         first.take(record)
     assert first.is_over
+
+
+def test_an_answer_of_an_earlier_sitting_that_is_only_scored_again_proves_nothing(tmp_path: Path) -> None:
+    def answer(case: EvalCase, _: InvocationContext) -> InvocationResponse:
+        if int(case.id.removeprefix("c")) >= 10:
+            raise TargetError("no", partial=InvocationResponse(http_status=401))
+        return InvocationResponse(response_text="x")
+
+    run_in(tmp_path, CountedModel(answer), cases(60), stop_first_errors=0)
+    model = CountedModel(answer)
+    runner = Runner(model, EvalSet("journal", cases(60)), ["contains"], output_path=tmp_path, progress="off")
+    result = runner.run_sync(retry_errors=True, parallelism=1)
+    assert "every call is refused: the first 20 all failed" in result.metrics["stopped"]
+    assert len(model.called) == 20
+    assert result.metrics["scores"]["contains"]["n"] == 10
+
+
+def test_quick_refusals_do_not_end_a_run_whose_first_answers_are_still_to_come() -> None:
+    """Some prompts may be forbidden, and a refusal comes sooner than an answer."""
+    refused = 0
+    enough = asyncio.Event()
+
+    async def answer(case: EvalCase, _: InvocationContext) -> str:
+        nonlocal refused
+        if int(case.id.removeprefix("c")) % 10 == 0:
+            await enough.wait()
+            return "x"
+        await asyncio.sleep(0)
+        refused += 1
+        if refused == 40:
+            enough.set()
+        raise TargetError("HTTP 403", partial=InvocationResponse(http_status=403))
+
+    result = Runner(answer, EvalSet("s", cases(60)), progress="off").run_sync(parallelism=10)
+    assert result.complete
+    assert (result.metrics["counts"]["ok"], result.metrics["counts"]["error"]) == (6, 54)
+
+
+def test_a_call_that_hangs_does_not_keep_a_run_from_ending_for_ever() -> None:
+    async def answer(case: EvalCase, _: InvocationContext) -> str:
+        if case.id == "c0":
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        raise TargetError("HTTP 403", partial=InvocationResponse(http_status=403))
+
+    result = Runner(answer, EvalSet("s", cases(600)), progress="off").run_sync(parallelism=4)
+    assert "every call is refused: the first 200 all failed" in result.metrics["stopped"]

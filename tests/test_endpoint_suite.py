@@ -56,6 +56,7 @@ def test_each_kind_can_be_named(tmp_path: Path, kind: str, made: type) -> None:
     [
         ({"base_url": "http://x"}, "with at least a model"),
         (None, "with at least a model"),
+        ({"modle": "m"}, "target.openai-chat.modle; did you mean 'model'?"),
         ({"model": "m", "base_ulr": "http://x"}, "target.openai-chat.base_ulr; did you mean 'base_url'?"),
         ({"model": "m", "transport": 1}, "unknown key target.openai-chat.transport"),
         ({"model": "m", "base_url": "x"}, "base_url must begin with http"),

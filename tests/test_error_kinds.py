@@ -10,6 +10,7 @@ import pytest
 
 from steelyard import EvalCase, EvalSet, InvocationContext, InvocationResponse, Result, Runner
 from steelyard.errors import TargetError, TransientError
+from steelyard.report.markdown import markdown
 from steelyard.report.summary import summary
 from steelyard.stats.error_kinds import error_name
 from steelyard.transport import CannotConnect, ConnectionLost
@@ -103,6 +104,15 @@ def test_the_summary_groups_by_kind() -> None:
     assert "      1 × 429 rate limited\n            c1: TransientError: HTTP 429: slow down\n" in text
     assert "      1 × cannot connect\n" in text
     assert "× TransientError" not in text
+
+
+def test_markdown_groups_by_kind(tmp_path: Path) -> None:
+    run({"c1": TransientError("HTTP 429: slow down", partial=partial(429)), "c2": CannotConnect("nobody")}, tmp_path)
+    rows = [line for line in "".join(markdown(tmp_path)).splitlines() if line.startswith("| <code>")]
+    assert [row.split(" | ")[:2] for row in rows] == [
+        ["| <code>429 rate limited</code>", "1"],
+        ["| <code>cannot connect</code>", "1"],
+    ]
 
 
 def test_the_summary_of_an_older_run_groups_by_type() -> None:

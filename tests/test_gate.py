@@ -93,6 +93,7 @@ def test_a_bad_rule_in_a_suite_is_exit_2_and_named(tmp_path: Path, rules: object
     ("words", "named"),
     [
         (["run"], "nothing to hold it to"),
+        (["nowhere"], "nowhere is not a run directory"),
         (["nowhere", "--rule", "n>0"], "nowhere is not a run directory"),
         (["run", "--rule", "pas_rate>1"], "did you mean 'pass_rate'?"),
         (["run", "--max-slowdown", "1.1"], "need a --baseline"),

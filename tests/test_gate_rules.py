@@ -180,7 +180,7 @@ def test_a_cost_of_which_a_part_is_not_known_cannot_be_below_a_limit(metrics: di
     partly = {**metrics, "cost": 1.5, "cost_unknown": 3, "cost_unknown_judges": 2}
     found = checked("cost<2", partly)
     assert not found.ok
-    assert found.reason == "is 1.5 or more: the cost of 3 answer(s) and 2 call(s) of judges is not known"
+    assert found.reason == "is 1.5 or more: the cost of 3 answers and 2 calls of judges is not known"
     assert checked("cost>1", partly).ok
     assert not checked("cost>2", partly).ok
     assert checked("cost<2", {**partly, "cost_unknown": 0, "cost_unknown_judges": 0}).ok

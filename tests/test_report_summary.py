@@ -15,10 +15,12 @@ from steelyard import EvalCase, EvalSet, InvocationResponse, Runner
 from steelyard.journal.lock import RunLock
 from steelyard.metrics import Books, Errors, compose
 from steelyard.records import Score
+from steelyard.report.page_notices import notices
 from steelyard.report.summary import summary
 from steelyard.stats.error_kinds import ErrorName
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats
+from steelyard.targets import CallableTarget
 from support_cli import Workshop, run_cli
 
 SUITE = EvalSet(id="s", cases=[EvalCase(id=f"c{number}", prompt="p", expected="x") for number in range(4)])
@@ -130,6 +132,15 @@ def test_scoring_errors_are_said_apart_from_errors_and_wrong_answers() -> None:
     assert "scoring errors" in text
     assert "--retry-errors" in text
     assert re.search(r"1 × broken could not score\n +RuntimeError: cannot$", text, re.M)
+
+
+def test_answers_from_the_cache_are_counted(tmp_path: Path) -> None:
+    target = CallableTarget(lambda case: "x", model_id="m")
+    assert "cached" not in summary(metrics_of(target, cache=tmp_path / "cache"))
+    metrics = metrics_of(target, cache=tmp_path / "cache")
+    (row,) = [line.split() for line in summary(metrics).splitlines() if line.startswith("  cached ")]
+    assert " ".join(row) == "cached 4 of 4 not asked; left out of the times"
+    assert [notice["title"] for notice in notices(metrics)] == ["From the cache"]
 
 
 def test_planned_sends_that_were_late_are_told_with_what_held_them_up() -> None:

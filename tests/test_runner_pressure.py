@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from steelyard.options import RunOptions
 from steelyard.scoring import Judge
 from steelyard.targets import OpenAIChat
 from support_cli import run_cli
+from support_judged import Agent, Assessor, Gauge, runner_of
 from support_mock import mock_process
 
 
@@ -62,6 +64,21 @@ def test_a_judge_on_the_same_endpoint_counts_towards_what_it_bears() -> None:
         assert set(mock.stats()["by_status"]) == {"200"}
 
 
+def test_a_judge_that_is_a_function_is_asked_no_more_at_once_than_it_has_been_found_to_bear() -> None:
+    """`auto` begins with four calls at once, whoever answers them, however many cases wait for a verdict."""
+    gauge = Gauge()
+    peaks: list[int] = []
+
+    def reply(*_: Any) -> float:
+        peaks.append(gauge.peak)
+        return 1.0
+
+    judge = Assessor(reply, seconds=0.1, gauge=gauge).judge()
+    result = runner_of(Agent(), suite(40), [judge], parallelism="auto").run_sync()
+    assert result.metrics["counts"]["ok"] == 40
+    assert peaks[0] == 4
+
+
 def test_a_rate_counts_every_call_of_a_tool_loop() -> None:
     async def look_up(**_: Any) -> str:
         return "nothing"
@@ -87,7 +104,9 @@ def test_a_run_that_finds_nobody_there_ends_soon_and_says_so(nobody: str, option
     result = run(OpenAIChat("m", base_url=nobody), 5_000, output_path=tmp_path / "run", **options)
     assert result.cancelled
     assert not result.complete
-    assert "nothing answers there: the first 20 all failed" in result.metrics["stopped"]
+    found = re.match(r"nothing answers there: the first (\d+) all failed", result.metrics["stopped"])
+    assert found is not None
+    assert 20 <= int(found[1]) <= 100  # those sent before the first failed are waited for
     assert nobody.removesuffix("/v1") in result.metrics["stopped"]
     assert result.metrics["counts"]["error"] < 300
 
@@ -149,6 +168,8 @@ def test_on_the_command_line_a_model_that_is_not_there_ends_in_exit_4_and_the_co
         )
         ended = run_cli(tmp_path, "run", "suite.yaml", "--out", "RUN", "--stop-first-errors", "30")
     assert ended.code == 4
-    assert "every call is refused: the first 30 all failed" in ended.out
+    found = re.search(r"every call is refused: the first (\d+) all failed", ended.out)
+    assert found is not None
+    assert 30 <= int(found[1]) <= 100
     assert "HTTP 404" in ended.out
     assert "resume with: steelyard run suite.yaml --out RUN --stop-first-errors 30" in ended.err

@@ -32,6 +32,11 @@ def test_an_option_of_exact_makes_equal_what_is_not_without_it(options, expected
     assert not scored(Exact(), text, expected).passed
 
 
+def test_the_reason_of_exact_quotes_the_answer_as_it_was_given() -> None:
+    found = scored(Exact(ignore_case=True, ignore_punctuation=True), " London – ", "Paris")
+    assert found.reason == "expected 'Paris', got 'London –'"
+
+
 def test_exact_takes_composed_and_decomposed_letters_for_the_same_unless_told_not_to() -> None:
     assert scored(Exact(), "cafe\u0301", "caf\u00e9").passed
     assert not scored(Exact(unicode=None), "cafe\u0301", "caf\u00e9").passed

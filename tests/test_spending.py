@@ -175,8 +175,8 @@ def test_the_report_says_what_is_in_the_cost_and_what_is_not() -> None:
     spending.update_judge(None)
     assert lines(metrics(spending))[1:] == [
         "    of it judges 1.50 USD, failed calls 0.50 USD",
-        "    not in it, as their cost is unknown: 1 answer(s), 1 call(s) of judges",
-        "    by an estimated number of tokens: 1 answer(s)",
+        "    not in it, as their cost is unknown: 1 answer, 1 call of judges",
+        "    by an estimated number of tokens: 1 answer",
     ]
 
 

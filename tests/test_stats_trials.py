@@ -382,7 +382,13 @@ def test_with_trials_alone_a_deterministic_scorers_variance_is_the_agents():
 def test_with_repeated_judgements_alone_only_the_judges_part_is_known():
     found = variance_of([[[0.0, 1.0]], [[1.0, 1.0]]])
     assert (found["agent"], found["judge"], found["dominates"]) == (None, 0.25, None)
-    assert found["says"] == ("the judge varies between runs: std_dev 0.5: trials >= 2 would show the agent's part")
+    told = "the agent's part shows where a case is judged in two trials or more"
+    assert found["says"] == f"the judge varies between runs: std_dev 0.5; {told}"
+
+
+def test_a_judge_that_never_wavers_is_not_said_to_vary():
+    found = variance_of([[[1.0, 1.0]], [[0.0, 0.0]]])
+    assert found["says"].startswith("the judge said the same in every run; ")
 
 
 def test_with_neither_nothing_is_said():

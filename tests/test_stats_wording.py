@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steelyard.stats.wording import format_number, format_rate, format_seconds, join, safe_text
+from steelyard.stats.wording import counted, format_number, format_rate, format_seconds, join, safe_text
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,11 @@ def test_numbers_read_well(number, text):
 def test_a_slow_rate_is_given_by_the_minute():
     assert format_rate(2, 60.0) == "2/min"
     assert format_rate(0, 60.0) == "\N{EN DASH}/s"
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 answers"), (1, "1 answer"), (3000, "3,000 answers")])
+def test_a_count_is_told_in_the_singular_or_the_plural(count, text):
+    assert counted(count, "answer") == text
 
 
 def test_a_single_segment_too_long_is_cut():

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from steelyard import CancellationToken, EvalCase, EvalSet, InvocationContext, InvocationResponse, Runner, conditions
-from steelyard.errors import ConfigurationError, RunFinished, RunLocked, RunMismatch
+from steelyard.errors import ConfigurationError, RunFinished, RunLocked, RunMismatch, TargetError, TransientError
 from steelyard.journal.lock import RunLock
 from steelyard.load.sweep import Sweep, SweepResult
 from steelyard.report.sweep_table import sweep_table
@@ -91,6 +91,30 @@ def test_errors_are_measured_and_not_asked_again(tmp_path: Path) -> None:
     assert [level.error_rate == 0.0 for level in result.levels] == [True, False]
     assert result.recommendation.level == 2
     assert result.recommendation.reason.startswith("at 8 the error rate is ")
+
+
+class Forbids(Bears):
+    """Refuses with a status that would last, were it not for the load."""
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        try:
+            return await super().invoke(case, context)
+        except TransientError as error:
+            raise TargetError("HTTP 403", partial=InvocationResponse(http_status=403)) from error
+
+
+def test_an_endpoint_that_has_answered_once_is_measured_however_it_refuses_at_a_higher_level(tmp_path: Path) -> None:
+    result = sweep_of(Forbids(2), tmp_path, levels=[1, 64]).run_sync()
+    assert result.complete
+    assert result.levels[1].requests == 640
+    assert result.levels[1].error_kinds.keys() == {"403 forbidden"}
+    assert result.recommendation.level == 1
+
+
+def test_an_endpoint_that_has_never_answered_ends_the_sweep(tmp_path: Path) -> None:
+    result = sweep_of(Forbids(0), tmp_path, levels=[4, 8]).run_sync()
+    assert result.levels == []
+    assert "every call is refused: the first 20 all failed" in (result.stopped or "")
 
 
 def test_a_cache_is_neither_used_nor_filled(tmp_path: Path) -> None:
@@ -375,6 +399,13 @@ def test_how_far_a_sweep_has_come_is_on_disk_while_it_goes_on(tmp_path: Path) ->
         [1],
     )
     assert not (tmp_path / "sweep.partial.json").exists()
+
+
+def test_what_a_killed_sweep_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    for name in ("sweep.json", "sweep.partial.json"):
+        (tmp_path / f"{name}.4242.tmp").write_bytes(b'{"v": 1, "lev')
+    sweep_of(Bears(10, 0.001), tmp_path, levels=[1]).run_sync()
+    assert list(tmp_path.glob("*.tmp")) == []
 
 
 def test_a_sweep_that_cannot_be_asked_leaves_no_trace_of_itself(tmp_path: Path) -> None:

@@ -10,16 +10,19 @@ import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steelyard.errors import ConfigurationError
 from steelyard.report.chart_labels import settled
 from steelyard.report.sweep_charts import error_rate_chart, latency_chart
 from steelyard.report.sweep_csv import sweep_csv
 from steelyard.report.sweep_markdown import sweep_markdown
 from steelyard.report.sweep_page import sweep_page
+from steelyard.report.sweep_shape import checked_sweep
 from support_cli import run_cli
 from support_journal import CountedModel, cases, run_in
 from support_report import HOSTILE, Elements
@@ -87,6 +90,14 @@ def test_a_limit_far_above_what_was_measured_is_left_out(limit: str, drawn: bool
     assert chart is not None
     assert ('class="limit"' in chart) == drawn
     assert ("limit of p99" in sweep_page(sweep, "x")) == drawn
+
+
+def test_an_objective_of_no_errors_at_all_is_drawn() -> None:
+    slo = "error_rate<=0%"
+    chart = error_rate_chart(swept([level(1, 10, slo=slo), level(2, 20, slo=slo)], slo=slo))
+    drawn = Elements(chart).tags
+    assert [attrs.get("class") for tag, attrs in drawn if tag == "line"].count("limit") == 1
+    assert [attrs.get("class") for tag, attrs in drawn if tag == "circle"].count("level") == 2
 
 
 def test_a_time_that_was_not_measured_has_no_chart() -> None:
@@ -213,3 +224,34 @@ def test_a_sweep_that_cannot_be_understood_is_named(folder: Path) -> None:
         refused = run_cli(folder, "report", "swept", "-f", form)
         assert refused.code == 2
         assert "the sweep in swept cannot be understood" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("levels.0.level", 0),
+        ("levels.0.level", -4),
+        ("levels.0.level", 10**30),
+        ("levels.0.requests_per_second", -1.0),
+        ("levels.0.requests_per_second", 1.79e308),
+        ("levels.0.error_rate", 1.5),
+        ("levels.0.time_to_first_token", {"p50": 0.1, "p90": None, "p99": 0.2}),
+        ("levels.0.time_to_last_token.p99", -0.1),
+        ("levels.0.error_kinds", ["429"]),
+        ("levels.0.error_kinds", {"429": "many"}),
+        ("levels.0.error_kinds", None),
+        ("recommendation.level", 0),
+        ("objectives.1.limit", 1e308),
+        ("asked.duration", "long"),
+    ],
+)
+def test_figures_that_no_sweep_has_are_refused_and_not_drawn(folder: Path, path: str, value: object) -> None:
+    sweep = mixed_sweep()
+    *above, name = [int(part) if part.isdigit() else part for part in path.split(".")]
+    place: Any = sweep
+    for part in above:
+        place = place[part]
+    place[name] = value
+    (folder / "swept/sweep.json").write_text(json.dumps(sweep), encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="cannot be understood"):
+        checked_sweep(folder / "swept")

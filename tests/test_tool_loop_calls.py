@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from steelyard import EvalCase, InvocationResponse
+from steelyard import EvalCase, EvalSet, InvocationResponse, Runner
 from steelyard.contracts import InvocationContext, Target
 from steelyard.engine.limits import EndpointLimits, Limited
 from steelyard.engine.retry import Retrying, RetryPolicy
@@ -96,6 +96,22 @@ def test_a_turn_that_never_comes_leaves_the_turns_before_it_and_their_cost() -> 
     assert partial is not None
     assert [message["role"] for message in partial.messages or []] == ["assistant", "tool"]
     assert partial.cost == pytest.approx(10 * 1e-3 + 3 * 1e-2)
+
+
+def test_a_case_that_runs_out_of_time_keeps_the_turns_it_had_and_their_cost() -> None:
+    async def weather(city: str) -> str:
+        await asyncio.Event().wait()
+        return city
+
+    transport = ScriptedTransport(wants_tool(1))
+    target = OpenAIChat("m", base_url="http://localhost/v1", transport=transport, functions={"weather": weather})
+    runner = Runner(target, EvalSet(id="s", cases=[CASE]), progress="off", prices={"input": 1_000, "output": 10_000})
+    result = runner.run_sync(timeout=0.05)
+    (record,) = result.responses
+    assert record.error == "TimeoutError: no answer within 0.05 s"
+    assert (record.num_tokens_input, record.num_tokens_output) == (10, 3)
+    assert [message["role"] for message in record.messages or []] == ["assistant"]
+    assert result.metrics["cost"] == pytest.approx(10 * 1e-3 + 3 * 1e-2)
 
 
 def test_a_fault_that_does_not_pass_is_not_tried_again_in_any_turn() -> None:

@@ -16,8 +16,10 @@ from typing import Any
 import msgspec
 
 from steelyard.contracts import Scorer, Target
+from steelyard.durations import parse_duration
 from steelyard.engine.choice import ENGINE_KEYS, EngineChoice
 from steelyard.errors import ConfigurationError, SuiteError, describe, suggestion
+from steelyard.money import read_prices
 from steelyard.scoring.base import as_scorers
 from steelyard.scoring.registry import SCORERS
 from steelyard.suite.evalset import EvalSet
@@ -112,10 +114,17 @@ def _engine_choice(file: SuiteFile) -> EngineChoice:
 
 
 def _run_options(file: SuiteFile) -> dict[str, Any]:
-    """The suite's own options; paths are seen from its folder."""
+    """The suite's own options; paths are seen from its folder, and times may have a unit."""
     options = {name: value for name, value in file.run.items() if name not in ENGINE_KEYS}
-    if file.prices:
-        options["prices"] = file.prices
+    try:
+        if file.prices:
+            read_prices(file.prices, None)
+            options["prices"] = file.prices
+        for name in ("timeout", "duration"):
+            if isinstance(options.get(name), str):
+                options[name] = parse_duration(options[name], f"run.{name}")
+    except ConfigurationError as error:
+        raise SuiteError(str(error), path=file.path) from error
     for name in ("initial_session_file", "cache"):
         if isinstance(options.get(name), str):
             options[name] = file.path.parent / options[name]
@@ -246,12 +255,12 @@ def _endpoint(kind: str, path: Path, arguments: Any) -> Target:
     from steelyard import targets
 
     where = f"target.{kind}"
+    make = getattr(targets, _ENDPOINTS[kind])
+    known = [name for name in inspect.signature(make).parameters if name != "transport"]
+    if isinstance(arguments, dict):
+        reject_unknown(arguments, known, where, file=path)
     if not isinstance(arguments, dict) or not arguments.get("model"):
         raise SuiteError(f"{where} takes a mapping of arguments, with at least a model", path=path)
-    make = getattr(targets, _ENDPOINTS[kind])
-    reject_unknown(
-        arguments, [name for name in inspect.signature(make).parameters if name != "transport"], where, file=path
-    )
     given = dict(arguments)
     if isinstance(given.get("ca_bundle"), str):
         given["ca_bundle"] = str(path.parent / given["ca_bundle"])

@@ -83,8 +83,8 @@ class Conditions:
         options = self._options
         is_remote = isinstance(target, RemoteTarget)
         adaptive = self.permits if target is self._target else None
-        if adaptive is None and is_remote and self.permits is not None:
-            # A judge's endpoint bears a number of its own, and nothing else bounds it: scored cases hold no permit.
+        if adaptive is None and self.permits is not None:
+            # What a judge asks bears a number of its own, and nothing else bounds it: scored cases hold no permit.
             adaptive = AdaptivePermits(options.max_parallelism)
         if not (is_remote or self._rate or options.tokens_per_min or adaptive):
             return inner

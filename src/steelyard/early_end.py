@@ -1,8 +1,15 @@
-"""When a run should end at once: nothing that it asks can be answered, whatever it asks next."""
+"""When a run should end before its time: nothing that it asks is answered, or too much of it fails."""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
+
+from steelyard.contracts import InFlight
+from steelyard.options import RunOptions
 from steelyard.records import Record
+from steelyard.stats.running import RunningStats
 from steelyard.transport import faults
 
 _LASTING_STATUSES = frozenset({401, 402, 403, 404, 405})
@@ -21,33 +28,80 @@ _NO_CONNECTION = frozenset(
     )
 )
 _UNREACHED = "no connection"
+_PATIENCE = 10
+_ENOUGH_TO_STOP = 50
+
+
+class EarlyEnd:
+    """Looks at the records of a run as they come, and cancels it when it should go no further.
+
+    `done` is called when there is nothing left to look for.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        stats: RunningStats,
+        in_flight: Callable[[], InFlight],
+        cancel: Callable[[str], None],
+        done: Callable[[], None],
+    ) -> None:
+        self._first = FirstErrors(options.stop_first_errors)
+        self._most = options.stop_error_rate
+        self._stats = stats
+        self._in_flight = in_flight
+        self._cancel = cancel
+        self._done = done
+
+    def look(self, record: Record) -> None:
+        """Take one more record into account."""
+        if not self._first.is_over:
+            reason = self._first.take(record, self._in_flight().oldest_seconds)
+            if reason is not None:
+                self._cancel(reason)
+        if self._most is not None:
+            self._stop_above(self._most)
+        elif self._first.is_over:
+            self._done()
+
+    def _stop_above(self, limit: float) -> None:
+        if self._stats.total_requests >= _ENOUGH_TO_STOP:
+            rate = self._stats.failed_requests / self._stats.total_requests
+            if rate > limit:
+                self._cancel(f"error rate {rate:.1%} is above stop_error_rate {limit:.1%}")
 
 
 class FirstErrors:
     """Says when the first so many calls of a sitting have all failed for one lasting reason; 0 is never.
 
     The tries of a case that nobody listened to count one by one. The first answer, or an error of another kind, is
-    proof that the endpoint can be asked: from there on a case that fails fails alone.
+    proof that the endpoint can be asked: from there on a case that fails fails alone. A refusal comes sooner than an
+    answer: while a call is under way that was sent before the first of them failed, it is waited for, until ten times
+    as many have failed.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._calls = 0
         self._reason = ""
+        self._since = math.inf
+        """When the first of them had failed."""
         self.is_over = most == 0
         """Whether no record need be looked at any more."""
 
-    def take(self, record: Record) -> str | None:
-        """Why the run should end, if with this record it should."""
+    def take(self, record: Record, oldest: float = 0.0) -> str | None:
+        """Why the run should end, if with this record it should; `oldest` seconds is a call under way at most."""
         if self.is_over or record.cached:  # an answer out of the cache says nothing of the endpoint
             return None
         reason = _lasting_reason(record)
         if reason is None:
             self.is_over = True
             return None
-        self._calls = record.attempts + (self._calls if reason == self._reason else 0)
-        self._reason = reason
-        if self._calls < self._most:
+        now = time.monotonic()
+        if reason != self._reason:
+            self._calls, self._reason, self._since = 0, reason, now
+        self._calls += record.attempts
+        if self._calls < self._most or (now - oldest < self._since and self._calls < _PATIENCE * self._most):
             return None
         self.is_over = True
         found = "nothing answers there" if reason == _UNREACHED else "every call is refused"

@@ -67,6 +67,9 @@ class Ledger:
         self.done_before = self._count(DONE)
         self.resumed = any(self._states)
         self.on_record: Callable[[Record], None] | None = None
+        """Hears of each record whose answer was asked for in this sitting."""
+        self._only_scored: set[int] = set()
+        """The slots of the jobs under way that need no answer; kept only while somebody listens."""
 
     def begin(self) -> None:
         """Count the time of this sitting from now on."""
@@ -107,6 +110,8 @@ class Ledger:
             if self._invocations is not None:
                 job.stored = job.stored or self._invocations.answer(slot)
                 job.samples = self._invocations.samples(slot)
+            if job.stored is not None and self.on_record is not None:
+                self._only_scored.add(slot)
             states[slot] |= _STARTED
             yield job
 
@@ -148,7 +153,9 @@ class Ledger:
             self._replay.forget_error(slot)
         if self.kept is not None:
             self.kept.append(record)
-        if self.on_record is not None:
+        if slot in self._only_scored:
+            self._only_scored.remove(slot)
+        elif self.on_record is not None:
             self.on_record(record)
 
     def judged(self, cost: float | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -14,19 +13,19 @@ from typing import Any
 from steelyard.cache.cached import Cached
 from steelyard.cache.opening import open_store
 from steelyard.cache.store import EvaluationDataStore, ManagedStore
-from steelyard.conditions import Conditions, load_of
+from steelyard.conditions import Conditions
 from steelyard.contracts import CallByCall, Engine, RepeatedJudge, Scorer, Session, Tally, Target
-from steelyard.early_end import FirstErrors
+from steelyard.early_end import EarlyEnd
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.home import AtHome
 from steelyard.engine.retry import Retrying, RetryPolicy
 from steelyard.errors import RunCancelled, SuiteError
-from steelyard.journal.manifest import Manifest, now, versions
 from steelyard.journal.reader import iter_records
 from steelyard.ledger import Ledger
 from steelyard.metrics import compose
 from steelyard.money import over_budget
 from steelyard.options import RunOptions
+from steelyard.planning import manifest_of, plan_of
 from steelyard.records import Job, Record
 from steelyard.result import Result, about_run
 from steelyard.rundir import Entry, RunDirectory
@@ -38,15 +37,13 @@ from steelyard.stats.spec import parse_progress_bar_stats
 from steelyard.stats.trials import TrialStats
 from steelyard.suite.cycle import cycling
 from steelyard.suite.evalset import EvalSet
-from steelyard.suite.identity import canonical
-from steelyard.suite.plan import Plan, make_plan
+from steelyard.suite.plan import Plan
 from steelyard.threads import DaemonThreads
 from steelyard.work import CaseWork
 
 log = logging.getLogger("steelyard")
 
 _REFRESH_SECONDS = 0.2
-_ENOUGH_TO_STOP = 50
 
 
 class Sitting:
@@ -196,7 +193,7 @@ class Sitting:
         )
         if self._options.max_cost is not None:
             jobs = self._until_spent(jobs, self._options.max_cost)
-        self._ledger.on_record = partial(self._stop_on_first_errors, FirstErrors(self._options.stop_first_errors))
+        self._ledger.on_record = self._early_end().look
         conditions = self._conditions
         running = asyncio.create_task(
             self._engine.run(
@@ -216,6 +213,14 @@ class Sitting:
             self.token.cancel("the task was cancelled")
             self._finish(await running)
             raise
+
+    def _early_end(self) -> EarlyEnd:
+        """What looks at each record, until nothing it could see would end the run."""
+
+        def done() -> None:
+            self._ledger.on_record = None
+
+        return EarlyEnd(self._options, self._ledger.stats, self._engine.in_flight, self.token.cancel, done)
 
     def _until_the_suite_changes(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
         """The jobs; a suite that is edited under us ends them, and what is in flight may finish."""
@@ -276,21 +281,6 @@ class Sitting:
                 bound.advisory = True
         return bound
 
-    def _stop_on_first_errors(self, first: FirstErrors, record: Record) -> None:
-        """Look at each record until the first ones have told whether the run can go on; from then on at fewer."""
-        if (reason := first.take(record)) is not None:
-            self.token.cancel(reason)
-        self._stop_on_errors(record)
-        if first.is_over:
-            self._ledger.on_record = None if self._options.stop_error_rate is None else self._stop_on_errors
-
-    def _stop_on_errors(self, _: Record) -> None:
-        limit, stats = self._options.stop_error_rate, self._ledger.stats
-        if limit is not None and stats.total_requests >= _ENOUGH_TO_STOP:
-            rate = stats.failed_requests / stats.total_requests
-            if rate > limit:
-                self.token.cancel(f"error rate {rate:.1%} is above stop_error_rate {limit:.1%}")
-
     async def _show(self, display: LiveDisplay) -> None:
         while True:
             self._ledger.stats.active_seconds = self._ledger.active_seconds
@@ -341,53 +331,3 @@ class Sitting:
             self._store.close()
         if self._scratch is not None:
             self._scratch.cleanup()
-
-
-def plan_of(
-    suite: EvalSet, scorers: Sequence[Scorer], options: RunOptions, check: Callable[[], None] | None = None
-) -> Plan:
-    """Which cases a run is of; reads the suite once, so that a bad one is refused before anything is called."""
-    digest = b""
-    if scorers:
-        asked: list[object] = [scorer.identity() for scorer in scorers]
-        if options.num_runs > 1 and any(isinstance(scorer, RepeatedJudge) for scorer in scorers):
-            asked.append({"num_runs": options.num_runs})
-        digest = hashlib.sha256(canonical(asked)).digest()
-    plan = make_plan(
-        suite, limit=options.limit, match=options.match, trials=options.trials, scorers_digest=digest, check=check
-    )
-    if not options.is_load:
-        return plan
-    if options.arrivals is None:
-        return cycling(plan, requests=options.requests, duration=options.duration)
-    # In open loop the schedule knows when to stop; with a time there are as many slots as it had moments for. Without
-    # a number or a time it sends each case once.
-    requests = None if options.duration is not None else options.requests or plan.cases
-    return cycling(plan, requests=requests, duration=None)
-
-
-def manifest_of(
-    target: Target,
-    suite: EvalSet,
-    scorers: Sequence[Scorer],
-    options: RunOptions,
-    *,
-    planned: int = 0,
-    session: Session | None = None,
-) -> Manifest:
-    """What run.json says of a run that is about to begin."""
-    identity = dict(target.identity())
-    if session is not None:  # another session, another answer: it belongs to who is asked
-        identity["initial_session"] = hashlib.sha256(canonical(session)).hexdigest()[:16]
-    return Manifest(
-        suite=suite.id,
-        target=identity,
-        model_id=target.model_id,
-        seed=options.seed,
-        planned=planned,
-        load=load_of(options),
-        scorers=[dict(scorer.identity()) for scorer in scorers],
-        options=options.for_manifest(),
-        versions=versions(),
-        created=now(),
-    )

@@ -163,12 +163,13 @@ class CaseWork:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # a target is the user's code: its crash is data
+            partial = getattr(error, "partial", None)
             if isinstance(error, asyncio.CancelledError):
                 if late:
                     error = TimeoutError(f"no answer within {self._timeout:g} s")
                 elif self._wants_to_end(task):
                     raise
-            return _failed(error, context.attempt - 1)
+            return _failed(error, partial, context.attempt - 1)
 
     def _begin_session(self, case: EvalCase, context: InvocationContext) -> EvalCase:
         """The case after the session's messages; the context gets a copy of the session that is its own."""
@@ -188,9 +189,8 @@ class CaseWork:
         return False
 
 
-def _failed(error: BaseException, retries: int) -> InvocationResponse:
+def _failed(error: BaseException, partial: Any, retries: int) -> InvocationResponse:
     """An answer that says what went wrong, with as much of the real one as there is."""
-    partial = getattr(error, "partial", None)
     try:
         response = _checked(copy(partial)) if partial is not None else InvocationResponse()
     except TypeError:  # what a target says of its own failure may be as broken as the rest

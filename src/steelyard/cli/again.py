@@ -6,7 +6,9 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -41,3 +43,10 @@ def _program() -> str:
     if os.path.basename(given) != "steelyard" or not os.path.exists(given):
         return "steelyard"
     return "steelyard" if found is not None and os.path.samefile(found, given) else given
+
+
+def does_again(metrics: Mapping[str, Any]) -> str:
+    """What `--retry-errors` does about the errors of a run: those of scorers need no call."""
+    if not metrics["scoring_errors"]:
+        return "asks them again"
+    return "asks or scores them again" if metrics["counts"]["error"] else "scores them again"

@@ -21,13 +21,15 @@ from steelyard.journal.manifest import compare, read_manifest
 from steelyard.journal.replay import DONE, UNSCORED, Replay
 from steelyard.journal.states import refuse_finished
 from steelyard.journal.sweep_file import refuse_sweep
+from steelyard.load.arrivals import parse_arrivals
 from steelyard.money import read_prices
 from steelyard.options import RunOptions
+from steelyard.planning import manifest_of, plan_of
+from steelyard.rates import parse_rate
 from steelyard.records import EvalCase, Job, id_digest
 from steelyard.rundir import Entry, PlanSlots
 from steelyard.runner import Runner
 from steelyard.session import read_session
-from steelyard.sitting import manifest_of, plan_of
 from steelyard.stats.running import RunningStats
 from steelyard.stats.spending import format_money
 from steelyard.stats.wording import safe_text
@@ -99,6 +101,7 @@ def look_ahead(runner: Runner, entry: Entry) -> PlannedRun:
     options = runner.options
     run = Path(options.output_path or ".")
     refuse_sweep(run)
+    _check_pace(options)
     session = None if options.initial_session_file is None else read_session(options.initial_session_file)
     # Once round the cases, also where a load run would go on.
     plan = plan_of(runner.suite, runner.scorers, options.replace(requests=None, duration=None, arrivals=None))
@@ -116,6 +119,14 @@ def look_ahead(runner: Runner, entry: Entry) -> PlannedRun:
         if isinstance(store, ManagedStore) and store is not options.cache:
             store.close()
     return ahead.planned(run)
+
+
+def _check_pace(options: RunOptions) -> None:
+    """Refuse a rate or arrivals that cannot be read, which a run does when it makes its limits."""
+    if options.rate is not None:
+        parse_rate(options.rate)
+    if options.arrivals is not None:
+        parse_arrivals(options.arrivals)
 
 
 class _Ahead:

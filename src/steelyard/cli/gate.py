@@ -68,11 +68,13 @@ def command(**given: Any) -> int:
     flags = Flags(**given)
     from steelyard.report.gate import hold_to
     from steelyard.report.rules import Leave, parse_rule
+    from steelyard.result import Result
 
     if flags.baseline is None and (flags.drops or flags.slowdown is not None):
         raise click.UsageError("--max-regression and --max-slowdown need a --baseline")
     rules = [*_suite_rules(flags.run, flags.suite), *(parse_rule(rule) for rule in flags.rules)]
     if not rules and flags.baseline is None:
+        Result.load(flags.run)  # what is no run is refused as that
         raise ConfigurationError(f"{flags.run}: nothing to hold it to: give --rule or --baseline, or its suite a gate")
     leave = Leave(incomplete=flags.allow_incomplete, client_bottleneck=flags.allow_client_bottleneck)
     gated = hold_to(flags.run, rules, baseline=flags.baseline, allowance=_allowance(flags), leave=leave)

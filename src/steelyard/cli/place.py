@@ -10,15 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from steelyard.cli.again import command_again
+from steelyard.cli.again import command_again, does_again
 from steelyard.errors import ConfigurationError, JournalError, RunFinished, RunLocked, RunRefused
 from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import Manifest, read_manifest, same_run
 from steelyard.journal.states import create, read_metrics
 from steelyard.journal.sweep_file import read_sweep, sweep_manifest
+from steelyard.planning import manifest_of
 from steelyard.runner import Runner
 from steelyard.session import read_session
-from steelyard.sitting import manifest_of
+from steelyard.stats.wording import counted
 
 RUNS = Path("runs")
 
@@ -88,7 +89,7 @@ def _refuse_errors(place: Path, metrics: dict[str, Any]) -> None:
     errors = metrics["counts"]["error"] + metrics["scoring_errors"]
     if errors:
         raise RunFinished(
-            f"{place} is complete with {errors:,} error(s). This asks them again:\n"
+            f"{place} is complete with {counted(errors, 'error')}. This {does_again(metrics)}:\n"
             f"  {command_again(place, '--retry-errors')}\n"
             "--new starts another run",
             path=place,

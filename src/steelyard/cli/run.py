@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from steelyard.build import BuiltSuite, Gate, build_suite, load_object
-from steelyard.cli.again import command_again
+from steelyard.cli.again import command_again, does_again
 from steelyard.cli.interrupts import GRACE, partial_result, run_interruptibly
 from steelyard.cli.logs import log_to_stderr
 from steelyard.cli.main import TOO_MANY_ERRORS
@@ -118,7 +118,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("-n", "--limit", type=int, help="Only the first N cases.")
 @click.option("-k", "match", metavar="PATTERN", help="Only cases whose id matches: a glob, or a part of the id.")
 @click.option("--seed", type=int, help="Where random choices derive from.")
-@click.option("--timeout", type=float, metavar="SECONDS", help="Time for one case, retries included [default: 600].")
+@click.option("--timeout", type=Duration(), help="Time for one case (90s, 2m), retries included [default: 600s].")
 @click.option("--retries", type=int, help="Tries after the first, for transient faults [default: 4].")
 @click.option("--rate", metavar="N/TIME", help="Send no more often than this: 600/min, 10/s.")
 @click.option("--tokens-per-min", type=int, help="Spend no more tokens a minute than this.")
@@ -245,8 +245,9 @@ def _run(runner: Runner, gate: Gate, flags: Flags, entry: Entry) -> int:
         say(f"resume with{more}: {again}")
         return ending.signal_code or TOO_MANY_ERRORS
     # A load run's errors are what it measured: they are allowed, or not, but never asked again.
-    remedy = "a load run does not ask them again" if runner.options.is_load else "--retry-errors asks them again"
-    return verdict_code(ending.result.metrics, gate, remedy=remedy)
+    metrics = ending.result.metrics
+    remedy = "a load run does not ask them again" if runner.options.is_load else f"--retry-errors {does_again(metrics)}"
+    return verdict_code(metrics, gate, remedy=remedy)
 
 
 def _show(result: Result, flags: Flags, place: Path) -> None:

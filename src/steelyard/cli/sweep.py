@@ -72,7 +72,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("-m", "--model", help="Ask this model instead of the suite's.")
 @click.option("--base-url", metavar="URL", help="Ask at this address instead of the suite's.")
 @click.option("-k", "match", metavar="PATTERN", help="Only cases whose id matches: a glob, or a part of the id.")
-@click.option("--timeout", type=float, metavar="SECONDS", help="Time for one call [default: 600].")
+@click.option("--timeout", type=Duration(), help="Time for one call (90s, 2m) [default: 600s].")
 @click.option("--warmup", type=int, help="Requests sent first in each level and left out of everything.")
 @click.option("--max-parallelism", type=int, help="What auto never goes above [default: 512].")
 @click.option("--max-cost", type=float, metavar="AMOUNT", help="Stop when all levels have cost this much; resumable.")

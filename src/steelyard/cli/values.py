@@ -15,7 +15,7 @@ class Duration(click.ParamType[float]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            return parse_duration(value)
+            return parse_duration(value, "it" if param is None or param.name is None else param.name)
         except ConfigurationError as error:
             self.fail(str(error), param, ctx)
 

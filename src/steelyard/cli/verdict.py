@@ -12,14 +12,14 @@ from steelyard.cli.main import FAILED_GATE, TOO_MANY_ERRORS
 from steelyard.cli.output import say
 from steelyard.errors import ConfigurationError
 from steelyard.report.figures import figures
-from steelyard.report.rules import Leave, check_rule, parse_rule
+from steelyard.report.rules import Leave, check_rule, parse_rule, refuse_misspelt
 from steelyard.stats.wording import safe_text
 
 
 def with_flags(gate: Gate, **flags: float | None) -> Gate:
     """The suite's gate with what was given on the command line put over it."""
     for rule in gate.rules:
-        parse_rule(rule)  # a rule that cannot be read is a mistake to tell of before anything is asked
+        refuse_misspelt(parse_rule(rule))  # a mistake to tell of before anything is asked
     given = {name: value for name, value in flags.items() if value is not None}
     return build_gate({**msgspec.structs.asdict(gate), **given})
 

@@ -46,8 +46,8 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def clear_drafts(run: Path) -> None:
-    """Remove what a killed writer left half written. Only for whoever holds the run's lock."""
-    for name in (MANIFEST, OUTPUTS, INDEX, METRICS, PARTIAL):
+    """Remove what a killed writer left half written. Only for whoever holds the lock of the run, or of the sweep."""
+    for name in (MANIFEST, OUTPUTS, INDEX, METRICS, PARTIAL, SWEEP, SWEEP_PARTIAL):
         for draft in run.glob(f"{name}.*.tmp"):
             draft.unlink(missing_ok=True)
 

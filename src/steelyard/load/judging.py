@@ -9,9 +9,9 @@ import msgspec
 
 from steelyard.contracts import Identity, InvocationContext
 from steelyard.options import RunOptions
+from steelyard.planning import plan_of
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.rescore import StoredAnswers
-from steelyard.sitting import plan_of
 from steelyard.suite.cycle import cycling
 from steelyard.suite.evalset import EvalSet
 

@@ -21,9 +21,9 @@ from steelyard.load.judging import LevelAnswers, requests_of
 from steelyard.load.levels import REQUESTS_PER_PLACE, Level, level_of
 from steelyard.load.slo import Objective
 from steelyard.options import RunOptions
+from steelyard.planning import manifest_of
 from steelyard.runner import Runner
 from steelyard.session import read_session
-from steelyard.sitting import manifest_of
 from steelyard.stats.lag import BUSY
 from steelyard.suite.evalset import EvalSet
 
@@ -68,6 +68,7 @@ class LevelRuns:
         self._token = token
         self.stopped: str | None = None
         """What ended a level, or its judging, before its time."""
+        self._can_answer = False
         self._at_once = [scorer for scorer in runner.scorers if not _waits(scorer)]
 
     def place(self, level: int) -> Path:
@@ -130,6 +131,7 @@ class LevelRuns:
         Answers are weighed again, not asked again: by judges, who were kept out of the level, and by scorers that
         were not in the suite when it was measured.
         """
+        self._can_answer |= metrics["counts"]["ok"] > 0
         judged = None
         if not _scored_by(self.place(level), self._runner.scorers):
             judged = await self._judge(level, metrics["n"])
@@ -186,7 +188,10 @@ class LevelRuns:
         return runner
 
     def _options(self, level: int) -> RunOptions:
-        """How a level is run: nothing is asked twice, nothing comes from a cache, nothing stops it but its end."""
+        """How a level is run: nothing is asked twice, nothing comes from a cache, nothing stops it but its end.
+
+        Only where no level has had an answer yet may the first errors tell that there is nothing to measure.
+        """
         return self._runner.options.replace(
             parallelism=level,
             output_path=self.place(level),
@@ -198,6 +203,7 @@ class LevelRuns:
             num_runs=1,
             cache=None,
             stop_error_rate=None,
+            stop_first_errors=0 if self._can_answer else self._runner.options.stop_first_errors,
             max_cost=None,
             low_memory=True,
         )

@@ -16,7 +16,7 @@ from steelyard.contracts import Engine
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.threaded import LoopFactory, LoopThread
 from steelyard.errors import ConfigurationError, RunFinished
-from steelyard.journal.files import REPORT, SWEEP, SWEEP_PARTIAL, disk_errors, move_aside, write_json
+from steelyard.journal.files import REPORT, SWEEP, SWEEP_PARTIAL, clear_drafts, disk_errors, move_aside, write_json
 from steelyard.journal.lock import RunLock
 from steelyard.journal.manifest import compare
 from steelyard.journal.states import create
@@ -138,6 +138,7 @@ class Sweep:
         with RunLock(self._path):
             runs = self._runs()
             with disk_errors(self._path):
+                clear_drafts(self._path)
                 self._make_room(runs, force=force)
             levels: list[Level] = []
             self._keep(levels)

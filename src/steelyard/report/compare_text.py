@@ -42,7 +42,7 @@ def _named(role: str, run: RunFacts) -> str:
 
 
 def _table(one: Against, comparison: Comparison) -> str:
-    before, now = (trim(safe_text(run.label), _COLUMN) for run in (comparison.baseline, one.run))
+    before, now = _heads(comparison.baseline, one.run)
     head = Row(f"{one.paired:,} paired cases", baseline=before, run=now, change="change", interval="95 % CI")
     shown = [head, *rows(one, safe_text(comparison.currency))]
     labels = [trim(f"{row.label} {safe_text(row.name)}".rstrip(), _LONGEST_LABEL) for row in shown]
@@ -53,6 +53,13 @@ def _table(one: Against, comparison: Comparison) -> str:
     if one.scores_left_out:
         lines.append(f"  and {one.scores_left_out:,} more scores")
     return "\n".join(lines)
+
+
+def _heads(baseline: RunFacts, run: RunFacts) -> list[str]:
+    """The two names for the head of the table; where their beginnings are the same, as of times, their ends."""
+    names = [safe_text(facts.label) for facts in (baseline, run)]
+    cut = [trim(name, _COLUMN) for name in names]
+    return [f"…{name[1 - _COLUMN :]}" for name in names] if cut[0] == cut[1] and names[0] != names[1] else cut
 
 
 def _flips(title: str, total: int, cases: list[CaseChange]) -> str:

@@ -12,6 +12,7 @@ from steelyard.scoring.messages import ToolCall, tool_calls
 
 _TEXTS = ("text", "content", "output", "summary", "thinking", "refusal")
 """Where the APIs keep the words of a message or of one of its parts."""
+_SYSTEM = ("system", "developer")
 
 
 class Turn(msgspec.Struct, omit_defaults=True):
@@ -23,11 +24,13 @@ class Turn(msgspec.Struct, omit_defaults=True):
 
 
 def turns(record: Record, case: EvalCase | None) -> list[Turn]:
-    """The conversation of a record: as the target told it, else what was asked and what came back."""
+    """The conversation of a record: what was asked, unless the target told that too, and what came back."""
     system = case.system_prompt if case is not None else None
-    messages: Sequence[Any] = record.messages or _asked(record, case)
-    found = [_turn(message) for message in messages]
-    if system and not any(turn.role in ("system", "developer") for turn in found):
+    asked = [_turn(message) for message in _asked(record, case)]
+    found = [_turn(message) for message in record.messages or []]
+    if not _tells_what_was_asked(found, asked):
+        found = [*asked, *found]
+    if system and not any(turn.role in _SYSTEM for turn in found):
         found.insert(0, Turn("system", system))
     if record.response_text and not (record.messages and found and found[-1].role == "assistant"):
         found.append(Turn("assistant", record.response_text))
@@ -56,6 +59,14 @@ def _asked(record: Record, case: EvalCase | None) -> list[dict[str, Any]]:
     messages = list(case.messages or []) if case is not None else []
     prompt = record.input_prompt or (case.prompt if case is not None else None)
     return [*messages, *([{"role": "user", "content": prompt}] if prompt else [])]
+
+
+def _tells_what_was_asked(found: Sequence[Turn], asked: Sequence[Turn]) -> bool:
+    """Whether a target's log begins with the question, in its own words perhaps: an endpoint's has the answer alone."""
+    first = next((turn for turn in found if turn.role not in _SYSTEM), None)
+    if first is not None and first.role == "user":
+        return True
+    return any(turn.role == "user" and turn.text == asked[-1].text for turn in found) if asked else True
 
 
 def _turn(message: Any) -> Turn:

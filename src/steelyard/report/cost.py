@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from steelyard.stats.spending import format_money
-from steelyard.stats.wording import safe_text
+from steelyard.stats.wording import counted, safe_text
 
 _PARTS = {"cost_judges": "judges", "cost_errors": "failed calls"}
 _UNKNOWN = {
-    "cost_unknown": "answer(s)",
-    "cost_unknown_errors": "failed call(s)",
-    "cost_unknown_judges": "call(s) of judges",
+    "cost_unknown": ("answer", "answers"),
+    "cost_unknown_errors": ("failed call", "failed calls"),
+    "cost_unknown_judges": ("call of judges", "calls of judges"),
 }
 
 
@@ -46,10 +46,10 @@ def _of_it(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _details(metrics: Mapping[str, Any]) -> list[str]:
-    missing = [f"{metrics[key]:,} {label}" for key, label in _UNKNOWN.items() if metrics[key]]
+    missing = [counted(metrics[key], *names) for key, names in _UNKNOWN.items() if metrics[key]]
     found = [f"    not in it, as their cost is unknown: {', '.join(missing)}"] if missing else []
     if metrics["cost_estimated"]:
-        found.append(f"    by an estimated number of tokens: {metrics['cost_estimated']:,} answer(s)")
+        found.append(f"    by an estimated number of tokens: {counted(metrics['cost_estimated'], 'answer')}")
     return found
 
 

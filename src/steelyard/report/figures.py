@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from steelyard.metrics import Books, Errors, compose
+from steelyard.stats.running import RunningStats
+from steelyard.stats.scores import ScoreStats
+from steelyard.stats.spending import Spending
+
 FAILURE_RATE = "failure_rate"
 """The share of records without an answer, or whose scoring broke down: what a suite's `max_error_rate` limits."""
 
@@ -22,6 +27,7 @@ _NOT_FIGURES = (
     "stats",
     "trials",
 )
+_OF_CALLS = ("parallelism", "peak_in_flight")
 _TEXTS = ("reason", "dominates")
 """Within others: what is a text where it is there at all."""
 
@@ -40,6 +46,21 @@ def figures(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     n = metrics["n"]
     found[FAILURE_RATE] = (metrics["counts"]["error"] + metrics["scoring_errors"]) / n if n else None
     return found
+
+
+def usual_names() -> list[str]:
+    """The names of figures that any run has, as far as they are known before there is one."""
+    nothing = compose(
+        about={},
+        books=Books(planned=0, ok=0, error=0, cancelled=0, not_started=0),
+        stats=RunningStats(),
+        scores=ScoreStats(),
+        errors=Errors(),
+        left_out=0,
+        stopped=None,
+        spending=Spending(),
+    )
+    return [*figures(nothing), *_OF_CALLS]
 
 
 def _of_score(prefix: str, score: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:

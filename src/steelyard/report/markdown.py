@@ -11,6 +11,7 @@ from steelyard._version import __version__
 from steelyard.journal.manifest import read_manifest
 from steelyard.records import Record
 from steelyard.report.conversation import as_text, question
+from steelyard.report.error_rows import error_rows
 from steelyard.report.expectations import Asked, Expectations, open_suite
 from steelyard.report.page_notices import notices
 from steelyard.report.run_records import RunRecords, state_of, why_failed
@@ -112,9 +113,9 @@ def _latencies(metrics: Mapping[str, Any]) -> Iterator[str]:
 
 def _errors(metrics: Mapping[str, Any]) -> Iterator[str]:
     rows = []
-    for kind, count in list(metrics["errors"].items())[:_MOST_KINDS]:
-        example = metrics["error_examples"].get(kind) or {"id": "", "error": ""}
-        rows.append([code(kind, 60), f"{count:,}", code(example["id"], 60), code(example["error"])])
+    for row in error_rows(metrics)[:_MOST_KINDS]:
+        example = row.example or {"id": "", "error": ""}
+        rows.append([code(row.kind, 60), f"{row.number:,}", code(example["id"], 60), code(example["error"])])
     if rows:
         yield markdown_table(["error", "", "for example", ""], rows) + "\n\n"
 

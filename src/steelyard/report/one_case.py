@@ -91,16 +91,19 @@ def _indented(text: str, margin: str = "    ") -> Iterator[str]:
 
 
 def _score(score: Score) -> Iterator[str]:
-    said = {True: "passed", False: "failed", None: ""}[score.passed]
+    verdict = {True: "passed", False: "failed", None: ""}[score.passed]
     value = "–" if score.value is None else f"{score.value:.3f}"
     spread = "" if score.std_dev is None else f" ± {score.std_dev:.3f}"
     marks = [name for name in ("escalated", "overruled", "advisory") if getattr(score, name)]
     by = f" by {score.by}" if score.by else ""
-    yield " ".join(part for part in (f"  score {score.name}: {value}{spread}", said, *marks) if part) + by
-    for text in (score.reason, *score.errors):
-        yield from _indented(text or "")
+    yield " ".join(part for part in (f"  score {score.name}: {value}{spread}", verdict, *marks) if part) + by
+    yield from _indented(score.reason or "")
+    errors = iter(score.errors)  # each is of a sample that has no value, in their order
     for sample, reason in zip(score.samples or [], score.reasons or [], strict=False):
-        yield f"    {'–' if sample is None else f'{sample:.2f}'}  {' '.join((reason or '').split())}"
+        said = (reason if sample is not None else next(errors, reason)) or ""
+        yield f"    {'–' if sample is None else f'{sample:.2f}'}  {' '.join(said.split())}".rstrip()
+    for error in errors:
+        yield from _indented(error)
 
 
 def _times(record: Record) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from steelyard.stats.wording import counted
+
 _REPLAYED = "not finished"
 """What a run that was never closed says of why it stopped: no more than its title does."""
 
@@ -18,6 +20,7 @@ def notices(metrics: Mapping[str, Any]) -> list[dict[str, str]]:
         _unscored(metrics),
         _cost(metrics),
         _source(metrics),
+        _cached(metrics),
         _left_out(metrics),
     ]
     return [notice for notice in found if notice is not None]
@@ -75,7 +78,15 @@ def _source(metrics: Mapping[str, Any]) -> dict[str, str] | None:
     )
 
 
+def _cached(metrics: Mapping[str, Any]) -> dict[str, str] | None:
+    if not metrics.get("cached"):
+        return None
+    text = f"{metrics['cached']:,} of {metrics['n']:,} answers were not asked for; their times and costs are left out."
+    return _notice("info", "From the cache", text)
+
+
 def _left_out(metrics: Mapping[str, Any]) -> dict[str, str] | None:
     if not metrics["left_out"]:
         return None
-    return _notice("info", "Left out", f"{metrics['left_out']:,} record(s) of cases that are not in this run any more.")
+    left_out = counted(metrics["left_out"], "record")
+    return _notice("info", "Left out", f"{left_out} of cases that are not in this run any more.")

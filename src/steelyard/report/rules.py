@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
 import msgspec
 
 from steelyard.errors import ConfigurationError, nearest
+from steelyard.report.figures import usual_names
 from steelyard.stats.short_names import PERCENT, SECONDS, SHORT_NAMES, full_name
+from steelyard.stats.wording import counted
 
 _OPERATORS = {
     "<=": operator.le,
@@ -27,6 +29,7 @@ _RULE = re.compile(
     r"(?P<number>[+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>us|µs|ms|s|min|m|%)?\s*",
     re.S,
 )
+_NESTED = ("score", "trials", "errors", "error_kinds", "nodes", "client", "load")
 _IN_SECONDS = re.compile(
     r"(^|\.)time_|^(p50_latency_s|active_seconds|client\.(lag_|seconds|stood_still))|load\.duration"
 )
@@ -89,6 +92,15 @@ def parse_rule(text: str) -> Rule:
     return rule
 
 
+def refuse_misspelt(rule: Rule) -> None:
+    """ConfigurationError for a figure that no run could have; of nested ones only the first part is known before it."""
+    known = usual_names()
+    first = rule.name.split(".")[0]
+    if first in {*_NESTED, *(name.split(".")[0] for name in known)} or first.startswith("time_"):
+        return
+    raise ConfigurationError(f"rule {rule.text!r}: no run has a metric {rule.name!r}; {_hint(rule.name, known)}")
+
+
 def _nonsense(rule: Rule) -> str | None:
     """Why no figure could be held to the rule, whatever the run; None where one could."""
     share = bool(_A_SHARE.fullmatch(rule.name))
@@ -127,9 +139,13 @@ def bottleneck(metrics: Mapping[str, Any]) -> str | None:
 def _absent(rule: Rule, known: Mapping[str, float | None]) -> float:
     if rule.name.startswith(("errors.", "error_kinds.")):
         return 0.0  # errors of a kind that did not come up
-    match = nearest(rule.name, [*known, *SHORT_NAMES])
-    hint = f"did you mean {match!r}?" if match else "steelyard report RUN -f json shows them all"
+    hint = _hint(rule.name, known)
     raise ConfigurationError(f"rule {rule.text!r}: no metric of this run is named {rule.name!r}; {hint}")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    match = nearest(name, [*known, *SHORT_NAMES])
+    return f"did you mean {match!r}?" if match else "steelyard report RUN -f json shows them all"
 
 
 def _not_usable(rule: Rule, value: float | None, metrics: Mapping[str, Any], leave: Leave) -> str | None:
@@ -153,8 +169,9 @@ def _why_unknown(rule: Rule, metrics: Mapping[str, Any]) -> str:
 
 def _without_cost(metrics: Mapping[str, Any]) -> str:
     """What is not in the cost of a run, and was paid for in all likelihood: calls that failed are mostly not billed."""
-    counted = {"answer(s)": metrics.get("cost_unknown"), "call(s) of judges": metrics.get("cost_unknown_judges")}
-    return " and ".join(f"{count:,} {label}" for label, count in counted.items() if count)
+    answers, judges = metrics.get("cost_unknown"), metrics.get("cost_unknown_judges")
+    missing = [counted(answers, "answer")] if answers else []
+    return " and ".join([*missing, f"{counted(judges, 'call')} of judges"] if judges else missing)
 
 
 def _told_apart(value: float, rule: Rule) -> str:

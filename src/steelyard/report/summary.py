@@ -10,7 +10,7 @@ from steelyard.report.cost import lines as cost_lines
 from steelyard.report.error_rows import error_rows
 from steelyard.report.nodes import lines as node_lines
 from steelyard.report.trials import lines as trial_lines
-from steelyard.stats.wording import format_number, format_seconds, safe_text, trim
+from steelyard.stats.wording import counted, format_number, format_seconds, safe_text, trim
 
 _TIMES = {
     "time_to_first_token": "time to first token",
@@ -57,7 +57,7 @@ def _headline(metrics: Mapping[str, Any]) -> list[str]:
     if left:
         lines.append(f"  left: {', '.join(left)}")
     if metrics["left_out"]:
-        lines.append(f"  left out: {metrics['left_out']:,} record(s) of cases that are not in this run any more")
+        lines.append(f"  left out: {counted(metrics['left_out'], 'record')} of cases that are not in this run any more")
     return lines
 
 
@@ -93,6 +93,8 @@ def _quality(metrics: Mapping[str, Any]) -> list[str]:
     counts = metrics["counts"]
     if metrics["n"]:
         rows.append(("errors", _percent(metrics["error_rate"]), f"{counts['error']:,} of {metrics['n']:,}", ""))
+    if metrics.get("cached"):
+        rows.append(("cached", "", f"{metrics['cached']:,} of {metrics['n']:,}", "not asked; left out of the times"))
     if metrics["unscored"]:
         rows.append(("unscored", "", f"{metrics['unscored']:,}", ""))
     if metrics["scoring_errors"]:
@@ -115,7 +117,8 @@ def _judges(metrics: Mapping[str, Any]) -> list[str]:
             continue
         lines.append(trim(f"  {safe_text(name)} is {safe_text(', '.join(score['by']))}", _WIDTH))
         if score["escalated"]:
-            lines.append(f"    asked about {score['escalated']:,} answer(s) that the scorers before it had failed")
+            failed = counted(score["escalated"], "answer")
+            lines.append(f"    asked about {failed} that the scorers before it had failed")
         if score["advisory"]:
             lines.append("    advisory: not calibrated, so it decides nothing")
     return lines

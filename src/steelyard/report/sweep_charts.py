@@ -46,7 +46,7 @@ def error_rate_chart(sweep: Mapping[str, Any]) -> str:
     levels = [level for level in sweep["levels"] if level["error_rate"] is not None]
     limit = next((limit for _, limit in limits(sweep, "error_rate")), None)
     most = max([*(level["requests_per_second"] for level in levels), 1e-9]) * 1.06
-    worst = max([*(level["error_rate"] for level in levels), 0.01 if limit is None else 2 * limit]) * 1.1
+    worst = max([*(level["error_rate"] for level in levels), 2 * (limit or 0.005)]) * 1.1
     x = _Axis(0, most, _LEFT, _RIGHT, _ticks(most, 6), _plain)
     # A little below nothing, so that the points without errors stand clear of the axis.
     y = _Axis(-0.06 * worst, worst, _BOTTOM, _TOP, _ticks(worst, 5), lambda rate: f"{rate * 100:g}%")

@@ -3,48 +3,63 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from steelyard.errors import ConfigurationError
 from steelyard.journal.sweep_file import read_sweep
 
+_Number = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""A figure that can be drawn: nothing that is measured is less, or comes near to more."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+_Parallelism = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
 
 class _Percentiles(msgspec.Struct):
-    p50: float | None
-    p90: float | None
-    p99: float | None
+    p50: _Number | None
+    p90: _Number | None
+    p99: _Number | None
+
+    def __post_init__(self) -> None:
+        if len({value is None for value in (self.p50, self.p90, self.p99)}) > 1:
+            raise ValueError("a time has all of its percentiles or none")
 
 
 class _Level(msgspec.Struct):
-    level: int
+    level: _Parallelism
     run: str
-    requests: int
-    active_seconds: float
-    requests_per_second: float
-    error_rate: float | None
-    pass_rate: float | None
-    pass_rate_ci95: tuple[float, float] | None
-    output_tps: float | None
+    requests: _Count
+    active_seconds: _Number
+    requests_per_second: _Number
+    error_rate: _Share | None
+    pass_rate: _Share | None
+    pass_rate_ci95: tuple[_Share, _Share] | None
+    output_tps: _Number | None
     time_to_first_token: _Percentiles
     time_to_last_token: _Percentiles
-    peak_in_flight: int
+    peak_in_flight: _Count
     invalid: str | None
     broken: list[str]
     reached: bool
     few: bool
+    error_kinds: dict[str, _Count] = {}
     worst_error: str | None = None
+
+
+class _Asked(msgspec.Struct):
+    duration: _Number | None = None
 
 
 class _Objective(msgspec.Struct):
     figure: str
-    limit: float
+    limit: _Number
     text: str
 
 
 class _Recommendation(msgspec.Struct):
-    level: int | None
+    level: _Parallelism | None
     reason: str
     says: str
 
@@ -54,7 +69,7 @@ class _Sweep(msgspec.Struct):
     stopped: str | None
     suite: str
     model_id: str | None
-    asked: dict[str, Any]
+    asked: _Asked
     objectives: list[_Objective]
     levels: list[_Level]
     recommendation: _Recommendation

@@ -45,11 +45,12 @@ class Exact(PlainScorer):
         if case.expected is None:
             return None
         wanted = alternatives(case.expected)
-        got = self._normal(response.response_text or "")
+        answer = response.response_text or ""
+        got = self._normal(answer)
         for item in wanted:
             if self._normal(as_text(item)) == got:
                 return self._score(True)
-        return self._score(False, f"expected {shown_any(wanted) or 'one of no texts'}, got {shown(got)}")
+        return self._score(False, f"expected {shown_any(wanted) or 'one of no texts'}, got {shown(answer.strip())}")
 
     def _normal(self, text: str) -> str:
         if self.unicode is not None and not text.isascii():

@@ -62,9 +62,8 @@ class VarianceSplit(msgspec.Struct, frozen=True, kw_only=True):
         if self.agent is not None and self.judge is not None:
             return self._compared(self.agent, self.judge)
         if self.judge is not None:
-            return (
-                f"the judge varies between runs: std_dev {_root(self.judge)}: trials >= 2 would show the agent's part"
-            )
+            varies = f"varies between runs: std_dev {_root(self.judge)}" if self.judge else "said the same in every run"
+            return f"the judge {varies}; the agent's part shows where a case is judged in two trials or more"
         if self.between_trials is None:
             return None
         varies = f"between trials: std_dev {_root(self.between_trials)}"

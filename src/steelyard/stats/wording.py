@@ -85,6 +85,11 @@ def join(parts: Sequence[str], width: int | None = None) -> str:
     return trim(whole, width)
 
 
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """So many of a thing: `1 answer`, `3,000 answers`."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
 def trim(text: str, width: int) -> str:
     """The text cut to this many columns, with an ellipsis where something is missing."""
     if disp_len(text) <= width:

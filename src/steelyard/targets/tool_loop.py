@@ -137,7 +137,7 @@ async def run_loop(
     *,
     max_turns: int,
 ) -> InvocationResponse:
-    """The model's last answer, with the whole trajectory; TargetError, the trajectory kept, after too many turns."""
+    """The model's last answer, with the whole trajectory; what ends the loop before brings along how far it came."""
     turns: list[Turn] = []
     trajectory: Messages = []
     additions: Messages = []
@@ -154,8 +154,9 @@ async def run_loop(
             results = as_messages([await functions.call(call) for call in turn.calls])
             additions = [*(turn.response.messages or []), *results]
             trajectory += results
-    except TargetError as error:
-        error.partial = _so_far(turns, trajectory, error.partial, max_turns)
+    except (TargetError, asyncio.CancelledError) as error:  # the case's time may be up: its turns are paid for
+        partial = _so_far(turns, trajectory, getattr(error, "partial", None), max_turns)
+        error.partial = partial  # type: ignore[union-attr]
         raise
 
 

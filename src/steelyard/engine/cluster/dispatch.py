@@ -48,7 +48,7 @@ class Dispatch:
         self._tickets = itertools.count(1)
         self._expected_until = [time.monotonic() + EXPECTED_SECONDS] * len(seats)
         self._answered: set[tuple[str, int]] = set()
-        """Cases, by id and trial, that have their answer and are being weighed, where an endpoint decides the number."""
+        """Cases, by id and trial, with an answer that is being weighed: kept where an endpoint decides the number."""
         self.is_over = False
         """Whether no more jobs are handed out."""
         self.posting: set[asyncio.Task[None]] = set()

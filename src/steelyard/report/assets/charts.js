@@ -138,7 +138,7 @@ function between(low, high, whole, show) {
 function percentileRules(drawing, data, x, box, show) {
   const taken = [-Infinity, -Infinity, -Infinity];  // how far to the right each line of labels is written on
   for (const name of ["p50", "p90", "p99"]) {
-    const place = x(data[name]), label = `${name} ${show(data[name])}`, wide = label.length * 6.4 + 8;
+    const place = x(data[name]), label = `${name} ${show(data[name])}`, wide = label.length * 7.2 + 8;
     const flip = place + wide > box.right;
     const start = flip ? place - wide : place;
     const row = Math.max(0, taken.findIndex((end) => start >= end));

@@ -129,8 +129,8 @@ function shares(kind, parts) {
   return bar;
 }
 
-function key(fill, label, count) {
-  return [span("dot " + fill), label, count === undefined ? null : el("b", {}, compact(count))];
+function key(fill, label, figure) {
+  return [span("dot " + fill), label, figure === undefined ? null : el("b", {}, figure)];
 }
 
 function outcomeCard(page, go) {
@@ -140,9 +140,9 @@ function outcomeCard(page, go) {
     .map((name) => [name, all[name], name + "-fill"]);
   if (!parts.length) return card("Outcome", "", true, el("p", { class: "facts" }, "Nothing has come back yet."));
   const entries = parts.map(([name, count, fill]) => {
-    if (name === "left") return el("span", {}, ...key(fill, "not done", count));
+    if (name === "left") return el("span", {}, ...key(fill, "not done", number(count)));
     const chip = name === "error" ? "errored" : name;
-    return button({ title: "Show these cases", onclick: () => go.filter(chip) }, ...key(fill, chip, count));
+    return button({ title: "Show these cases", onclick: () => go.filter(chip) }, ...key(fill, chip, number(count)));
   });
   return card("Outcome", "", true, shares("outcome", parts), div("legend", ...entries));
 }
@@ -250,7 +250,7 @@ function tokensCard(page) {
     ["output", output - reasoning, "last-fill"],
     ["reasoning", reasoning, "error-fill"],
   ].filter(([, count]) => count > 0);
-  const entries = parts.map(([name, count, fill]) => el("span", {}, ...key(fill, name, count)));
+  const entries = parts.map(([name, count, fill]) => el("span", {}, ...key(fill, name, compact(count))));
   const title = "Output tokens an answer", data = page.charts.output;
   const spread = data ? [el("h3", {}, title), histogramChart(data, "plain", compact, title)] : [];
   const aside = `${compact(input + output)} in all`;
