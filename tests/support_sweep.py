@@ -16,7 +16,7 @@ from steelyard.records import EvalCase, InvocationResponse
 from support_report import HOSTILE
 
 QUIET = {"bottleneck": False, "reason": None, "lag_p99": 0.001, "lag_max": 0.002, "loop_cpu_share": 0.1}
-BUSY = {**QUIET, "bottleneck": True, "reason": "its event loop was busy 97 % of the time", "loop_cpu_share": 0.97}
+BUSY = {**QUIET, "bottleneck": True, "reason": "its event loop was busy 97% of the time", "loop_cpu_share": 0.97}
 
 
 def metrics_of(

@@ -169,11 +169,14 @@ def test_salvage_of_a_sound_journal_changes_nothing(finished: Finished, tmp_path
     assert sorted(path.name for path in directory.iterdir() if path.suffix == ".tmp") == []
 
 
-def test_several_damaged_lines_are_all_moved_aside(finished: Finished, tmp_path: Path) -> None:
+def test_several_damaged_lines_are_all_moved_aside(
+    finished: Finished, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lines = finished.data.split(b"\n")
     lines[1], lines[4], lines[5] = b"\0" * 10, lines[4][:-1], b"x"
     directory = check_resume(finished, tmp_path, b"\n".join(lines), salvage=True)
     assert (directory / "damaged.jsonl").read_bytes() == b"\n".join([lines[1], lines[4], lines[5], b""])
+    assert "moved 3 unreadable lines to damaged.jsonl" in caplog.text
 
 
 @anywhere

@@ -157,6 +157,13 @@ def test_a_subclass_of_text_is_written_as_text() -> None:
     assert decoded.messages == [{"role": "user"}]
 
 
+def test_a_note_counts_what_was_replaced() -> None:
+    decoded = read_back(a_record(input_payload=["\ud800", "\ud801", math.nan]))
+    assert decoded.notes == [
+        "input_payload: texts with lone surrogates replaced: 2, values that JSON cannot hold replaced: 1"
+    ]
+
+
 def test_a_long_repr_is_shortened() -> None:
     class Long:
         def __repr__(self) -> str:

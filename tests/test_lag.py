@@ -179,7 +179,7 @@ def test_the_client_was_the_bottleneck_when_busy_or_late(
 
 
 def test_the_reason_says_what_was_seen() -> None:
-    assert judge_client(load_of(loop_cpu_share=0.97), 0.2).reason == "its event loop was busy 97 % of the time"
+    assert judge_client(load_of(loop_cpu_share=0.97), 0.2).reason == "its event loop was busy 97% of the time"
     assert judge_client(load_of(lag_sustained=0.045), 0.2).reason == (
         "its event loop ran 45ms late, with a median time to first token of 200ms"
     )
@@ -196,10 +196,10 @@ def test_the_load_of_several_sittings_is_that_of_all_of_them_and_the_worst_lag()
 
 
 def test_a_bottleneck_in_an_earlier_sitting_stays_one_and_says_when() -> None:
-    busy = load_of(bottleneck=True, reason="its event loop was busy 97 % of the time")
+    busy = load_of(bottleneck=True, reason="its event loop was busy 97% of the time")
     twice = with_earlier(with_earlier(busy, load_of()), load_of())
     assert (twice.bottleneck, twice.sittings) == (True, 3)
-    assert twice.reason == "in an earlier sitting its event loop was busy 97 % of the time"
+    assert twice.reason == "in an earlier sitting its event loop was busy 97% of the time"
     assert with_earlier(load_of(), busy).reason == busy.reason
 
 

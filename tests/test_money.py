@@ -293,7 +293,7 @@ def test_a_budget_is_used_up_when_what_was_spent_reaches_it() -> None:
 def test_calls_under_way_count_by_the_average_so_that_little_is_overspent() -> None:
     assert over_budget(spent(0.25, 0.25), 2.5, in_flight=7) is None
     reason = over_budget(spent(0.25, 0.25), 2.5, in_flight=8)
-    assert reason == "0.50 USD spent, and 8 call(s) are under way: max_cost is 2.5"
+    assert reason == "0.50 USD spent, with 8 in flight: max_cost is 2.5"
 
 
 def test_a_budget_counts_judges_too() -> None:
@@ -304,7 +304,7 @@ def test_a_budget_counts_judges_too() -> None:
 
 def test_a_budget_that_cannot_be_kept_stops_the_run() -> None:
     reason = over_budget(spent(None, None), 2.5)
-    assert reason == "max_cost 2.5 cannot be kept: the cost of 2 answer(s) is not known"
+    assert reason == "max_cost 2.5 cannot be kept: no answer has a known cost (2 so far)"
     assert over_budget(spent(None, 0.1), 2.5) is None
 
 

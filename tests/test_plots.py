@@ -73,7 +73,7 @@ def test_levels_that_say_little_are_told_apart_and_the_recommended_one_is_named(
     sweep = swept(twelve_levels(), slo="ttft_p99<500ms,error_rate<2%")
     _, named = error_rate_plot(sweep).axes[0].get_legend_handles_labels()
     assert named == [
-        "limit 2 %",
+        "limit 2%",
         "level: calls in flight",
         "not reached",
         "not valid: client was the bottleneck",

@@ -66,7 +66,7 @@ def test_a_case_that_kills_its_workers_becomes_an_error_and_the_others_none(clus
     assert result.metrics["errors"] == {"WorkerLost": 1}
     (lost,) = [record for record in result.responses if record.status == "error"]
     assert lost.id == "c7"
-    assert "2 worker(s) died while this case was in flight" in (lost.error or "")
+    assert "2 workers died while this case was in flight" in (lost.error or "")
 
 
 def test_an_answer_whose_worker_died_before_it_was_judged_is_not_asked_for_again(cluster, board) -> None:

@@ -169,7 +169,7 @@ def test_the_record_of_a_lost_case_reads_back() -> None:
     entry = decode_entry(encode_record(record).strip())
     assert entry is not None
     assert (entry.id, entry.status, entry.error_type, entry.node) == ("c4", "error", "WorkerLost", "host/1")
-    assert "4 worker(s) died" in (entry.error or "")
+    assert "4 workers died" in (entry.error or "")
 
 
 def test_a_worker_has_few_jobs_waiting_and_none_when_the_run_nears_its_end() -> None:
@@ -587,7 +587,7 @@ def test_the_summary_shows_a_node_that_is_slow_or_fails() -> None:
         sick = number % 3 == 0
         nodes.update(answer(f"n{number % 3}", 3.0 if sick else 1.0, "broken" if sick and number % 2 else None))
     said = lines(nodes.to_metrics())
-    assert said[0].strip() == "served by 3 node(s)"
+    assert said[0].strip() == "served by 3 nodes"
     assert said[1].strip() == (
         "n0 stands out: 50.0% errors, 0.0% elsewhere; its median time to last token is 3.00s, 1.00s elsewhere"
     )
@@ -598,7 +598,13 @@ def test_nodes_that_are_alike_are_only_counted() -> None:
     nodes = NodeStats()
     for number in range(100):
         nodes.update(answer(f"n{number % 2}", 1.0 + number % 5))
-    assert len(lines(nodes.to_metrics())) == 1
+    assert lines(nodes.to_metrics()) == ["  served by 2 nodes"]
+
+
+def test_one_node_is_counted_as_one() -> None:
+    nodes = NodeStats()
+    nodes.update(answer("n0", 1.0))
+    assert lines(nodes.to_metrics()) == ["  served by 1 node"]
 
 
 def test_limits_say_whether_they_must_be_counted_in_one_place() -> None:

@@ -17,8 +17,8 @@ from support_sweep import level
 def test_the_highest_level_before_errors_is_recommended() -> None:
     advice = recommend([level(1, 10), level(10, 100), level(50, 400), level(100, 500, errors=0.12)])
     assert advice.level == 50
-    assert advice.reason == "at 100 the error rate is 12 % (limit 1 %)"
-    assert advice.describe() == "recommended: 50: at 100 the error rate is 12 % (limit 1 %)"
+    assert advice.reason == "at 100 the error rate is 12% (limit 1%)"
+    assert advice.describe() == "recommended: 50: at 100 the error rate is 12% (limit 1%)"
 
 
 def test_the_highest_level_before_an_objective_breaks_is_recommended() -> None:
@@ -30,11 +30,11 @@ def test_the_highest_level_before_an_objective_breaks_is_recommended() -> None:
 
 def test_the_level_from_which_throughput_no_longer_grows_is_recommended() -> None:
     advice = recommend([level(10, 100), level(50, 400), level(100, 408)])
-    assert (advice.level, advice.reason) == (50, "throughput grew only 2 % from 50 to 100")
+    assert (advice.level, advice.reason) == (50, "throughput grew only 2% from 50 to 100")
 
 
 def test_throughput_that_falls_is_said_to_fall() -> None:
-    assert recommend([level(10, 100), level(20, 70)]).reason == "throughput fell by 30 % from 10 to 20"
+    assert recommend([level(10, 100), level(20, 70)]).reason == "throughput fell by 30% from 10 to 20"
 
 
 def test_growth_is_measured_against_the_growth_of_parallelism() -> None:
@@ -61,7 +61,7 @@ def test_a_plateau_with_noise_does_not_climb() -> None:
 def test_a_level_where_the_client_was_the_bottleneck_is_never_recommended() -> None:
     advice = recommend([level(10, 100), level(50, 400), level(100, 800, busy=True)])
     assert advice.level == 50
-    assert advice.reason == "at 100 this client was the bottleneck: its event loop was busy 97 % of the time"
+    assert advice.reason == "at 100 this client was the bottleneck: its event loop was busy 97% of the time"
 
 
 def test_errors_at_a_level_where_the_client_was_the_bottleneck_end_nothing() -> None:
@@ -76,15 +76,15 @@ def test_a_level_that_was_not_reached_is_never_recommended() -> None:
 def test_the_highest_level_that_still_grew_says_that_there_may_be_more() -> None:
     advice = recommend([level(1, 10), level(10, 100)])
     assert advice.level == 10
-    assert advice.reason.startswith("the highest level measured; throughput still grew 900 % from 1 to 10")
+    assert advice.reason.startswith("the highest level measured; throughput still grew 900% from 1 to 10")
 
 
 @pytest.mark.parametrize(
     ("levels", "reason"),
     [
         ([], "nothing was measured"),
-        ([level(1, 0, errors=1.0)], "at 1 the error rate is 100 % (limit 1 %)"),
-        ([level(1, 10, busy=True)], "at 1 this client was the bottleneck: its event loop was busy 97 % of the time"),
+        ([level(1, 0, errors=1.0)], "at 1 the error rate is 100% (limit 1%)"),
+        ([level(1, 10, busy=True)], "at 1 this client was the bottleneck: its event loop was busy 97% of the time"),
         ([level(4, 10, reached=False)], "at 4 only 2 were in flight at once"),
     ],
 )

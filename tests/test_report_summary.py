@@ -286,6 +286,24 @@ def test_ls_shows_the_newest_first(shop: Workshop) -> None:
     assert [Path(run["run"]).name for run in listed] == ["c", "a", "b"]
 
 
+def test_ls_lists_sweeps_too(shop: Workshop) -> None:
+    assert run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "-n", "1", "-o", "runs/sweep", "-q").code == 0
+    _, row = run_cli(shop.folder, "ls").out.splitlines()
+    assert row.split()[:6] == ["runs/sweep", "complete", "shouting", "–", "1", "level"]
+    (listed,) = json.loads(run_cli(shop.folder, "ls", "--json").out)
+    assert (listed["run"], listed["levels"]) == ("runs/sweep", 1)
+
+
+def test_ls_tells_a_sweep_that_goes_on_from_one_that_was_left(tmp_path: Path) -> None:
+    place = tmp_path / "runs" / "sweep"
+    place.mkdir(parents=True)
+    (place / "sweep.partial.json").write_text(json.dumps({"complete": False, "suite": "s", "levels": []}))
+    with RunLock(place):
+        running = run_cli(tmp_path, "ls").out.splitlines()[1]
+    assert running.split()[:6] == ["runs/sweep", "running", "s", "–", "0", "levels"]
+    assert "interrupted" in run_cli(tmp_path, "ls").out
+
+
 def test_ls_before_the_first_run_says_so_and_is_no_error(tmp_path: Path) -> None:
     ended = run_cli(tmp_path, "ls")
     assert (ended.code, ended.out) == (0, "")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from steelyard import ConfigurationError, Result
+from steelyard import ConfigurationError, EvalCase, EvalSet, Result, Runner
 from support_judge import Script, judge
 from support_judged import Agent, Assessor, Gauge, journalled, lines_of, run, suite_of, timed
 
@@ -378,3 +378,15 @@ def test_trials_added_to_a_finished_run_are_asked_and_the_others_are_not(tmp_pat
     assert Counter(agent.calls) == {(f"c{case:02}", trial): 1 for case in range(3) for trial in range(2)}
     assert len(assessor.calls) == 6
     assert result.metrics["n"] == 6
+
+
+def test_a_scorer_that_breaks_down_is_told_of_once_while_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def picky(case: EvalCase, response: Any) -> float:
+        raise ValueError("no \x1b[31mred\x1b[0m here")
+
+    cases = [EvalCase(id=f"c{number}", prompt="?") for number in range(30)]
+    result = Runner(lambda case: "yes", EvalSet("s", cases), [picky], progress="off", parallelism=1).run_sync()
+    assert result.metrics["scoring_errors"] == 30
+    (told,) = [record.getMessage() for record in caplog.records if "could not score" in record.getMessage()]
+    assert told.startswith("picky could not score c0, and maybe others: ValueError: no ")
+    assert "\x1b" not in told

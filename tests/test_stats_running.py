@@ -19,7 +19,7 @@ from steelyard.stats.spec import METRICS
 KEYS = {
     *("total_requests", "failed_requests", "failed_requests_rate", "total_input_tokens"),
     *("total_output_tokens", "requests_per_minute", "output_tps"),
-    *(f"{metric}-{name}" for metric in METRICS for name in ("average", "p50", "p90", "p99", "min", "max")),
+    *(f"{metric}-{name}" for metric in METRICS for name in ("average", "p50", "p90", "p95", "p99", "min", "max")),
 }
 
 seconds = st.none() | st.floats(min_value=0, max_value=1e6)

@@ -337,7 +337,7 @@ def test_a_level_that_says_nothing_of_the_endpoint_is_measured_again_when_the_sw
     target = Bears(100, 0.001)
     sweep_of(target, tmp_path, levels=[1, 2]).run_sync()
     metrics = json.loads((tmp_path / "level-2" / "metrics.json").read_bytes())
-    metrics["client"] |= {"bottleneck": True, "reason": "its event loop was busy 97 % of the time"}
+    metrics["client"] |= {"bottleneck": True, "reason": "its event loop was busy 97% of the time"}
     (tmp_path / "level-2" / "metrics.json").write_text(json.dumps(metrics))
     result = sweep_of(target, tmp_path, levels=[1, 2, 3]).run_sync()
     assert target.asked == 20 + 20 + 20 + 30

@@ -68,7 +68,7 @@ def test_errors_are_what_is_measured_and_no_failure(shop: Workshop) -> None:
     (shop.folder / "fails").touch()
     ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "-o", "out", "--no-progress", "-q")
     assert ended.code == 0
-    assert "no level can be recommended: at 1 the error rate is 20 % (limit 1 %)" in ended.out
+    assert "no level can be recommended: at 1 the error rate is 20% (limit 1%)" in ended.out
     assert ended.err.startswith("steelyard: no plots were drawn")
 
 

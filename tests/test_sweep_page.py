@@ -32,14 +32,14 @@ from support_sweep import hostile_sweep, level, mixed_sweep, swept
 def test_the_page_says_where_to_run_and_why() -> None:
     text = Elements(sweep_page(mixed_sweep(), "runs/x")).text
     assert "Run at 16 calls in flight" in text
-    assert "At 32 the error rate is 20 % (limit 1 %)." in text
+    assert "At 32 the error rate is 20% (limit 1%)." in text
     assert "runs/x" in text
 
 
 def test_a_sweep_without_a_level_to_run_at_says_so() -> None:
     text = Elements(sweep_page(swept([level(1, 10, errors=0.5)]), "x")).text
     assert "No level can be recommended" in text
-    assert "At 1 the error rate is 50 %" in text
+    assert "At 1 the error rate is 50%" in text
     assert "Run at" not in text
 
 
@@ -63,7 +63,7 @@ def test_each_level_is_a_row_with_its_marks() -> None:
         assert [mark for mark in marks if mark in row] == words
     assert "At most 24 were in flight" not in page  # in the middle of a sentence
     assert "at most 24 were in flight at once" in page
-    assert "busy 97 % of the time" in page
+    assert "busy 97% of the time" in page
 
 
 def test_the_chart_has_a_point_a_level_hollow_where_it_says_little() -> None:

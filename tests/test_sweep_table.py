@@ -25,9 +25,9 @@ def test_the_table_has_a_row_for_each_level_and_the_advice_under_it() -> None:
         "*  1,000     12,345    0.0%   300ms   450ms   600ms   1.20s   1.80s   2.40s   296,280    90.0%",
         "   2,000     13,000   12.0%   100ms   150ms   200ms   400ms   600ms   800ms   312,000    90.0%",
         "",
-        "  2,000: the error rate is 12 % (limit 1 %)",
+        "  2,000: the error rate is 12% (limit 1%)",
         "",
-        "  recommended: 1,000: at 2,000 the error rate is 12 % (limit 1 %)",
+        "  recommended: 1,000: at 2,000 the error rate is 12% (limit 1%)",
         "",
         "results in runs/x",
     ]
@@ -39,14 +39,14 @@ def test_levels_that_say_little_are_marked_and_explained() -> None:
     assert [line[:8] for line in lines if line[2:8].strip().isdigit()] == ["*      1", "!     10", "!     20"]
     assert "  1: only 4 requests: too few for steady figures, give it more time" in lines
     assert "  10: not reached: at most 5 were in flight at once" in lines
-    assert "  20: not valid: this client was the bottleneck: its event loop was busy 97 % of the time" in lines
+    assert "  20: not valid: this client was the bottleneck: its event loop was busy 97% of the time" in lines
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
     table = sweep_table(swept([level(1, 0, errors=1.0, first=None, pass_rate=None)]))
     row = next(line for line in table.splitlines() if line.startswith("       1"))
     assert row.split() == ["1", "0", "100.0%", *["–"] * 6, "0", "–"]
-    assert "no level can be recommended: at 1 the error rate is 100 % (limit 1 %)" in table
+    assert "no level can be recommended: at 1 the error rate is 100% (limit 1%)" in table
 
 
 def test_an_interrupted_sweep_says_why_it_stopped() -> None:

@@ -132,7 +132,7 @@ def test_an_overview_is_that_of_the_report_and_a_damaged_run_shows_what_can_be_r
         assert server.get(f"/api/runs/{ids['broken']}/cases").json["leads"]["id"] == ["c1", "c2"]
         event = server.events(ids["broken"]).next()
         assert event["state"] == "damaged"
-        assert event["problem"].startswith("1 line(s)")
+        assert event["problem"].startswith("1 unreadable line of ")
 
 
 def test_expected_answers_come_from_suites_in_the_folder_and_from_nowhere_else(tmp_path: Path) -> None:

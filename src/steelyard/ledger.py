@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,11 +21,15 @@ from steelyard.journal.writer import JournalWriter
 from steelyard.metrics import Books, Errors
 from steelyard.records import Job, Record, StoredSample, Unjudged
 from steelyard.stats.running import RunningStats
-from steelyard.stats.scores import ScoreStats, verdict
+from steelyard.stats.scores import ScoreStats, is_scoring_error, verdict
 from steelyard.stats.spending import Spending
 from steelyard.stats.trials import TrialStats
+from steelyard.stats.wording import counted, safe_text
 from steelyard.suite.plan import Plan
 
+log = logging.getLogger("steelyard")
+
+_LONGEST_REASON = 200
 _FAILED = 4
 """The state of a slot that ended as an error in this sitting; the others are the replay's."""
 
@@ -68,6 +73,8 @@ class Ledger:
         self.resumed = any(self._states)
         self.on_record: Callable[[Record], None] | None = None
         """Hears of each record whose answer was asked for in this sitting."""
+        self._broken_down: set[str] = set()
+        """The scorers of which that was said."""
         self._only_scored: set[int] = set()
         """The slots of the jobs under way that need no answer; kept only while somebody listens."""
 
@@ -89,9 +96,9 @@ class Ledger:
         """What earlier sittings have left, in words."""
         parts = [f"{self.done_before:,} of {self._plan.slots:,} done"]
         if again := self._count(ERRORED):
-            parts.append(f"{again:,} error(s) are asked again")
+            parts.append(f"{counted(again, 'error')} to ask again")
         if stored := self._count(UNSCORED):
-            parts.append(f"{stored:,} stored answer(s) are scored again")
+            parts.append(f"{counted(stored, 'stored answer')} to score again")
         return ", ".join(parts)
 
     def jobs(self, reader: RecordReader | None) -> Iterator[Job | None]:
@@ -141,6 +148,8 @@ class Ledger:
             self.spending.update(record)
         if ok:
             self.scores.take(scores, said)
+            if said is None and scores:
+                self._tell_of_breakdowns(record)
         else:
             self.scores.update(scores, failed=True)
             self.errors.add(record)
@@ -157,6 +166,14 @@ class Ledger:
             self._only_scored.remove(slot)
         elif self.on_record is not None:
             self.on_record(record)
+
+    def _tell_of_breakdowns(self, record: Record) -> None:
+        """Say, once for each scorer, that it could not score: a run in which none can should not go on unnoticed."""
+        for score in record.scores:
+            if is_scoring_error(score) and score.name not in self._broken_down:
+                self._broken_down.add(score.name)
+                why = safe_text(score.errors[0])[:_LONGEST_REASON]
+                log.warning("%s could not score %s, and maybe others: %s", score.name, safe_text(record.id), why)
 
     def judged(self, cost: float | None) -> None:
         """Count what one call of a judge has cost; written down at once, as it belongs to no record."""

@@ -221,13 +221,13 @@ def over_budget(spending: Spending, limit: float, in_flight: int = 0, *, answers
     if answers_are_paid:
         total, per_call = spending.judges, spending.judges / spending.calls if spending.calls else 0.0
     elif spending.unknown and not spending.calls:
-        return f"max_cost {limit:g} cannot be kept: the cost of {spending.unknown:,} answer(s) is not known"
+        return f"max_cost {limit:g} cannot be kept: no answer has a known cost ({spending.unknown:,} so far)"
     else:
         total, per_call = spending.total, spending.per_call
     if total + in_flight * per_call < limit:
         return None
     spent = format_money(total, spending.currency)
-    under_way = f", and {in_flight:,} call(s) are under way" if in_flight else ""
+    under_way = f", with {in_flight:,} in flight" if in_flight else ""
     return f"{spent} spent{under_way}: max_cost is {limit:g}"
 
 

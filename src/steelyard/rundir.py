@@ -44,6 +44,7 @@ from steelyard.result import about_run
 from steelyard.stats.lag import ClientLoad
 from steelyard.stats.scores import verdict
 from steelyard.stats.trials import TrialStats
+from steelyard.stats.wording import counted
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.plan import Plan
 
@@ -172,9 +173,10 @@ class RunDirectory:
 
     def _mend(self, path: Path) -> None:
         if cut := mend_tail(path):
-            log.warning("%s: cut off a torn last line of %d bytes; its case is asked again", path, cut)
+            log.warning("%s: cut off a torn last line of %s; its case is asked again", path, counted(cut, "byte"))
         if self._entry.salvage and (bad := salvage(self.path)):
-            log.warning("%s: moved %d unreadable line(s) to %s; their cases are asked again", path, bad, DAMAGED)
+            lines = counted(bad, "unreadable line")
+            log.warning("%s: moved %s to %s; what was in there is asked again", path, lines, DAMAGED)
 
     def jobs(self, ledger: Ledger) -> Iterator[Job | None]:
         """The jobs that are left, stored responses attached where only the scores are missing."""

@@ -35,6 +35,7 @@ from steelyard.session import read_session
 from steelyard.stats.live import LiveDisplay
 from steelyard.stats.spec import parse_progress_bar_stats
 from steelyard.stats.trials import TrialStats
+from steelyard.stats.wording import counted
 from steelyard.suite.cycle import cycling
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.plan import Plan
@@ -292,7 +293,8 @@ class Sitting:
         metrics = self._metrics(tally, stopped)
         path = self._directory.path.absolute() if self._directory is not None else None
         if excess := int(getattr(self._target, "excess", 0)):
-            log.warning("%d call(s) outlived their time and still run in threads that cannot be stopped", excess)
+            calls = counted(excess, "call")
+            log.warning("%s outlived the time allowed, still running: a thread cannot be stopped", calls)
         return Result(
             metrics=metrics,
             path=path,

@@ -12,7 +12,7 @@ from steelyard.cache.store import ManagedStore, StoreError
 from steelyard.cli.main import BROKEN
 from steelyard.cli.output import say, show, show_json
 from steelyard.errors import ConfigurationError
-from steelyard.stats.wording import safe_text
+from steelyard.stats.wording import counted, safe_text
 
 CACHE = Path(".steelyard/cache")
 _SQLITE_ENDINGS = (".sqlite", ".db")
@@ -41,7 +41,7 @@ def info(place: Path, as_json: bool) -> int:
     if as_json:
         show_json({"path": str(place), "entries": held.entries, "bytes": held.bytes})
     else:
-        show(f"{safe_text(str(place))}: {_answers(held.entries)}, {_size(held.bytes)}")
+        show(f"{safe_text(str(place))}: {counted(held.entries, 'answer')}, {_size(held.bytes)}")
     return 0
 
 
@@ -59,7 +59,7 @@ def clear(place: Path, suite: str | None, yes: bool) -> int:
             removed = store.clear(suite)
     except StoreError as error:
         return _broken(error)
-    show(f"{safe_text(str(place))}: {_answers(removed)} removed")
+    show(f"{safe_text(str(place))}: {counted(removed, 'answer')} removed")
     return 0
 
 
@@ -92,7 +92,8 @@ def _store(place: Path) -> ManagedStore:
 
 def _confirmed(place: Path, suite: str | None, entries: int) -> bool:
     """Whether the person at the terminal agrees; where there is nobody to ask, that is a mistake, not a yes."""
-    what = _answers(entries) if suite is None else f"those of suite {suite!r} among {_answers(entries)}"
+    answers = counted(entries, "answer")
+    what = answers if suite is None else f"those of suite {suite!r} among {answers}"
     try:
         return click.confirm(safe_text(f"Remove {what} in {place}?"), err=True)
     except click.Abort as error:
@@ -104,10 +105,6 @@ def _confirmed(place: Path, suite: str | None, entries: int) -> bool:
 def _broken(error: StoreError) -> int:
     say(str(error))
     return BROKEN
-
-
-def _answers(count: int) -> str:
-    return f"{count:,} answer" if count == 1 else f"{count:,} answers"
 
 
 def _size(count: float) -> str:

@@ -32,7 +32,7 @@ from steelyard.runner import Runner
 from steelyard.session import read_session
 from steelyard.stats.running import RunningStats
 from steelyard.stats.spending import format_money
-from steelyard.stats.wording import safe_text
+from steelyard.stats.wording import counted, safe_text
 from steelyard.suite.plan import Plan
 
 
@@ -59,7 +59,7 @@ class PlannedRun(msgspec.Struct, kw_only=True):
 
     def describe(self) -> str:
         """The plan in words."""
-        cases = "1 case" if self.cases == 1 else f"{self.cases:,} cases"
+        cases = counted(self.cases, "case")
         trials = f" × {self.trials:,} trials" if self.trials > 1 else ""
         lines = [f"{safe_text(self.suite)}: {cases}{trials}, in {safe_text(self.run)}"]
         for count, words in (

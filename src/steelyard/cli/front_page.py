@@ -20,7 +20,7 @@ COMMANDS = {
     "run": "Evaluate a suite; resumes by itself.",
     "score": "Weigh stored answers again; no calls to the target.",
     "report": "Show the result of a run.",
-    "ls": "List the runs in a folder.",
+    "ls": "List the runs and sweeps in a folder.",
     "compare": "Hold runs against a baseline, case by case.",
     "view": "Show runs as a page in a browser, live while one is written.",
     "gate": "Is a run good enough? An exit code for CI.",

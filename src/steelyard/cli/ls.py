@@ -1,4 +1,4 @@
-"""`steelyard ls`: the runs in a folder, newest first."""
+"""`steelyard ls`: the runs and sweeps in a folder, newest first."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from steelyard.cli.output import say, show, show_json
 from steelyard.cli.place import RUNS
 from steelyard.errors import ConfigurationError
 from steelyard.journal.states import RunState, run_state
-from steelyard.report.headline import Headline, read_headline
-from steelyard.stats.wording import safe_text
+from steelyard.journal.sweep_file import read_sweep
+from steelyard.report.headline import Headline, is_writing, read_headline
+from steelyard.stats.wording import counted, safe_text
 
 
 class Listed(Headline, kw_only=True):
-    """One run, in a line."""
+    """One run, or one sweep, in a line."""
 
     run: str
+    levels: int | None = None
+    """How many a sweep has measured; None of a run."""
 
 
 @click.command("ls")
 @click.argument("folder", type=click.Path(path_type=Path), default=RUNS)
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def command(folder: Path, as_json: bool) -> int:
-    """List the runs in FOLDER (default: runs), newest first."""
+    """List the runs and sweeps in FOLDER (default: runs), newest first."""
     if not folder.is_dir() and folder != RUNS:
         raise ConfigurationError(f"there is no folder {folder}")
     places = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -42,13 +45,28 @@ def command(folder: Path, as_json: bool) -> int:
 
 
 def _look(place: Path) -> Listed | None:
-    """What a folder holds, from its small files and its index alone; None when it is not a run."""
+    """What a folder holds, from its small files and its index alone; None when it is neither run nor sweep."""
     try:
         if run_state(place) is RunState.FRESH:
-            return None
+            return _look_at_sweep(place)
     except OSError as error:
         return Listed(run=str(place), state="damaged", problem=str(error))
     return Listed(run=str(place), **msgspec.structs.asdict(read_headline(place)))
+
+
+def _look_at_sweep(place: Path) -> Listed | None:
+    sweep = read_sweep(place)
+    if sweep is None:
+        return None
+    unfinished = "running" if is_writing(place) else "interrupted"
+    return Listed(
+        run=str(place),
+        state="complete" if sweep.get("complete") else unfinished,
+        suite=str(sweep.get("suite") or ""),
+        model=None if sweep.get("model_id") is None else str(sweep["model_id"]),
+        created=str(sweep.get("created") or ""),
+        levels=len(sweep["levels"]),
+    )
 
 
 def _table(listed: list[Listed]) -> str:
@@ -56,10 +74,9 @@ def _table(listed: list[Listed]) -> str:
     rows = [header]
     for run in listed:
         rate = "–" if run.pass_rate is None else f"{run.pass_rate:.1%}"
-        done = f"{run.done:,}/{run.planned:,}"
-        rows.append(
-            (run.run, run.state, run.suite, run.model or "–", done, f"{run.errors:,}", rate, _local_time(run.created))
-        )
+        done = f"{run.done:,}/{run.planned:,}" if run.levels is None else counted(run.levels, "level")
+        errors = f"{run.errors:,}" if run.levels is None else "–"
+        rows.append((run.run, run.state, run.suite, run.model or "–", done, errors, rate, _local_time(run.created)))
     shown = [[safe_text(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
     return "\n".join(

@@ -169,9 +169,9 @@ class _Cleaner:
     def summary(self) -> str:
         parts = []
         if self.texts:
-            parts.append(f"lone surrogates replaced in {self.texts} text(s)")
+            parts.append(f"texts with lone surrogates replaced: {self.texts}")
         if self.others:
-            parts.append(f"{self.others} value(s) that JSON cannot hold replaced")
+            parts.append(f"values that JSON cannot hold replaced: {self.others}")
         return ", ".join(parts)
 
     def _cleanwhole_text(self, text: str) -> str:

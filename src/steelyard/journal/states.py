@@ -22,6 +22,7 @@ from steelyard.journal.files import (
     move_aside,
     read_json_object,
 )
+from steelyard.stats.wording import counted
 
 _ALL_FILES = (METRICS, OUTPUTS, INDEX, INVOCATIONS, PARTIAL, CASES, DAMAGED, REPORT, MANIFEST)
 """In the order in which --force moves them: metrics first, so that a crash in between never looks complete."""
@@ -108,7 +109,8 @@ def refuse_finished(run: Path) -> None:
     metrics = read_metrics(run)
     if metrics is None:
         return
+
     errors = metrics["counts"]["error"] + metrics["scoring_errors"]
-    retry = f" --retry-errors asks its {errors:,} errored record(s) again;" if errors else ""
-    message = f"{run} is complete ({metrics['n']:,} records).{retry} --force starts over there"
+    retry = f" --retry-errors asks its {counted(errors, 'errored record')} again;" if errors else ""
+    message = f"{run} is complete ({counted(metrics['n'], 'record')}).{retry} --force starts over there"
     raise RunFinished(message, path=run, errors=errors)

@@ -68,8 +68,8 @@ def _no_growth(lower: Level, higher: Level) -> str:
     if abs(gain) < 0.005:
         return f"throughput did not grow {between}"
     if gain < 0:
-        return f"throughput fell by {-gain * 100:.0f} % {between}"
-    return f"throughput grew only {gain * 100:.0f} % {between}"
+        return f"throughput fell by {-gain:.0%} {between}"
+    return f"throughput grew only {gain:.0%} {between}"
 
 
 def _open_end(best: Level, levels: Sequence[Level]) -> str:
@@ -81,6 +81,6 @@ def _open_end(best: Level, levels: Sequence[Level]) -> str:
         return "the highest level measured; the ceiling may be higher"
     gain = best.requests_per_second / before.requests_per_second - 1
     return (
-        f"the highest level measured; throughput still grew {gain * 100:.0f} % from {before.level:,} to {best.level:,},"
+        f"the highest level measured; throughput still grew {gain:.0%} from {before.level:,} to {best.level:,},"
         " so the ceiling may be higher"
     )

@@ -60,7 +60,7 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
         return value is not None and _COMPARISONS[self.comparison](value, self.limit)
 
     def describe(self, value: float | None) -> str:
-        """How a figure stands to the limit: `the error rate is 12 % (limit 1 %)`."""
+        """How a figure stands to the limit: `the error rate is 12% (limit 1%)`."""
         said = "was not measured" if value is None else f"is {_worded(value, self.unit)}"
         return f"{self.name} {said} (limit {_worded(self.limit, self.unit)})"
 
@@ -75,7 +75,7 @@ class Broken(msgspec.Struct, frozen=True):
     value: float | None
 
     def describe(self) -> str:
-        """In words: `the error rate is 12 % (limit 1 %)`."""
+        """In words: `the error rate is 12% (limit 1%)`."""
         return self.objective.describe(self.value)
 
 
@@ -130,5 +130,5 @@ def _worded(value: float, unit: Unit) -> str:
 
 
 def percent(share: float) -> str:
-    """A share to three digits at most: 12 %, 1.04 %, 0.04 %."""
-    return f"{share * 100:.3g} %"
+    """A share to three digits at most: 12%, 1.04%, 0.04%."""
+    return f"{share * 100:.3g}%"

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from steelyard.stats.wording import format_seconds, safe_text
+from steelyard.stats.wording import counted, format_seconds, safe_text
 
 _FEWEST = 20
 """Requests that a node must have served before it is called anything."""
@@ -19,7 +19,7 @@ def lines(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """How many nodes there were, and a line for each that is slower or fails more often than the others."""
     if not nodes:
         return []
-    said = [f"  served by {len(nodes)} node(s)"]
+    said = [f"  served by {counted(len(nodes), 'node')}"]
     for name, figures in nodes.items():
         others = [other for node, other in nodes.items() if node != name]
         if others and (trouble := _trouble(figures, others)):

@@ -97,10 +97,10 @@ def error_rate_plot(sweep: Mapping[str, Any]) -> Figure:
     top = max([*ys, 1.0 if limit is None else 2 * limit])
     axes.set(xlim=(0, max([*xs, 1e-9]) * 1.12), ylim=(-0.05 * top, top * 1.14))
     if limit is not None:
-        axes.axhline(limit, label=f"limit {limit:g} %", **_LIMIT)
+        axes.axhline(limit, label=f"limit {limit:g}%", **_LIMIT)
     _scatter(axes, levels, xs, ys, sweep["recommendation"]["level"])
     axes.set(xlabel="throughput (answers/s)", ylabel="error rate")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %" if value >= 0 else "")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}%" if value >= 0 else "")
     _title(axes, sweep, "Error rate against throughput")
     _legend(axes)
     ringed = [level["level"] == sweep["recommendation"]["level"] for level in levels]

@@ -179,10 +179,14 @@ def _told_apart(value: float, rule: Rule) -> str:
     shown = _shown(value, rule.unit)
     if value == rule.limit or shown != _shown(rule.limit, rule.unit):
         return shown
-    return f"{value / float(_UNITS[rule.unit]):.12g}" + (f" {rule.unit}" if rule.unit else "")
+    return _with_unit(f"{value / float(_UNITS[rule.unit]):.12g}", rule.unit)
 
 
 def _shown(value: float, unit: str) -> str:
     number = value / float(_UNITS[unit])
     text = f"{number:,.0f}" if float(number).is_integer() and abs(number) < 1e15 else f"{number:,.4g}"
-    return text + (f" {unit}" if unit else "")
+    return _with_unit(text, unit)
+
+
+def _with_unit(number: str, unit: str) -> str:
+    return f"{number} {unit}" if unit not in ("", "%") else number + unit

@@ -77,7 +77,7 @@ def judge_client(load: ClientLoad, p50_first_token: float | None) -> ClientLoad:
     reason = None
     if load.seconds + load.stood_still >= SHORTEST:
         if load.loop_cpu_share >= BUSY:
-            reason = f"its event loop was busy {load.loop_cpu_share * 100:.0f} % of the time"
+            reason = f"its event loop was busy {load.loop_cpu_share:.0%} of the time"
         elif p50_first_token is not None and load.lag_sustained >= max(LATE, LATE_SHARE * p50_first_token):
             reason = (
                 f"its event loop ran {format_seconds(load.lag_sustained)} late,"

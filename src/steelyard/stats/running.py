@@ -17,7 +17,7 @@ from steelyard.stats.sketch import PercentileSketch
 from steelyard.stats.spec import METRICS, ProgressSpec, ProgressStat, parse_progress_bar_stats
 
 _FOLD_EVERY = 1024
-_PERCENTILES = (50, 90, 99)
+_PERCENTILES = (50, 90, 95, 99)
 
 _read_metrics = attrgetter(*METRICS)
 

@@ -17,9 +17,9 @@ TIMES = {
     "time_per_output_token": "time_per_output_token",
 }
 AGGREGATES = {"average": "average", "avg": "average", "mean": "average"} | {
-    name: name for name in ("p50", "p90", "p99", "min", "max")
+    name: name for name in ("p50", "p90", "p95", "p99", "min", "max")
 }
-SHORT_NAMES = tuple(f"{time}_{aggregate}" for time in TIMES for aggregate in ("p50", "p90", "p99", "average"))
+SHORT_NAMES = tuple(f"{time}_{aggregate}" for time in TIMES for aggregate in ("p50", "p90", "p95", "p99", "average"))
 """Those that are worth suggesting."""
 
 SECONDS = {

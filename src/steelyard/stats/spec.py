@@ -87,7 +87,7 @@ def _parse_aggregate(label: str, spec: tuple[Any, ...] | list[Any]) -> ProgressS
         raise _bad(label, spec, _not_known("metric", metric, METRICS))
     percentile = _parse_percentile(aggregate)
     if percentile is None and aggregate not in AGGREGATES:
-        choices = (*AGGREGATES, "p50", "p90", "p99")
+        choices = (*AGGREGATES, "p50", "p90", "p95", "p99")
         raise _bad(label, spec, _not_known("aggregate", aggregate, choices, suffix=" or any other p0 to p100"))
     if len(spec) == 3 and spec[2] != "inv":
         raise _bad(label, spec, f"the third part can only be 'inv', got {spec[2]!r}")

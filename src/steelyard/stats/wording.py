@@ -5,8 +5,6 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from tqdm.utils import disp_len, disp_trim
-
 from steelyard.contracts import InFlight
 from steelyard.stats.spec import ProgressSpec
 
@@ -73,6 +71,8 @@ def segments(spec: ProgressSpec, values: Mapping[str, float | int | None]) -> li
 
 def join(parts: Sequence[str], width: int | None = None) -> str:
     """The segments on one line. Whole ones are left out where they do not fit: half a number misleads."""
+    from tqdm.utils import disp_len  # here, as most who count in words draw no line
+
     whole = _SEPARATOR.join(parts)
     if width is None or disp_len(whole) <= width:
         return whole
@@ -92,6 +92,8 @@ def counted(count: int, one: str, many: str | None = None) -> str:
 
 def trim(text: str, width: int) -> str:
     """The text cut to this many columns, with an ellipsis where something is missing."""
+    from tqdm.utils import disp_len, disp_trim
+
     if disp_len(text) <= width:
         return text
     return disp_trim(text, max(width - 1, 0)) + "…"

@@ -23,6 +23,7 @@ from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import Rows
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.report.headline import live_state
+from steelyard.stats.wording import counted
 from steelyard.threads import DaemonThreads
 from steelyard.view.figures import in_case_order, live_figures
 from steelyard.view.follow import Follower
@@ -154,7 +155,7 @@ class Watch:
         except RunRefused as error:
             problem = sayable(str(error))
         if follower.damaged:
-            problem = f"{follower.damaged:,} line(s) of {OUTPUTS} cannot be read and are left out"
+            problem = f"{counted(follower.damaged, 'unreadable line')} of {OUTPUTS} left out"
         quiet = _quiet_seconds(self.run) if state == "running" else 0.0
         figures = live_figures(follower.rows, follower.kinds, quiet)
         return {

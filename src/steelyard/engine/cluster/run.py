@@ -18,6 +18,7 @@ from steelyard.engine.cluster.supply import Given, Supply, lost_record
 from steelyard.errors import SteelyardError, describe
 from steelyard.records import Record, StoredSample, Unjudged
 from steelyard.stats.lag import ClientLoad
+from steelyard.stats.wording import counted
 
 log = logging.getLogger("steelyard")
 
@@ -225,7 +226,7 @@ class ClusterRun:
         lost = self._count_recorded(lost)
         if self._stopping:
             return
-        log.warning("a worker on %s was lost, with %d case(s): %s", node, len(lost), why)
+        log.warning("a worker on %s was lost, with %s: %s", node, counted(len(lost), "case"), why)
         for given in lost:
             if not self._supply.lose(given):
                 self._emit(lost_record(given, node, why))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from steelyard.records import RECORD_VERSION, Job, Record
+from steelyard.stats.wording import counted
 
 NOT_YET = "not yet"
 
@@ -89,7 +90,8 @@ class Supply:
 def lost_record(given: Given, node: str, reason: str) -> Record:
     """The record of a case that no worker survived."""
     job = given.job
-    error = f"WorkerLost: {given.losses} worker(s) died while this case was in flight, the last on {node}: {reason}"
+    died = counted(given.losses, "worker")
+    error = f"WorkerLost: {died} died while this case was in flight, the last on {node}: {reason}"
     return Record(
         RECORD_VERSION,
         job.case.id,

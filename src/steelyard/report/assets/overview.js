@@ -2,7 +2,7 @@
 
 const MOST_KINDS = 8;
 const MOST_FLAKY = 6;
-const ENDINGS = ["average", "p50", "p90", "p99", "min", "max"];
+const ENDINGS = ["average", "p50", "p90", "p95", "p99", "min", "max"];
 const MEASURED = [
   ["time_to_first_token", "time to first token", seconds],
   ["time_to_last_token", "time to last token", seconds],

@@ -79,7 +79,7 @@ class Table {
 
   chip(name) {
     const limit = this.cases.slowFrom;
-    const slow = Number.isFinite(limit) ? `Slower than 95 % of the answers: more than ${seconds(limit)}` : "";
+    const slow = Number.isFinite(limit) ? `Slower than 95% of the answers: more than ${seconds(limit)}` : "";
     const count = this.cases.counts[name];
     return button({ class: "chip", "aria-pressed": "false", "data-chip": name, title: MEANINGS[name] || slow,
       disabled: count === 0, onclick: () => this.toggle(name) }, name, span("n", number(count)));

@@ -176,7 +176,7 @@ class RemoteTable extends Table {
     const count = this.cases.counts[name], isUnknown = name === "slow" && !count;
     return button({ class: "chip", "aria-pressed": "false", "data-chip": name,
       disabled: !count && !isUnknown && !this.chips.has(name), onclick: () => this.toggle(name),
-      title: MEANINGS[name] || "Slower than 95 % of the answers" }, name, isUnknown ? null : span("n", number(count)));
+      title: MEANINGS[name] || "Slower than 95% of the answers" }, name, isUnknown ? null : span("n", number(count)));
   }
 
   paint() {
