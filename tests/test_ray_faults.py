@@ -117,13 +117,15 @@ def test_a_driver_that_is_killed_is_resumed_and_asks_nothing_journalled_again(cl
     ended = finish(driver)
     assert ended.code == -signal.SIGKILL, ended.err
     lines = [json.loads(line) for line in out.read_bytes().split(b"\n")[:-1]]
-    assert lines[0]["response_text"] == f"hello {lines[0]['id']}"
+    answered = [line for line in lines if line["status"] == "ok"]  # an error, should there be one, is asked again
+    assert len(answered) > len(lines) - 5, lines[0]
+    assert answered[0]["response_text"] == f"hello {answered[0]['id']}"
     settle(asked)
     before = asked.read_text().split()
     resumed = run_cli(tmp_path, *words, "--no-progress")
     assert resumed.code == 0, resumed.err
     again = asked.read_text().split()[len(before) :]
-    journalled = {line["id"] for line in lines}
+    journalled = {line["id"] for line in answered}
     assert not journalled & set(again)
     assert len(again) == 1500 - len(journalled)
     assert len({record.id for record in iter_records(tmp_path / "run")}) == 1500
