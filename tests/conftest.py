@@ -1,4 +1,5 @@
-"""How the properties are tried: the same examples each time, so that a red test is always somebody's change.
+"""The browser that tests of pages share, and how properties are tried: the same examples each time, so that a red test
+is always somebody's change.
 
 `HYPOTHESIS_PROFILE=explore make unit` looks for new ones.
 """
@@ -6,9 +7,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
+
+from support_browser import browser
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as started:
+        yield started

@@ -11,7 +11,7 @@ import pytest
 from steelyard.records import Score
 from steelyard.report.compare import compare
 from steelyard.report.compare_page import compare_page
-from support_browser import Seen, browser, keeps_theme, opened
+from support_browser import Seen, keeps_theme, opened
 from support_compare import journal, outcome
 from support_journal import write_journal
 from support_report import HOSTILE
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 
 READY = "html[data-theme]"
 PLACES = ("file", "view")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 
 from steelyard.report.page import page
 from steelyard.report.visible import visible
-from support_browser import Seen, browser, keeps_theme, opened
+from support_browser import Seen, keeps_theme, opened
 from support_journal import a_record, write_journal
 from support_report import HOSTILE, agent_run, hostile_run, large_run
 
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 
 READY = "html[data-ready=cases]"
 COUNT = 3_000
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

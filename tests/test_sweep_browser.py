@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from steelyard.report.sweep_page import sweep_page
-from support_browser import Seen, browser, opened
+from support_browser import Seen, opened
 from support_journal import CountedModel, cases, run_in
 from support_report import HOSTILE
 from support_sweep import hostile_sweep, mixed_sweep
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 READY = "html[data-theme]"
 PLACES = ("file", "view")
 SWEEPS = {"mixed": mixed_sweep, "hostile": hostile_sweep}
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

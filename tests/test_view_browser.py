@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support_browser import browser, opened
+from support_browser import opened
 from support_cli import wait_until
 from support_journal import CountedModel, cases, run_in
 from support_report import agent_run, hostile_run, large_run
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 
 REPORT = "html[data-ready=report]"
 LIVE = "html[data-ready=live]"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import msgspec
 from steelyard.errors import ConfigurationError
 from steelyard.load.slo import Objective, check
 from steelyard.report.error_rows import error_rows
+from steelyard.report.sweep_table import PERCENTILES
 
 REQUESTS_PER_PLACE = 10
 """A level sends at least so many requests for each call in flight: fewer are mostly ramp-up and tail."""
@@ -99,7 +100,7 @@ def level_of(
 
 
 def _percentiles(stats: Mapping[str, Any], metric: str) -> dict[str, float | None]:
-    return {name: stats[f"{metric}-{name}"] for name in ("p50", "p90", "p99")}
+    return {name: stats[f"{metric}-{name}"] for name in PERCENTILES}
 
 
 def parse_levels(given: str | Sequence[int]) -> list[int] | Literal["auto"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from steelyard.stats.intervals import Interval
+from steelyard.stats.wording import counted
 
 COMPARISON_VERSION = 1
 SIGNIFICANT = 0.05
@@ -120,13 +121,13 @@ def verdict_of(one: Against, *, several: bool) -> str:
     if split is None:
         return f"nothing is known of {name}: no case has a verdict in both runs"
     p = format_p(split.p_adjusted) + (" (Holm)" if several else "")
-    counts = f"better on {split.better:,} case{_s(split.better)}, worse on {split.worse:,}: {p}"
+    counts = f"better on {counted(split.better, 'case')}, worse on {split.worse:,}: {p}"
     if one.outcome == "worse":
-        counts = f"worse on {split.worse:,} case{_s(split.worse)}, better on {split.better:,}: {p}"
+        counts = f"worse on {counted(split.worse, 'case')}, better on {split.better:,}: {p}"
     if one.outcome != "no difference":
         return f"{name} is {counts}"
     n = split.better + split.worse + split.same
-    cases = f"{n:,} case{_s(n)}"
+    cases = counted(n, "case")
     if split.smallest_visible is None:
         return f"no difference: {name} is {counts}; {cases} are too few to show any"
     points = f"{split.smallest_visible * 100:.2g} points"
@@ -136,7 +137,3 @@ def verdict_of(one: Against, *, several: bool) -> str:
 def format_p(p: float) -> str:
     """A p-value to two digits; below 0.001 only that it is."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"

@@ -21,11 +21,10 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.report.expectations import Expectations, open_suite
 from steelyard.report.page_charts import Curves
 from steelyard.report.page_data import CHUNK_BYTES, CHUNK_RECORDS, Columns, body, text_limit
-from steelyard.report.page_frame import asset, filled, policy, program, script_json
+from steelyard.report.page_frame import asset, escaped, filled, policy, program, script_json
 from steelyard.report.page_notices import notices
 from steelyard.report.run_records import RunRecords
 from steelyard.report.summary import summary
-from steelyard.report.visible import visible
 from steelyard.result import Result
 from steelyard.suite.evalset import EvalSet
 
@@ -133,7 +132,7 @@ def _assembled(overview: dict[str, Any], packed: _Packed) -> Iterator[str]:
     values = {
         "POLICY": policy(script, style),
         "VERSION": __version__,
-        "TITLE": html.escape(visible(f"{named}: Steelyard report")),
+        "TITLE": escaped(f"{named}: Steelyard report"),
         "STYLE": style,
         "SUMMARY": html.escape(summary(metrics, about["run"])),
         "OVERVIEW": script_json(overview),

@@ -51,18 +51,29 @@ class Curves:
         measured = np.frombuffer(self._measured, dtype=np.uint8).astype(bool)
         states = np.frombuffer(self._states, dtype=np.uint8)
         first, last, at, output = (np.asarray(one) for one in (self._first, self._last, self._at, self._output))
-        return {
-            "first": histogram(first[measured]),
-            "last": histogram(last[measured]),
-            "output": histogram(output[measured]),
-            "over_time": over_time(at, states),
-            "points": points(at, last, states, measured | (states == _ERROR)),
-            "cached_input": self.cached_input,
-            "reasoning": self.reasoning,
-        }
+        drawn = charts(first, last, output, at, states, measured)
+        return {**drawn, "cached_input": self.cached_input, "reasoning": self.reasoning}
 
 
 _LAST_WITH_HALVES = 2.0**52
+
+
+def charts(
+    first: Values,
+    last: Values,
+    output: Values,
+    at: Values,
+    states: npt.NDArray[np.uint8],
+    measured: npt.NDArray[np.bool_],
+) -> dict[str, Any]:
+    """The charts of a run, from columns in case order; None for one that has nothing to show."""
+    return {
+        "first": histogram(first[measured]),
+        "last": histogram(last[measured]),
+        "output": histogram(output[measured]),
+        "over_time": over_time(at, states),
+        "points": points(at, last, states, measured | (states == _ERROR)),
+    }
 
 
 def histogram(values: Values) -> dict[str, Any] | None:

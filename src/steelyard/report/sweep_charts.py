@@ -10,13 +10,13 @@ import msgspec
 
 from steelyard.report.chart_labels import settled
 from steelyard.report.page_frame import escaped
+from steelyard.report.sweep_table import PERCENTILES
 from steelyard.stats.wording import format_number, format_seconds
 
 _WIDTH, _HEIGHT = 500, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, _WIDTH - 14, 14, _HEIGHT - 40
 _WIDE = 20
 """From this ratio of the longest time to the shortest on, times are drawn on a scale of powers."""
-_PERCENTILES = ("p50", "p90", "p99")
 _LETTER, _LINE = 6.6, 12.0
 """About how wide a digit is, and how high a line."""
 _NICE = (1, 2, 2.5, 5, 10)
@@ -74,7 +74,7 @@ def latency_chart(sweep: Mapping[str, Any], metric: str) -> str | None:
     levels = [level for level in sweep["levels"] if level[metric]["p50"] is not None]
     if not levels:
         return None
-    seconds = [level[metric][name] for level in levels for name in _PERCENTILES]
+    seconds = [level[metric][name] for level in levels for name in PERCENTILES]
     drawn = [limit for _, limit in time_limits(sweep, metric)]
     x, y = _in_flight(sweep["levels"]), _times([*seconds, *drawn])
     parts = [*_axes(x, y, "calls in flight")]
@@ -82,7 +82,7 @@ def latency_chart(sweep: Mapping[str, Any], metric: str) -> str | None:
     best = sweep["recommendation"]["level"]
     if best is not None:
         parts.append(f'<line class="chosen" x1="{x.at(best):.1f}" x2="{x.at(best):.1f}" y1="{_TOP}" y2="{_BOTTOM}"/>')
-    for name in _PERCENTILES:
+    for name in PERCENTILES:
         points = [(x.at(level["level"]), y.at(level[metric][name])) for level in levels]
         parts += [_curve(name, points), *_knots(name, levels, points, metric)]
     return _drawn(f"{metric.replace('_', ' ')} against calls in flight", parts)
@@ -98,7 +98,7 @@ def limits(sweep: Mapping[str, Any], figure: str) -> Iterator[tuple[str, float]]
 
 def time_limits(sweep: Mapping[str, Any], metric: str) -> list[tuple[str, float]]:
     """The limits of a time that are near enough to what was measured to be drawn."""
-    known = [level[metric][name] for level in sweep["levels"] for name in _PERCENTILES]
+    known = [level[metric][name] for level in sweep["levels"] for name in PERCENTILES]
     highest = max((seconds for seconds in known if seconds is not None), default=0.0)
     return [(name, limit) for name, limit in limits(sweep, metric) if 0 < limit <= 2 * highest]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from steelyard.report.sweep_table import PERCENTILES
 from steelyard.report.table_csv import csv_line
 
 _FIGURES = ("requests", "active_seconds", "requests_per_second", "error_rate", "pass_rate", "output_tps")
-_TIMES = tuple(
-    (metric, name) for metric in ("time_to_first_token", "time_to_last_token") for name in ("p50", "p90", "p99")
-)
+_TIMES = tuple((metric, name) for metric in ("time_to_first_token", "time_to_last_token") for name in PERCENTILES)
 _STATES = ("peak_in_flight", "reached", "few", "invalid", "worst_error")
 
 

@@ -15,11 +15,10 @@ from steelyard.report.sweep_charts import (
     time_limits,
     usable,
 )
-from steelyard.report.sweep_table import level_cells, level_notes
-from steelyard.stats.wording import format_number, format_seconds
+from steelyard.report.sweep_table import PERCENTILES, level_cells, level_notes
+from steelyard.stats.wording import counted, format_number, format_seconds
 
 _TIMES = {"time_to_first_token": "Time to first token", "time_to_last_token": "Time to last token"}
-_PERCENTILES = ("p50", "p90", "p99")
 
 Level = Mapping[str, Any]
 
@@ -57,7 +56,7 @@ def _head(sweep: Mapping[str, Any], place: str) -> Iterator[str]:
     count, asked = len(sweep["levels"]), sweep["asked"]
     kept = [objective["text"] for objective in sweep["objectives"]]
     much = f"{asked['duration']:g} s a level" if asked.get("duration") is not None else ""
-    facts = [sweep["model_id"] or "", f"{count:,} {'level' if count == 1 else 'levels'}", much, ", ".join(kept), place]
+    facts = [sweep["model_id"] or "", counted(count, "level"), much, ", ".join(kept), place]
     listed = "".join(f"<span>{escaped(fact)}</span>" for fact in facts if fact)
     state = ("passed", "complete") if sweep["complete"] else ("error", "not complete")
     yield f'<div class="head"><div><h1>{escaped(sweep["suite"])}</h1><p class="facts">{listed}</p></div>'
@@ -69,13 +68,9 @@ def _head(sweep: Mapping[str, Any], place: str) -> Iterator[str]:
 
 def _advice(sweep: Mapping[str, Any]) -> Iterator[str]:
     best, reason = sweep["recommendation"]["level"], sweep["recommendation"]["reason"]
-    words = "No level can be recommended" if best is None else f"Run at {best:,} {_calls(best)} in flight"
+    words = "No level can be recommended" if best is None else f"Run at {counted(best, 'call')} in flight"
     kind = "none" if best is None else "some"
     yield f'<div class="card advice {kind}"><h2 class="verdict">{words}</h2><p>{escaped(_sentence(reason))}</p></div>'
-
-
-def _calls(count: int) -> str:
-    return "call" if count == 1 else "calls"
 
 
 def _sentence(text: str) -> str:
@@ -94,7 +89,7 @@ def _tiles(level: Level | None) -> Iterator[str]:
     for metric, name in _TIMES.items():
         times = level[metric]
         if times["p50"] is not None:
-            more = ", ".join(f"{one} {format_seconds(times[one])}" for one in _PERCENTILES[1:])
+            more = ", ".join(f"{one} {format_seconds(times[one])}" for one in PERCENTILES[1:])
             yield _tile(name, *_with_unit(times["p50"]), more)
     if level["pass_rate"] is not None:
         low, high = level["pass_rate_ci95"] or (None, None)
@@ -134,7 +129,7 @@ def _meanings(sweep: Mapping[str, Any]) -> str:
 
 def _lines(sweep: Mapping[str, Any], metric: str) -> str:
     """What the lines of a chart of times mean."""
-    found = [(name, name) for name in _PERCENTILES]
+    found = [(name, name) for name in PERCENTILES]
     found += [("dash limit", f"limit of {name} {brief(limit)}") for name, limit in time_limits(sweep, metric)]
     found += [] if sweep["recommendation"]["level"] is None else [("dash chosen", "recommended")]
     return _keys(found)
@@ -147,7 +142,7 @@ def _keys(found: Sequence[tuple[str, str]]) -> str:
 def _table(levels: Sequence[Level], best: int | None, links: Mapping[str, str]) -> Iterator[str]:
     groups = ("", "", "", *("Time to first token",), *("Time to last token",), "Output", "")
     over = "".join(f"<th{' colspan=3' if name.startswith('Time') else ''}>{name}</th>" for name in groups)
-    names = ("calls in flight", "answers/s", "errors", *_PERCENTILES, *_PERCENTILES, "tokens/s", "passed")
+    names = ("calls in flight", "answers/s", "errors", *PERCENTILES, *PERCENTILES, "tokens/s", "passed")
     titles = "".join(f'<th scope="col">{name}</th>' for name in names)
     yield '<section class="card wide"><h2>Levels</h2><div class="scroll levels-scroll"><table class="levels">'
     yield f"<thead><tr>{over}</tr><tr>{titles}</tr></thead><tbody>"

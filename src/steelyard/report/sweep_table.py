@@ -6,15 +6,16 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steelyard.stats.wording import format_number, format_seconds, safe_text, trim
+from steelyard.stats.wording import counted, format_number, format_seconds, safe_text, trim
 
 _LONGEST_ERROR = 160
 _MOST_KINDS = 4
 _MISSING = "–"
 _WIDTH = 94
-_PERCENTILES = ("p50", "p90", "p99")
+PERCENTILES = ("p50", "p90", "p99")
+"""Those of a time that a level keeps and every report of a sweep shows."""
 _WIDTHS = (6, 11, 8, *(8,) * 6, 10, 9)
-_HEADINGS = ("level", "answers/s", "errors", *_PERCENTILES, *_PERCENTILES, "tokens/s", "passed")
+_HEADINGS = ("level", "answers/s", "errors", *PERCENTILES, *PERCENTILES, "tokens/s", "passed")
 
 
 def sweep_table(sweep: Mapping[str, Any], place: str | None = None) -> str:
@@ -31,9 +32,8 @@ def sweep_table(sweep: Mapping[str, Any], place: str | None = None) -> str:
 
 def _headline(sweep: Mapping[str, Any]) -> list[str]:
     named = " on ".join(safe_text(name) for name in (sweep["suite"], sweep["model_id"]) if name)
-    count = len(sweep["levels"])
     state = "complete" if sweep["complete"] else "not complete"
-    lines = [f"{named}: {count:,} {'level' if count == 1 else 'levels'} measured, {state}"]
+    lines = [f"{named}: {counted(len(sweep['levels']), 'level')} measured, {state}"]
     if sweep["stopped"]:
         lines.append(f"  stopped: {safe_text(sweep['stopped'])}")
     return lines
@@ -64,8 +64,8 @@ def level_cells(level: Mapping[str, Any]) -> list[str]:
         f"{level['level']:,}",
         format_number(level["requests_per_second"]),
         _percent(level["error_rate"]),
-        *(_seconds(level["time_to_first_token"][name]) for name in _PERCENTILES),
-        *(_seconds(level["time_to_last_token"][name]) for name in _PERCENTILES),
+        *(_seconds(level["time_to_first_token"][name]) for name in PERCENTILES),
+        *(_seconds(level["time_to_last_token"][name]) for name in PERCENTILES),
         _MISSING if level["output_tps"] is None else format_number(round(level["output_tps"], 1)),
         _percent(level["pass_rate"]),
     ]

@@ -18,6 +18,7 @@ from steelyard.stats.agreement import (
     spearman_interval,
 )
 from steelyard.stats.intervals import Interval
+from steelyard.stats.wording import counted
 
 CALIBRATION_VERSION = 1
 MIN_SPEARMAN = 0.80
@@ -174,7 +175,7 @@ def _verdict(
         return False, FEWEST_LABELS, "it has no score for any labelled answer"
     if n < FEWEST_LABELS:
         more = FEWEST_LABELS - n
-        return False, more, f"too few labels: {n} of at least {FEWEST_LABELS}; {_more(more)} needed"
+        return False, more, f"too few labels: {n} of at least {FEWEST_LABELS}; {counted(more, 'more label')} needed"
     if rho is None or interval is None:
         return False, None, _why_undefined(judged)
     if rho < min_spearman:
@@ -185,7 +186,7 @@ def _verdict(
     if (more_labels := _to_raise(rho, low, n)) is None:
         return False, None, f"it disagrees too much: rho {_beside(rho, MIN_LOWER_END)} is not above {MIN_LOWER_END:.2f}"
     open_end = f"the lower end {_beside(low, MIN_LOWER_END)} is not above {MIN_LOWER_END:.2f}"
-    return False, more_labels, f"{open_end}; about {_more(more_labels)} would settle it"
+    return False, more_labels, f"{open_end}; about {counted(more_labels, 'more label')} would settle it"
 
 
 def _below(rho: float, interval: Interval, n: int, min_spearman: float) -> tuple[bool, int | None, str]:
@@ -195,7 +196,7 @@ def _below(rho: float, interval: Interval, n: int, min_spearman: float) -> tuple
         return False, None, f"it disagrees too much: {too_low}, and so is its upper end {interval[1]:.2f}"
     # The upper end of rho's interval is the lower end of the mirrored one's.
     more = max(labels_needed(-rho, n, lower=-min_spearman) or 0, 1)
-    return False, more, f"{too_low}; if it stays there, about {_more(more)} would settle it"
+    return False, more, f"{too_low}; if it stays there, about {counted(more, 'more label')} would settle it"
 
 
 def _to_raise(rho: float, low: float, n: int) -> int | None:
@@ -230,7 +231,3 @@ def _beside(value: float, limit: float) -> str:
 def _limit(value: float) -> str:
     """A limit as it was given, with two digits or more."""
     return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
-
-
-def _more(count: int) -> str:
-    return f"{count:,} more label" if count == 1 else f"{count:,} more labels"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.journal.index import Rows, counting
-from steelyard.report.page_charts import histogram, over_time, points
+from steelyard.report import page_charts
 from steelyard.report.run_records import STATES
 from steelyard.stats.intervals import wilson
 
@@ -58,11 +58,7 @@ def charts(rows: Rows) -> dict[str, Any]:
     measured = (rows["ok"] == 1) & (rows["cached"] == 0)
     first, last, at, output = (rows[name].astype(np.float64) for name in ("first", "last", "at", "output"))
     return {
-        "first": histogram(first[measured]),
-        "last": histogram(last[measured]),
-        "output": histogram(output[measured]),
-        "over_time": over_time(at, states),
-        "points": points(at, last, states, measured | (states == _ERROR)),
+        **page_charts.charts(first, last, output, at, states, measured),
         **{name: round(_total(rows[name][measured])) for name in ("cached_input", "reasoning")},
     }
 
@@ -120,7 +116,7 @@ def _error_kinds(errors: Rows, kinds: Sequence[str]) -> list[tuple[str, int]]:
 def _curves(rows: Rows) -> dict[str, Any] | None:
     """Records and errors in each stretch of the run, and the percentiles of the times of those that landed in it."""
     at = rows["at"].astype(np.float64)
-    found = over_time(at, states_of(rows))
+    found = page_charts.over_time(at, states_of(rows))
     if found is None:
         return None
     bins = len(found["landed"])
