@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from steelyard.journal.lock import is_locked
@@ -259,3 +260,25 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_leaving_ends_the_programs_that_still_run(tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import asyncio, os, sys\n"
+        "from steelyard import EvalCase, InvocationContext\n"
+        "from steelyard.cli.leaving import leave\n"
+        "from steelyard.targets import Command\n"
+        "async def main():\n"
+        "    program = 'import os, pathlib, time; pathlib.Path(\"pid\").write_text(str(os.getpid())); time.sleep(60)'\n"
+        "    target = Command([sys.executable, '-c', program])\n"
+        "    call = asyncio.create_task(target.invoke(EvalCase(id='a', prompt='?'), InvocationContext('a')))\n"
+        "    while not (os.path.exists('pid') and open('pid').read()):\n"
+        "        await asyncio.sleep(0.01)\n"
+        "    leave(7)\n"
+        "asyncio.run(main())\n"
+    )
+    ended = subprocess.run([sys.executable, script], cwd=tmp_path, timeout=60, check=False)
+    assert ended.returncode == 7
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)

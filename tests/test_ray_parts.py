@@ -38,6 +38,7 @@ from steelyard.engine.retry import Retrying, RetryPolicy
 from steelyard.errors import ConfigurationError, SteelyardError, TransientError
 from steelyard.journal.encode import encode_record
 from steelyard.journal.entries import decode_entry
+from steelyard.masking import Secret
 from steelyard.rates import RateLimit
 from steelyard.records import EvalCase, InvocationResponse, Job
 from steelyard.report.nodes import lines
@@ -355,6 +356,23 @@ def test_a_lock_deep_inside_is_named_with_the_way_to_it() -> None:
 
     with pytest.raises(ConfigurationError, match=r"work\.lock \(lock\) cannot be sent"):
         pack_work(work, Home())
+
+
+class RenamedKey(Secret):
+    """A key by any other name."""
+
+
+@needs_ray
+@pytest.mark.parametrize("kind", [Secret, RenamedKey])
+def test_a_key_is_refused_by_its_type_whatever_its_class_is_called(kind: type[Secret]) -> None:
+    key = kind("sk-not-for-workers")
+
+    async def work(job: Job, emit: Any) -> None:
+        assert key
+
+    with pytest.raises(ConfigurationError, match="not sent to workers") as refused:
+        pack_work(work, Home())
+    assert "sk-not-for-workers" not in str(refused.value)
 
 
 @needs_ray

@@ -9,6 +9,7 @@ import time
 from typing import NoReturn
 
 from steelyard.cli.output import say
+from steelyard.targets.process import kill_all
 
 _LAST_WORD_SECONDS = 0.5
 _EXIT_SECONDS = 5.0
@@ -45,10 +46,7 @@ def _cut_short(code: int, late: threading.Event, told: threading.Event) -> None:
 
 def _end_children() -> None:
     """End what would outlive this process: commands have a session of their own, workers of a pool wait for ever."""
-    if "steelyard.targets.process" in sys.modules:
-        from steelyard.targets.process import kill_all
-
-        kill_all()
+    kill_all()
     if "multiprocessing.process" in sys.modules:
         from multiprocessing import active_children
 

@@ -9,25 +9,10 @@ from collections.abc import Sequence
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from steelyard.errors import ConfigurationError
+from steelyard.masking import Secret
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".lan", ".home", ".home.arpa", ".test", ".svc")
-
-
-class Secret:
-    """A text that is shown nowhere: not by repr, not by str, not in a traceback's locals."""
-
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def reveal(self) -> str:
-        """The text itself, for the wire alone."""
-        return self._text
-
-    def __repr__(self) -> str:
-        return "Secret(***)"
 
 
 class Address:

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 from steelyard._version import __version__
 from steelyard.contracts import HttpReply, HttpRequest, Identity, InvocationContext, Target, Transport
 from steelyard.errors import TargetError, TransportError
+from steelyard.masking import Secret
 from steelyard.records import EvalCase, InvocationResponse
-from steelyard.targets.address import Address, Secret
+from steelyard.targets.address import Address
 from steelyard.targets.answer import Answer, Call, partial_of, raise_if_wanting, response_of
 from steelyard.targets.arguments import Headers, check_counts, check_switches, check_texts, checked_params
 from steelyard.targets.conversation import Conversation, encoded

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from steelyard.errors import ConfigurationError, TargetError
-from steelyard.targets.address import Address, Secret, checked_key, find_key
+from steelyard.masking import Secret
+from steelyard.targets.address import Address, checked_key, find_key
 from steelyard.targets.arguments import Headers, checked_headers, scrubbed
 
 _LETS_IN = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})

@@ -14,6 +14,7 @@ from steelyard.engine.cluster.shared_limits import Post
 from steelyard.engine.home import AtHome
 from steelyard.engine.limits import EndpointLimits
 from steelyard.errors import ConfigurationError, SteelyardError, describe
+from steelyard.masking import Secret
 
 _DEEPEST = 12
 
@@ -95,7 +96,7 @@ def _stand_in(kept: Any, home: Home) -> tuple[Any, ...] | None:
         return ("callback", home.number_of(kept))
     if isinstance(kept, EndpointLimits):
         return ("limits", home.number_of(kept), kept.is_counted, kept.pauses)
-    if type(kept).__qualname__ == "Secret" and _is_ours(kept):
+    if isinstance(kept, Secret):
         raise ConfigurationError(
             "a key that was given in code or in the suite is not sent to workers, where it would show among a task's "
             "arguments: set it in the environment of the cluster's nodes and name the variable as api_key_env"
