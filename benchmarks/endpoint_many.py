@@ -19,7 +19,7 @@ from benchmarks.mock_ceiling import mock
 from benchmarks.mock_times import answered, forget, seconds
 from benchmarks.rows import Row
 from steelyard import EvalSet, Runner
-from steelyard.cli.open_files import allow_calls
+from steelyard.cli.run_control import allow_calls
 from steelyard.targets import OpenAIChat
 
 REQUESTS = 50_000

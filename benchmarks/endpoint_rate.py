@@ -23,7 +23,7 @@ from benchmarks.mock_times import answered, forget, seconds
 from benchmarks.rows import Row
 from benchmarks.yardstick import run_yardstick
 from steelyard import EvalCase, EvalSet, Runner
-from steelyard.stats.lag import LoopMonitor
+from steelyard.stats.client_load import LoopMonitor
 from steelyard.targets import OpenAIChat
 
 REQUESTS = 5_000

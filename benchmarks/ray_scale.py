@@ -17,7 +17,7 @@ from benchmarks.low_memory import ANSWER_BYTES, FEW, MANY, write_cases
 from benchmarks.memory import peak_bytes
 from benchmarks.rows import Row
 from steelyard import EvalCase, EvalSet, InvocationResponse, Runner
-from steelyard.engine.cluster.engine import RayEngine
+from steelyard.engine.ray.engine import RayEngine
 
 BURN_SECONDS = 0.005
 BURNING_CASES = 600

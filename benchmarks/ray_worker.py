@@ -12,8 +12,8 @@ from benchmarks.endpoint_rate import make_cases
 from benchmarks.mock_ceiling import mock
 from benchmarks.rows import Row
 from steelyard import EvalCase, EvalSet, Runner
-from steelyard.cli.open_files import allow_calls
-from steelyard.engine.cluster.engine import RayEngine
+from steelyard.cli.run_control import allow_calls
+from steelyard.engine.ray.engine import RayEngine
 from steelyard.targets import OpenAIChat
 
 REQUESTS = 10_000

@@ -24,16 +24,15 @@ ROUNDS = 3
 FIRST_PAINT, FILTER = 2_000.0, 200.0
 READY = "html[data-ready=cases]"
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
 
 def write_run(folder: Path, count: int) -> None:
     """A complete run of answers of about 600 characters, some of them wrong, a few of them errors."""
     import json
 
+    from tests.support.journal import a_record, write_journal
+
     from steelyard.records import Record, Score
-    from steelyard.result import Result
-    from support_journal import a_record, write_journal
+    from steelyard.run.result import Result
 
     rng = random.Random(7)
     words = [f"{stem}{number}" for stem in ("measure", "weigh", "beam", "pan", "stone") for number in range(60)]
@@ -63,7 +62,7 @@ def write_run(folder: Path, count: int) -> None:
 
 def child(run: str, place: str) -> None:
     """Write a report; print the seconds it took and the peak of this process's memory."""
-    from steelyard.report.page import page
+    from steelyard.report.page.page import page
 
     started = time.perf_counter()
     with open(place, "w", encoding="utf-8") as file:
@@ -83,7 +82,7 @@ def written(folder: Path, count: int) -> tuple[Path, float, int]:
 
 def in_browser(place: Path) -> dict[str, float]:
     """Milliseconds, the median of several openings: first paint, cases ready, and each thing that a reader does."""
-    from support_browser import browser, opened
+    from tests.support.browser import browser, opened
 
     taken: dict[str, list[float]] = {}
     with browser() as started:
@@ -111,7 +110,7 @@ def measured(shown: Any) -> Iterator[tuple[str, float]]:
 
 def measure() -> list[Row]:
     """The file, then the browser where there is one."""
-    from support_browser import why_no_browser
+    from tests.support.browser import why_no_browser
 
     with tempfile.TemporaryDirectory() as folder:
         _, _, few = written(Path(folder), FEW)

@@ -65,8 +65,8 @@ def bare_decode(folder: Path) -> None:
 def read_log(folder: Path) -> None:
     """What resuming does with the log alone: replay it over a plan that is already made."""
     from steelyard.journal.replay import Replay
-    from steelyard.rundir import PlanSlots
-    from steelyard.sitting import plan_of
+    from steelyard.run.directory import PlanSlots
+    from steelyard.run.execution import plan_of
 
     runner = make_runner(folder)
     plan = plan_of(runner.suite, runner.scorers, runner.options)

@@ -19,7 +19,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.rows import Row
-from steelyard.contracts import HttpReply, HttpRequest, Transport
+from steelyard.protocols import HttpReply, HttpRequest, Transport
 from steelyard.transport import CurlTransport
 
 REQUESTS = 8_000

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from steelyard.cli.front_page import WIDEST, front_page
 from steelyard.cli.group import group
+from steelyard.cli.main import WIDEST, front_page
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 _OPENING = """\

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from steelyard import EvalCase, EvalSet, InvocationContext, InvocationResponse, Runner
-from steelyard.contracts import derived_rng
 from steelyard.errors import TargetError
-from steelyard.report.sweep_shape import checked_sweep
+from steelyard.protocols import derived_rng
+from steelyard.report.sweep.page import checked_sweep
 from steelyard.scoring import Judge
 
 QUESTIONS = (

@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from demo_runs import Assistant, evaluated, running, swept  # noqa: E402
+from tests.support.browser import Seen, browser, opened, why_no_browser  # noqa: E402
+from tests.support.cli import wait_until  # noqa: E402
+from tests.support.view import served  # noqa: E402
 
-from steelyard.report.compare import compare  # noqa: E402
-from steelyard.report.compare_page import compare_page  # noqa: E402
-from steelyard.report.page import page  # noqa: E402
-from steelyard.report.sweep_page import sweep_page  # noqa: E402
-from steelyard.report.sweep_shape import checked_sweep  # noqa: E402
-from support_browser import Seen, browser, opened, why_no_browser  # noqa: E402
-from support_cli import wait_until  # noqa: E402
-from support_view import served  # noqa: E402
+from steelyard.report.compare.compare import compare  # noqa: E402
+from steelyard.report.compare.page import compare_page  # noqa: E402
+from steelyard.report.page.page import page  # noqa: E402
+from steelyard.report.sweep.page import checked_sweep, sweep_page  # noqa: E402
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from support_browser import browser
+from tests.support.browser import browser
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -23,9 +23,9 @@ import pytest
 import yaml
 
 from steelyard import EvalCase, EvalSet, Record, Runner, RunOptions
-from steelyard.build import _RUN_KEYS, Gate, build_suite
 from steelyard.cli.group import group
-from steelyard.suite.yaml_file import KEYS
+from steelyard.run.config import _RUN_KEYS, Gate, build_suite
+from steelyard.suite.suite_file import KEYS
 from steelyard.targets import AnthropicMessages, CallableTarget, Command, OpenAIChat, OpenAIResponses, Simulated
 
 ROOT = Path(__file__).parent.parent
@@ -224,5 +224,5 @@ def test_the_docs_tell_of_every_option_of_a_run() -> None:
 
 
 def test_the_readme_has_no_gaps_left_to_fill_in() -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
     assert not re.findall(r"\b(?:DEMO|TEST|BENCH|LOW)_[A-Z]+\b|\bTODO\b", readme)

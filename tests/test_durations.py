@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from steelyard.durations import parse_duration
 from steelyard.errors import ConfigurationError
+from steelyard.units import parse_duration
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from steelyard import EvalCase, EvalSet, InvocationContext, Judge, Record, Runner, Score
 from steelyard.journal import files
-from steelyard.journal.invocations import JudgeCall
+from steelyard.journal.answers import JudgeCall
 from steelyard.journal.lock import Holder
 from steelyard.journal.manifest import Manifest, Sitting
 from steelyard.records import Sample, StoredSample

@@ -96,7 +96,7 @@ def test_importing_steelyard_imports_nothing_heavy() -> None:
     assert set(ast.literal_eval(loaded)) - {"__future__"} == {"steelyard", "steelyard._version"}
 
 
-@pytest.mark.parametrize("what", ["steelyard", "steelyard.runner", "steelyard.cli", "steelyard.targets.simulated"])
+@pytest.mark.parametrize("what", ["steelyard", "steelyard.run.runner", "steelyard.cli", "steelyard.targets.simulated"])
 def test_importing_changes_nothing_in_the_process(what) -> None:
     """No loop policy, signal handler, log handler, thread, child or output; random numbers stay where they were."""
     out = in_a_fresh_process(

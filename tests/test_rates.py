@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steelyard.errors import ConfigurationError
-from steelyard.rates import RateLimit, parse_rate
+from steelyard.units import RateLimit, parse_rate
 
 
 @pytest.mark.parametrize(

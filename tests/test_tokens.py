@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from steelyard import EvalCase, tokens
 from steelyard.targets import AnthropicMessages, OpenAIChat
 from steelyard.tokens import estimate, estimate_input_tokens, load_counter
-from support_scripted_transport import CONTEXT, ScriptedTransport, chat_text, chat_whole, stream, whole
+from tests.support.scripted_transport import CONTEXT, ScriptedTransport, chat_text, chat_whole, stream, whole
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,12 @@ from steelyard._version import __version__
 
 TYPE_CHECKING = False  # what type checkers take for true; importing `typing` would double the cost of this import
 if TYPE_CHECKING:
+    from steelyard.cache.files import LocalFileTaskResultStore
     from steelyard.cache.fingerprint import CacheKey, CaseFingerprint
-    from steelyard.cache.local import LocalFileTaskResultStore
     from steelyard.cache.sqlite import SqliteTaskResultStore
     from steelyard.cache.store import EvaluationDataStore, StoreError
-    from steelyard.contracts import InvocationContext, Scorer, Session, Target
     from steelyard.engine.cancellation import CancellationToken
-    from steelyard.engine.cluster.engine import RayEngine
+    from steelyard.engine.ray.engine import RayEngine
     from steelyard.errors import (
         ConfigurationError,
         JournalError,
@@ -28,11 +27,12 @@ if TYPE_CHECKING:
         TransientError,
     )
     from steelyard.load.sweep import Sweep
-    from steelyard.options import RunOptions
+    from steelyard.protocols import InvocationContext, Scorer, Session, Target
     from steelyard.records import EvalCase, InvocationResponse, Record, Score
-    from steelyard.result import Result
-    from steelyard.runner import Runner
-    from steelyard.scoring.judge import Judge
+    from steelyard.run.options import RunOptions
+    from steelyard.run.result import Result
+    from steelyard.run.runner import Runner
+    from steelyard.scoring.judge.judge import Judge
     from steelyard.stats.running import RunningStats
     from steelyard.suite.evalset import EvalSet
 
@@ -44,32 +44,32 @@ _HOMES = {
     "EvalCase": "steelyard.records",
     "EvalSet": "steelyard.suite.evalset",
     "EvaluationDataStore": "steelyard.cache.store",
-    "InvocationContext": "steelyard.contracts",
+    "InvocationContext": "steelyard.protocols",
     "InvocationResponse": "steelyard.records",
     "JournalError": "steelyard.errors",
-    "Judge": "steelyard.scoring.judge",
-    "LocalFileTaskResultStore": "steelyard.cache.local",
-    "RayEngine": "steelyard.engine.cluster.engine",
+    "Judge": "steelyard.scoring.judge.judge",
+    "LocalFileTaskResultStore": "steelyard.cache.files",
+    "RayEngine": "steelyard.engine.ray.engine",
     "Record": "steelyard.records",
-    "Result": "steelyard.result",
+    "Result": "steelyard.run.result",
     "RunCancelled": "steelyard.errors",
     "RunDamaged": "steelyard.errors",
     "RunFinished": "steelyard.errors",
     "RunLocked": "steelyard.errors",
     "RunMismatch": "steelyard.errors",
-    "RunOptions": "steelyard.options",
+    "RunOptions": "steelyard.run.options",
     "RunRefused": "steelyard.errors",
-    "Runner": "steelyard.runner",
+    "Runner": "steelyard.run.runner",
     "RunningStats": "steelyard.stats.running",
     "Score": "steelyard.records",
-    "Scorer": "steelyard.contracts",
-    "Session": "steelyard.contracts",
+    "Scorer": "steelyard.protocols",
+    "Session": "steelyard.protocols",
     "SqliteTaskResultStore": "steelyard.cache.sqlite",
     "SteelyardError": "steelyard.errors",
     "StoreError": "steelyard.cache.store",
     "SuiteError": "steelyard.errors",
     "Sweep": "steelyard.load.sweep",
-    "Target": "steelyard.contracts",
+    "Target": "steelyard.protocols",
     "TargetError": "steelyard.errors",
     "TransientError": "steelyard.errors",
 }

@@ -19,13 +19,13 @@ SteelyardError
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 TYPE_CHECKING = False  # `typing`, `pathlib` and `difflib` would be half of what `steelyard --help` waits for
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
     from pathlib import Path
+    from typing import Any
 
-    from steelyard.contracts import HttpReply
+    from steelyard.protocols import HttpReply
     from steelyard.records import InvocationResponse
 
 _LONGEST_MESSAGE = 10_000
@@ -165,3 +165,18 @@ def describe(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - a broken __str__ must not lose the error it belongs to
         message = "(its message could not be read)"
     return f"{type(error).__name__}: {message}"[:_LONGEST_MESSAGE] if message else type(error).__name__
+
+
+def reject_unknown(
+    mapping: Mapping[Any, Any],
+    known: Collection[str],
+    path: str = "",
+    *,
+    file: str | Path | None = None,
+    line: int | None = None,
+) -> None:
+    """Refuse a mapping with a key that is not known, naming the key's path (`cases[3].expcted`)."""
+    for key in mapping:
+        if key not in known:
+            where = f"{path}.{key}" if path else str(key)
+            raise SuiteError(f"unknown key {where}; {suggestion(key, known)}", path=file, line=line)

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from steelyard.daemon_threads import DaemonThreads
 from steelyard.records import EvalCase
-from steelyard.threads import DaemonThreads
 
 Count: TypeAlias = Callable[[str], int]
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from steelyard._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from steelyard.cache.cached import Cached
+    from steelyard.cache.cached import Cached, SingleFlight
+    from steelyard.cache.files import LocalFileTaskResultStore
     from steelyard.cache.fingerprint import CacheKey, CaseFingerprint, fingerprint_of, tool_set_hash
-    from steelyard.cache.local import LocalFileTaskResultStore
-    from steelyard.cache.single_flight import SingleFlight
     from steelyard.cache.sqlite import SqliteTaskResultStore
     from steelyard.cache.store import EvaluationDataStore, ManagedStore, StoreError, StoreInfo, is_cacheable
 
@@ -19,9 +18,9 @@ _HOMES = {
     "Cached": "steelyard.cache.cached",
     "CaseFingerprint": "steelyard.cache.fingerprint",
     "EvaluationDataStore": "steelyard.cache.store",
-    "LocalFileTaskResultStore": "steelyard.cache.local",
+    "LocalFileTaskResultStore": "steelyard.cache.files",
     "ManagedStore": "steelyard.cache.store",
-    "SingleFlight": "steelyard.cache.single_flight",
+    "SingleFlight": "steelyard.cache.cached",
     "SqliteTaskResultStore": "steelyard.cache.sqlite",
     "StoreError": "steelyard.cache.store",
     "StoreInfo": "steelyard.cache.store",

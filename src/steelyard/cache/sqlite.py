@@ -14,9 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from steelyard.cache.entry import BadEntry, UnwritableResponse, decode_entry, encode_entry
 from steelyard.cache.fingerprint import CacheKey
-from steelyard.cache.store import StoreError, StoreInfo, check_cacheable
+from steelyard.cache.store import (
+    BadEntry,
+    StoreError,
+    StoreInfo,
+    UnwritableResponse,
+    check_cacheable,
+    decode_entry,
+    encode_entry,
+)
 from steelyard.records import InvocationResponse
 
 log = logging.getLogger("steelyard")

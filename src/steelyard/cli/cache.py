@@ -12,7 +12,7 @@ from steelyard.cache.store import ManagedStore, StoreError
 from steelyard.cli.main import BROKEN
 from steelyard.cli.output import say, show, show_json
 from steelyard.errors import ConfigurationError
-from steelyard.stats.wording import counted, safe_text
+from steelyard.stats.formatting import counted, safe_text
 
 CACHE = Path(".steelyard/cache")
 _SQLITE_ENDINGS = (".sqlite", ".db")
@@ -75,7 +75,7 @@ def _opened(place: Path) -> Iterator[ManagedStore]:
 
 def _store(place: Path) -> ManagedStore:
     if place.is_dir():
-        from steelyard.cache.local import LocalFileTaskResultStore
+        from steelyard.cache.files import LocalFileTaskResultStore
 
         return LocalFileTaskResultStore(place)
     if not place.exists():

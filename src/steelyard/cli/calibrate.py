@@ -18,8 +18,8 @@ from steelyard.errors import ConfigurationError, SuiteError, suggestion
 from steelyard.journal.files import write_json
 from steelyard.journal.manifest import now
 from steelyard.records import Record, Score
-from steelyard.result import Result
-from steelyard.scoring.calibrate import (
+from steelyard.run.result import Result
+from steelyard.scoring.judge.calibration import (
     MIN_SPEARMAN,
     PASS_FROM,
     Agreement,
@@ -28,9 +28,8 @@ from steelyard.scoring.calibrate import (
     calibration,
     read_calibrations,
 )
-from steelyard.stats.wording import safe_text, trim
-from steelyard.suite.columns import Columns, found
-from steelyard.suite.sources import CsvSource, JsonlSource
+from steelyard.stats.formatting import safe_text, trim
+from steelyard.suite.sources import Columns, CsvSource, JsonlSource, found
 
 _WORDS = {"true": 1.0, "pass": 1.0, "yes": 1.0, "false": 0.0, "fail": 0.0, "no": 0.0}
 _WIDTH = 80

@@ -10,7 +10,7 @@ import click
 from steelyard.cli.output import json_text, show, show_json
 
 if TYPE_CHECKING:
-    from steelyard.report.comparison import Comparison
+    from steelyard.report.compare.comparison import Comparison
 
 
 @click.command("compare")
@@ -34,7 +34,7 @@ def command(
 
     Unfinished runs are compared as far as they have come.
     """
-    from steelyard.report.compare import MOST_LISTED, compare
+    from steelyard.report.compare.compare import MOST_LISTED, compare
 
     comparison = compare([baseline, *runs], with_edited=with_edited, most=None if list_all else MOST_LISTED)
     if form == "json" and output is None:
@@ -44,7 +44,7 @@ def command(
     if output is None:
         show(text.removesuffix("\n"))
     else:
-        from steelyard.cli.written import write_text
+        from steelyard.cli.output import write_text
 
         write_text(output, text)
     return 0
@@ -54,13 +54,13 @@ def _written(comparison: Comparison, form: str) -> str:
     if form == "json":
         return json_text(comparison) + "\n"
     if form == "html":
-        from steelyard.report.compare_page import compare_page
+        from steelyard.report.compare.page import compare_page
 
         return compare_page(comparison)
     if form == "md":
-        from steelyard.report.compare_markdown import compare_markdown
+        from steelyard.report.compare.text import compare_markdown
 
         return compare_markdown(comparison)
-    from steelyard.report.compare_text import compare_text
+    from steelyard.report.compare.text import compare_text
 
     return compare_text(comparison) + "\n"

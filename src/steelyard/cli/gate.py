@@ -14,8 +14,7 @@ from steelyard.cli.output import say, show, show_json
 from steelyard.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from steelyard.report.gate import Gated
-    from steelyard.report.regression import Allowance
+    from steelyard.report.gate import Allowance, Gated
     from steelyard.report.rules import Rule
 
 _SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -68,7 +67,7 @@ def command(**given: Any) -> int:
     flags = Flags(**given)
     from steelyard.report.gate import hold_to
     from steelyard.report.rules import Leave, parse_rule
-    from steelyard.result import Result
+    from steelyard.run.result import Result
 
     if flags.baseline is None and (flags.drops or flags.slowdown is not None):
         raise click.UsageError("--max-regression and --max-slowdown need a --baseline")
@@ -84,7 +83,7 @@ def command(**given: Any) -> int:
 
 
 def _allowance(flags: Flags) -> Allowance:
-    from steelyard.report.regression import Allowance, parse_drop
+    from steelyard.report.gate import Allowance, parse_drop
 
     return Allowance(drops=dict(parse_drop(drop) for drop in flags.drops), slowdown=flags.slowdown)
 
@@ -92,8 +91,7 @@ def _allowance(flags: Flags) -> Allowance:
 def _suite_rules(run: Path, suite: Path | None) -> list[Rule]:
     """The gate of the suite that was named, or of the run's own where its file is at hand."""
     from steelyard.journal.manifest import read_manifest
-    from steelyard.report.figures import FAILURE_RATE
-    from steelyard.report.rules import parse_rule
+    from steelyard.report.rules import FAILURE_RATE, parse_rule
 
     if suite is None:
         manifest = read_manifest(run)
@@ -106,8 +104,8 @@ def _suite_rules(run: Path, suite: Path | None) -> list[Rule]:
                 f"the suite file {suite} is not to be found from here: its own gate is not looked at (--suite names it)"
             )
             return []
-    from steelyard.build import build_gate
-    from steelyard.suite.yaml_file import read_suite_file
+    from steelyard.run.config import build_gate
+    from steelyard.suite.suite_file import read_suite_file
 
     raw = read_suite_file(suite).gate
     gate = build_gate(raw, suite)
@@ -123,8 +121,8 @@ def _suite_rules(run: Path, suite: Path | None) -> list[Rule]:
 
 
 def _print(gated: Gated, flags: Flags) -> None:
-    from steelyard.report.gate_files import gate_lines
-    from steelyard.stats.wording import safe_text
+    from steelyard.report.gate import gate_lines
+    from steelyard.stats.formatting import safe_text
 
     if flags.as_json:
         show_json(gated)
@@ -135,8 +133,8 @@ def _print(gated: Gated, flags: Flags) -> None:
 
 
 def _write_files(gated: Gated, flags: Flags) -> None:
-    from steelyard.cli.written import write_text
-    from steelyard.report.gate_files import gate_junit, gate_markdown
+    from steelyard.cli.output import write_text
+    from steelyard.report.gate import gate_junit, gate_markdown
 
     if flags.junit is not None:
         from steelyard.journal.manifest import now

@@ -7,8 +7,7 @@ from importlib import import_module
 import click
 
 from steelyard._version import __version__
-from steelyard.cli.front_page import ABOUT, COMMANDS, EXIT_CODES, WIDEST
-from steelyard.cli.main import BROKEN, INTERRUPTED, REFUSED
+from steelyard.cli.main import ABOUT, BROKEN, COMMANDS, EXIT_CODES, INTERRUPTED, REFUSED, WIDEST
 from steelyard.cli.output import say
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from steelyard.cli.output import show
-from steelyard.cli.written import write_text
+from steelyard.cli.output import show, write_text
 from steelyard.errors import ConfigurationError
 
 _FILES = {

@@ -9,12 +9,12 @@ import click
 import msgspec
 
 from steelyard.cli.output import say, show, show_json
-from steelyard.cli.place import RUNS
+from steelyard.cli.output_dir import RUNS
 from steelyard.errors import ConfigurationError
-from steelyard.journal.states import RunState, run_state
-from steelyard.journal.sweep_file import read_sweep
+from steelyard.journal.files import RunState, run_state
+from steelyard.journal.manifest import read_sweep
 from steelyard.report.headline import Headline, is_writing, read_headline
-from steelyard.stats.wording import counted, safe_text
+from steelyard.stats.formatting import counted, safe_text
 
 
 class Listed(Headline, kw_only=True):

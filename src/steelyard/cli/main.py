@@ -6,7 +6,6 @@ import os
 import sys
 
 from steelyard._version import __version__
-from steelyard.cli.front_page import front_page, terminal_columns
 
 TYPE_CHECKING = False  # `typing` and click would be most of what `steelyard --help` waits for
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def main(args: list[str] | None = None) -> NoReturn:
         code = _flushed(run(args))
     except KeyboardInterrupt:  # while the result went to a pipe that nobody reads
         code = INTERRUPTED
-    from steelyard.cli.leaving import leave, leave_in_time
+    from steelyard.cli.run_control import leave, leave_in_time
 
     if code > _BY_A_SIGNAL:
         # A thread pool of the user's own is joined at exit; whoever pressed Ctrl-C does not wait for that.
@@ -74,3 +73,77 @@ def _flushed(code: int) -> int:
         discard(sys.stdout)
         return code or BROKEN
     return code
+
+
+ABOUT = "Steelyard weighs models and agents: how good their answers are, and how fast they came."
+EXIT_CODES = """\
+Exit codes:
+  0            complete, errors within --max-error-rate, gates met
+  1            complete, below a gate, or a judge is not trusted
+  2            usage, configuration or a refusal; nothing was called
+  3            internal error, or the disk failed
+  4            more errors than allowed, or stopped early; resumable
+  129/130/143  interrupted; resumable"""
+COMMANDS = {
+    "run": "Evaluate a suite; resumes by itself.",
+    "score": "Weigh stored answers again; no calls to the target.",
+    "report": "Show the result of a run.",
+    "ls": "List the runs and sweeps in a folder.",
+    "compare": "Hold runs against a baseline, case by case.",
+    "view": "Show runs as a page in a browser, live while one is written.",
+    "gate": "Is a run good enough? An exit code for CI.",
+    "calibrate": "Compare a run's judges with people's labels: may they be trusted?",
+    "cache": "Look at a cache of answers, or empty it.",
+    "sweep": "Measure a suite at several parallelisms: where is the knee?",
+    "init": "Write a small suite, its cases and a CI workflow to start from.",
+    "mock": "Serve the OpenAI and Anthropic APIs with a pretend model.",
+}
+WIDEST = 100
+_NARROWEST = 50
+_OPTIONS = {"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}
+
+
+def front_page(columns: int) -> str:
+    """The help of the command as a whole, for a terminal of so many columns."""
+    width = max(min(columns, WIDEST) - 2, _NARROWEST)
+    lines = ["Usage: steelyard [OPTIONS] COMMAND [ARGS]...", ""]
+    lines += [f"  {line}" for line in _wrapped(ABOUT, width - 2)]
+    lines += ["", *(f"  {line}" for line in EXIT_CODES.split("\n"))]
+    lines += ["", "Options:", *_listed(_OPTIONS, width), "", "Commands:", *_listed(COMMANDS, width)]
+    return "\n".join(lines) + "\n"
+
+
+def terminal_columns() -> int:
+    """How wide the terminal is; 80 where that cannot be known."""
+    try:
+        columns = int(os.environ.get("COLUMNS", "0"))
+    except ValueError:
+        columns = 0
+    if columns <= 0:
+        try:
+            columns = os.get_terminal_size(sys.__stdout__.fileno()).columns if sys.__stdout__ is not None else 0
+        except (OSError, ValueError):
+            columns = 0
+    return columns if columns > 0 else 80
+
+
+def _listed(items: dict[str, str], width: int) -> list[str]:
+    """Each name with its text beside it."""
+    column = max(map(len, items)) + 2
+    lines = []
+    for name, text in items.items():
+        first, *more = _wrapped(text, width - column - 2)
+        lines.append(f"  {name:<{column}}{first}")
+        lines += [f"  {'':{column}}{line}" for line in more]
+    return lines
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        joined = f"{lines[-1]} {word}".lstrip()
+        if len(joined) > width and lines[-1]:
+            lines.append(word)
+        else:
+            lines[-1] = joined
+    return lines

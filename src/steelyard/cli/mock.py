@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
-from steelyard.cli.loops import loop_factory
-from steelyard.cli.open_files import SERVER, raise_limit
 from steelyard.cli.output import say, show
+from steelyard.cli.run_control import SERVER, loop_factory, raise_limit
 from steelyard.mock.options import MockOptions
 from steelyard.mock.server import MockServer
 

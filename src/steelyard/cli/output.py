@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
-from steelyard.errors import JournalError
+from steelyard.errors import ConfigurationError, JournalError
 
 # What steers a terminal and stands raw in JSON: DEL and C1, bidi marks, the two separators that break lines.
 _STEERING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -89,7 +91,7 @@ def json_text(value: Any) -> str:
 
 def say(text: str, *, over_bar: bool = False) -> None:
     """Say something to the person at the terminal, in words that cannot steer it; if need be in place of a live bar."""
-    from steelyard.stats.wording import safe_text
+    from steelyard.stats.formatting import safe_text
 
     lines = "\n".join(safe_text(line) for line in text.split("\n"))
 
@@ -148,3 +150,31 @@ def discard(stream: TextIO) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+_NOT_A_DISK_FAILURE = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EPERM)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step."""
+    write_pieces(path, [text])
+
+
+def write_pieces(path: Path, pieces: Iterable[str]) -> None:
+    """Write a file that takes its place once it is whole.
+
+    A place that cannot be written is the user's mistake, a full disk is not.
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with draft.open("w", encoding="utf-8", errors="replace", newline="") as file:
+                file.writelines(pieces)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error}"
+        if error.errno in _NOT_A_DISK_FAILURE:
+            raise ConfigurationError(message) from error
+        raise JournalError(error.errno, message) from error

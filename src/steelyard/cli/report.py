@@ -13,7 +13,7 @@ import click
 from steelyard.cli.output import discard, show, show_json
 from steelyard.errors import ConfigurationError, JournalError
 from steelyard.journal.files import REPORT
-from steelyard.report.sweep_shape import checked_sweep
+from steelyard.report.sweep.page import checked_sweep
 
 if TYPE_CHECKING:
     from steelyard.suite.evalset import EvalSet
@@ -68,8 +68,8 @@ def _pieces(runs: tuple[Path, ...], form: str, cases: EvalSet | None) -> Iterato
 
 def _rows(runs: tuple[Path, ...]) -> Iterator[str]:
     """A table of records, or of levels: not both, as their columns are others."""
-    from steelyard.report.sweep_csv import sweep_csv
-    from steelyard.report.table_csv import table_csv
+    from steelyard.report.csv import table_csv
+    from steelyard.report.sweep.table import sweep_csv
 
     sweeps = [(str(run), sweep) for run in runs if (sweep := checked_sweep(run)) is not None]
     if sweeps and len(sweeps) < len(runs):
@@ -96,31 +96,31 @@ def _one(run: Path, form: str, cases: EvalSet | None) -> Iterator[str]:
         yield from markdown(run, cases)
     else:
         from steelyard.report.summary import summary
-        from steelyard.result import Result
+        from steelyard.run.result import Result
 
         yield summary(Result.load(run).metrics, str(run)) + "\n"
 
 
 def _one_sweep(run: Path, sweep: dict[str, Any], form: str) -> str:
     if form == "md":
-        from steelyard.report.sweep_markdown import sweep_markdown
+        from steelyard.report.sweep.table import sweep_markdown
 
         return sweep_markdown(sweep, str(run))
-    from steelyard.report.sweep_table import sweep_table
+    from steelyard.report.sweep.table import sweep_table
 
     return sweep_table(sweep, str(run)) + "\n"
 
 
 def _metrics(runs: tuple[Path, ...]) -> object:
     """The metrics of one run as they are, of several as a list."""
-    from steelyard.result import Result
+    from steelyard.run.result import Result
 
     found = [checked_sweep(run) or Result.load(run).metrics for run in runs]
     return found[0] if len(found) == 1 else found
 
 
 def _show_case(runs: tuple[Path, ...], form: str, output: str | None, case_id: str, cases: EvalSet | None) -> int:
-    from steelyard.report.one_case import OneCase
+    from steelyard.report.case import OneCase
 
     if form not in ("text", "json"):
         raise ConfigurationError(f"--case is shown as text or json, got -f {form}")
@@ -149,11 +149,11 @@ def _write_pages(runs: tuple[Path, ...], output: str | None, cases: EvalSet | No
 
 def _page(run: Path, cases: EvalSet | None) -> Iterator[str]:
     if (sweep := checked_sweep(run)) is not None:
-        from steelyard.report.sweep_page import sweep_page
+        from steelyard.report.sweep.page import sweep_page
 
         yield sweep_page(sweep, str(run))
     else:
-        from steelyard.report.page import page
+        from steelyard.report.page.page import page
 
         yield from page(run, cases)
 
@@ -165,7 +165,7 @@ def _write(pieces: Iterable[str], place: str | None) -> None:
     if place in (None, "-"):
         _to_stdout(pieces)
         return
-    from steelyard.cli.written import write_pieces
+    from steelyard.cli.output import write_pieces
 
     write_pieces(Path(str(place)), pieces)
 
@@ -189,7 +189,7 @@ def _to_stdout(pieces: Iterable[str]) -> None:
 def _cases_of(suite: str) -> EvalSet:
     """The cases of a suite that was named: its file is read, or its Python code run."""
     if Path(suite).suffix.lower() in (".yaml", ".yml"):
-        from steelyard.suite.yaml_file import read_suite_file
+        from steelyard.suite.suite_file import read_suite_file
 
         return read_suite_file(suite).cases
     from steelyard.cli.run import load_suite

@@ -12,26 +12,29 @@ from typing import Any
 import click
 import msgspec
 
-from steelyard.build import BuiltSuite, Gate, build_suite, load_object
-from steelyard.cli.again import command_again, does_again
-from steelyard.cli.interrupts import GRACE, partial_result, run_interruptibly
-from steelyard.cli.logs import log_to_stderr
+from steelyard.cli.click_types import Duration, Parallelism
 from steelyard.cli.main import TOO_MANY_ERRORS
-from steelyard.cli.open_files import allow_calls
 from steelyard.cli.output import say, show, show_json
-from steelyard.cli.place import choose_place, remove_if_unused
-from steelyard.cli.values import Duration, Parallelism
-from steelyard.cli.verdict import verdict_code, with_flags
-from steelyard.conditions import Conditions
+from steelyard.cli.output_dir import choose_place, command_again, does_again, remove_if_unused
+from steelyard.cli.run_control import (
+    GRACE,
+    allow_calls,
+    log_to_stderr,
+    partial_result,
+    run_interruptibly,
+    verdict_code,
+    with_flags,
+)
 from steelyard.engine.cancellation import CancellationToken
-from steelyard.engine.choice import ENGINE_KEYS, EngineChoice
 from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError, describe
-from steelyard.options import RunOptions
 from steelyard.report.summary import summary
-from steelyard.result import Result
-from steelyard.rundir import Entry
-from steelyard.runner import Runner
+from steelyard.run.config import ENGINE_KEYS, BuiltSuite, EngineChoice, Gate, build_suite, load_object
+from steelyard.run.directory import Entry
+from steelyard.run.options import RunOptions
+from steelyard.run.result import Result
+from steelyard.run.runner import Runner
+from steelyard.run.send_policy import Conditions
 from steelyard.suite.evalset import EvalSet
 
 log = logging.getLogger("steelyard")

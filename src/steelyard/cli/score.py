@@ -8,20 +8,18 @@ from pathlib import Path
 
 import click
 
-from steelyard.cli.again import command_again
-from steelyard.cli.interrupts import partial_result, run_interruptibly
-from steelyard.cli.logs import log_to_stderr
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
+from steelyard.cli.output_dir import command_again
 from steelyard.cli.run import load_suite
-from steelyard.cli.verdict import verdict_code, with_flags
-from steelyard.contracts import Scorer
+from steelyard.cli.run_control import log_to_stderr, partial_result, run_interruptibly, verdict_code, with_flags
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.errors import ConfigurationError
+from steelyard.protocols import Scorer
 from steelyard.report.summary import summary
-from steelyard.rescore import StoredAnswers
-from steelyard.runner import Runner
-from steelyard.scoring.plain import PlainScorer
+from steelyard.run.rescore import StoredAnswers
+from steelyard.run.runner import Runner
+from steelyard.scoring.base import PlainScorer
 
 _NOTHING_WAITS = 4
 """How many at once where no scorer waits for anything: turns among more of them cost time and win none."""

@@ -8,22 +8,19 @@ from typing import Any
 import click
 import msgspec
 
-from steelyard.cli.again import command_again
-from steelyard.cli.interrupts import run_interruptibly
-from steelyard.cli.logs import log_to_stderr
+from steelyard.cli.click_types import Duration
 from steelyard.cli.main import TOO_MANY_ERRORS
-from steelyard.cli.open_files import allow_calls
 from steelyard.cli.output import say, show, show_json
-from steelyard.cli.place import choose_sweep_place, remove_if_unused
+from steelyard.cli.output_dir import choose_sweep_place, command_again, remove_if_unused
 from steelyard.cli.run import load_suite
-from steelyard.cli.values import Duration
-from steelyard.engine.choice import ENGINE_KEYS
+from steelyard.cli.run_control import allow_calls, log_to_stderr, run_interruptibly
 from steelyard.errors import ConfigurationError
 from steelyard.journal.files import disk_errors
 from steelyard.load.sweep import Sweep, SweepResult
-from steelyard.report.plots import write_plots
-from steelyard.report.sweep_table import sweep_table
-from steelyard.runner import Runner
+from steelyard.report.sweep.plots import write_plots
+from steelyard.report.sweep.table import sweep_table
+from steelyard.run.config import ENGINE_KEYS
+from steelyard.run.runner import Runner
 
 _OPTIONS = ("match", "timeout", "warmup", "max_parallelism", "max_cost")
 """The flags that are options of each level's run, by the same names."""

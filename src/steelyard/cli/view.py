@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from steelyard.cli.loops import loop_factory
 from steelyard.cli.output import say, show
-from steelyard.cli.place import RUNS
+from steelyard.cli.output_dir import RUNS
+from steelyard.cli.run_control import loop_factory
 from steelyard.errors import ConfigurationError
 
 

@@ -8,9 +8,9 @@ import time
 
 import msgspec
 
-from steelyard.contracts import InvocationContext, Target, TargetAround
-from steelyard.engine.limits import Limited
+from steelyard.engine.rate_limit import Limited
 from steelyard.errors import TransientError
+from steelyard.protocols import InvocationContext, Target, TargetAround
 from steelyard.records import EvalCase, InvocationResponse
 
 _ALWAYS_TRANSIENT: tuple[type[Exception], ...] = (TransientError, ConnectionError, TimeoutError)

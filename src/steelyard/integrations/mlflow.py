@@ -20,9 +20,9 @@ from steelyard._version import __version__
 from steelyard.errors import ConfigurationError
 from steelyard.journal.files import MANIFEST, METRICS, OUTPUTS, PARTIAL, REPORT
 from steelyard.journal.manifest import Manifest, read_manifest
-from steelyard.report.figures import figures
-from steelyard.report.page import page
-from steelyard.result import Result
+from steelyard.report.page.page import page
+from steelyard.report.rules import figures
+from steelyard.run.result import Result
 
 _NOT_IN_NAMES = re.compile(r"[^\w.\- ]", re.ASCII)
 _LONGEST_NAME = 250

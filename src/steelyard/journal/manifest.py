@@ -12,10 +12,12 @@ import msgspec
 
 from steelyard._version import __version__
 from steelyard.errors import RunMismatch, RunRefused
-from steelyard.journal.files import MANIFEST, write_json
+from steelyard.journal.files import MANIFEST, SWEEP, SWEEP_PARTIAL, RunState, read_json_object, run_state, write_json
 
 SCHEMA_VERSION = 1
 _SHOWN = 200
+PLOTS = ("error-rate.png", "error-rate.svg", "latency.png", "latency.svg")
+"""The pictures that a sweep leaves in its folder."""
 
 
 class Sitting(msgspec.Struct):
@@ -120,3 +122,41 @@ def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
 def _show(value: Any) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def read_sweep(folder: Path) -> dict[str, Any] | None:
+    """What a folder says of its sweep, complete or so far; None when it holds none that can be read."""
+    for name in (SWEEP, SWEEP_PARTIAL):
+        try:
+            found = read_json_object(folder / name)
+        except (NotADirectoryError, IsADirectoryError):
+            return None
+        if found is not None and isinstance(found.get("levels"), list):
+            return found
+    return None
+
+
+def sweep_manifest(sweep: dict[str, Any]) -> Manifest | None:
+    """What a sweep is of, as a run's manifest would say it; None for an older one, which does not tell its target."""
+    if "target" not in sweep:
+        return None
+    try:
+        return msgspec.convert({name: sweep.get(name) for name in ("suite", "target", "seed", "created")}, Manifest)
+    except msgspec.ValidationError:
+        return None
+
+
+def refuse_sweep(folder: Path) -> None:
+    """Raise RunRefused if a folder holds a sweep: a run poured into it would belong to neither."""
+    if read_sweep(folder) is not None:
+        raise RunRefused(
+            f"{folder} holds a sweep, not a run: use another --out (steelyard sweep goes on there)", path=folder
+        )
+
+
+def refuse_run(folder: Path) -> None:
+    """Raise RunRefused if a folder holds a run: a sweep keeps its runs in folders of their own."""
+    if run_state(folder) is not RunState.FRESH:
+        raise RunRefused(
+            f"{folder} holds a run, not a sweep: use another --out (steelyard run goes on there)", path=folder
+        )

@@ -14,15 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.errors import RunRefused
-from steelyard.journal.entries import BadLine, Entry, EntryBlock, entries_backward
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import id_digests, pack_row
-from steelyard.journal.scan import damage, readable_end
+from steelyard.journal.reader import BadLine, Entry, EntryBlock, damage, entries_backward, readable_end
 from steelyard.records import RECORD_VERSION, Score
-from steelyard.stats.error_kinds import ErrorName, error_name
+from steelyard.stats.costs import Spending
+from steelyard.stats.errors import ErrorName, error_name
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, verdict
-from steelyard.stats.spending import Spending
 
 PENDING, DONE, ERRORED, UNSCORED = 0, 1, 2, 3
 """What is known of a slot: nothing; an ok record; only errors (ask again); a response whose scores are not of use."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from steelyard.errors import JournalError
 from steelyard.journal.files import INDEX, OUTPUTS
+from steelyard.records import Record, Score
 
 MakeRows: TypeAlias = Callable[[npt.NDArray[np.int64]], bytes]
 """Turns noted columns (offset, length, slot, verdict) into rows of the index."""
@@ -143,3 +146,204 @@ class JournalWriter(AppendOnlyFile):
         if self._index is not None:
             os.close(self._index)
             self._index = None
+
+
+_DEEPEST = 100
+"""Levels of nesting: more can be written, but not read back wherever the stack is already deep."""
+
+_LONGEST_STAND_IN = 1_000
+
+_encode = msgspec.json.Encoder().encode
+_FREE_FIELDS = (
+    "response_text",
+    "input_prompt",
+    "input_payload",
+    "messages",
+    "stop_reason",
+    "error",
+    "error_type",
+    "notes",
+)
+_TOKEN_COUNTS = (
+    "num_tokens_input",
+    "num_tokens_output",
+    "num_tokens_input_cached",
+    "num_tokens_output_reasoning",
+    "num_tokens_input_cache_write",
+)
+
+
+class _Loose(msgspec.Struct):
+    """The fields of a record in which a target may have put anything."""
+
+    input_payload: Any = None
+    messages: Any = None
+
+
+_read_loose = msgspec.json.Decoder(_Loose).decode
+
+
+def encode_record(record: Record) -> bytes:
+    """One line, newline included. Values that JSON cannot hold are replaced in the record itself and noted there."""
+    try:
+        line = _encode(record)
+    except Exception:  # noqa: BLE001 - whatever a payload does when it is looked at, its answer is recorded
+        line = b""
+    if line and record.input_payload is None and (record.messages is None or _are_plain(record.messages)):
+        return line + b"\n"
+    if not line or not _reads_back(record, line):
+        _clean_record(record)
+        line = _encode(record)
+    return line + b"\n"
+
+
+def _are_plain(messages: list[dict[str, Any]]) -> bool:
+    """Whether these are texts under texts and nothing else, as most answers are: what was written is what was said."""
+    for message in messages:
+        for key, value in message.items():
+            if type(value) is not str or type(key) is not str:
+                return False
+    return True
+
+
+def _reads_back(record: Record, line: bytes) -> bool:
+    """Whether a reader will find what the target said: NaN, bytes and odd keys are written, but as something else."""
+    loose = _read_loose(line)
+    if not _same(loose.input_payload, record.input_payload) or not _same(loose.messages, record.messages):
+        return False
+    if line.count(b"[") + line.count(b"{") <= _DEEPEST:
+        return True
+    return not _is_deep(record.input_payload) and not _is_deep(record.messages)
+
+
+def _same(read: Any, said: Any) -> bool:
+    try:
+        return bool(read == said)
+    except Exception:  # noqa: BLE001 - a broken __eq__, or too deep to compare
+        return False
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether plain JSON is nested deeper than `_DEEPEST`."""
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        inner: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                inner += item.values()
+            elif type(item) is list:
+                inner += item
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+def _clean_record(record: Record) -> None:
+    """Replace what cannot be written, field by field, and say so in the record's notes."""
+    notes = list(record.notes)
+    for name in _FREE_FIELDS:
+        cleaner = _Cleaner()
+        value = getattr(record, name)
+        cleaned = cleaner.clean(value)
+        if cleaner.changed:
+            setattr(record, name, cleaned)
+            notes.append(f"{name}: {cleaner.summary()}")
+    for name in _TOKEN_COUNTS:
+        if not _encodable(getattr(record, name)):
+            setattr(record, name, None)
+            notes.append(f"{name}: a number that JSON cannot hold was left out")
+    for score in record.scores:
+        _clean_score(score, notes)
+    record.notes = [whole_text(note) for note in notes]
+
+
+def _clean_score(score: Score, notes: list[str]) -> None:
+    if not _encodable(score):
+        score.name = whole_text(score.name)
+        score.reason = None if score.reason is None else whole_text(score.reason)
+        score.errors = [whole_text(error) for error in score.errors]
+        notes.append(f"scores.{score.name}: text that is not Unicode was replaced")
+
+
+def _encodable(value: object) -> bool:
+    try:
+        _encode(value)
+    except Exception:  # noqa: BLE001 - as above
+        return False
+    return True
+
+
+def whole_text(text: str) -> str:
+    """The same text with each lone surrogate replaced by U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class _Cleaner:
+    """Makes a value writable as plain JSON and counts what it had to replace."""
+
+    def __init__(self) -> None:
+        self.texts = 0
+        self.others = 0
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.texts or self.others)
+
+    def clean(self, value: Any, depth: int = 0) -> Any:
+        if isinstance(value, str):
+            return self._cleanwhole_text(value)
+        if value is None or type(value) in (bool, int, float):
+            return self._clean_number(value)
+        if depth >= _DEEPEST:
+            return self._stand_in(f"(nested deeper than {_DEEPEST})")
+        if isinstance(value, dict):
+            self.others += type(value) is not dict
+            return {self._key(key): self.clean(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            self.others += type(value) is not list
+            return [self.clean(item, depth + 1) for item in value]
+        return self._as_read(value)
+
+    def summary(self) -> str:
+        parts = []
+        if self.texts:
+            parts.append(f"texts with lone surrogates replaced: {self.texts}")
+        if self.others:
+            parts.append(f"values that JSON cannot hold replaced: {self.others}")
+        return ", ".join(parts)
+
+    def _cleanwhole_text(self, text: str) -> str:
+        cleaned = whole_text(text)
+        self.texts += cleaned != text
+        self.others += type(text) is not str
+        return cleaned
+
+    def _clean_number(self, value: float | None) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            self.others += 1
+            return None
+        return value if _encodable(value) else self._stand_in(f"({type(value).__name__})")
+
+    def _key(self, key: Any) -> str:
+        return self._cleanwhole_text(key) if isinstance(key, str) else self._stand_in(_repr(key))
+
+    def _as_read(self, value: Any) -> Any:
+        """numpy's scalars as Python's, bytes, dates and the like as they are written, the rest as a short text."""
+        self.others += 1
+        try:
+            plain = value.item() if hasattr(value, "item") else value
+            return msgspec.json.decode(_encode(plain))
+        except Exception:  # noqa: BLE001 - nothing a payload does may lose its answer
+            return whole_text(_repr(value)[:_LONGEST_STAND_IN])
+
+    def _stand_in(self, text: str) -> str:
+        self.others += 1
+        return whole_text(text[:_LONGEST_STAND_IN])
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - a broken __repr__
+        return f"({type(value).__name__})"

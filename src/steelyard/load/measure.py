@@ -1,33 +1,128 @@
-"""Measuring one level of a sweep: a load run of its own, and the judges asked when it is over."""
+"""What a sweep has spent, all of its levels together, and what is left of its budget."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from steelyard.contracts import RepeatedJudge, Scorer
 from steelyard.engine.cancellation import CancellationToken
-from steelyard.errors import RunCancelled
-from steelyard.journal.files import disk_errors, move_aside
+from steelyard.errors import RunCancelled, RunRefused
+from steelyard.journal.files import MANIFEST, PREVIOUS, disk_errors, move_aside, read_metrics
 from steelyard.journal.manifest import Manifest, compare, read_manifest
-from steelyard.journal.states import read_metrics
-from steelyard.load.budget import SweepBudget
-from steelyard.load.judging import LevelAnswers, requests_of
-from steelyard.load.levels import REQUESTS_PER_PLACE, Level, level_of
-from steelyard.load.slo import Objective
-from steelyard.options import RunOptions
-from steelyard.planning import manifest_of
-from steelyard.runner import Runner
-from steelyard.session import read_session
-from steelyard.stats.lag import BUSY
+from steelyard.load.levels import REQUESTS_PER_PLACE, Level, Objective, level_of
+from steelyard.protocols import Identity, InvocationContext, RepeatedJudge, Scorer
+from steelyard.records import EvalCase, InvocationResponse
+from steelyard.run.options import RunOptions
+from steelyard.run.plan import cycling, manifest_of, plan_of, read_session
+from steelyard.run.rescore import StoredAnswers
+from steelyard.run.result import Result
+from steelyard.run.runner import Runner
+from steelyard.stats.client_load import BUSY
+from steelyard.stats.costs import format_money
 from steelyard.suite.evalset import EvalSet
 
 log = logging.getLogger("steelyard")
+
+
+class SweepBudget:
+    """Adds up what every run in a sweep's folder has cost: finished, broken off, judged, or moved aside and repeated.
+
+    What `--force` has moved aside belongs to another sweep.
+    """
+
+    def __init__(self, sweep: Path, limit: float | None, currency: str) -> None:
+        self._sweep = sweep
+        self._limit = limit
+        self._currency = currency
+        self._settled: dict[Path, float | None] = {}
+
+    def spent(self) -> float | None:
+        """Everything that is known to be spent; None when no cost of any run is known."""
+        runs = sorted(manifest.parent for manifest in self._sweep.glob(f"level-*/**/{MANIFEST}"))
+        costs = [cost for run in runs if (cost := self._cost(run)) is not None]
+        return math.fsum(costs) if costs else None
+
+    def left(self, again_in: Path | None = None) -> float | None:
+        """What may still be spent, 0 when nothing; None when there is no limit.
+
+        A run that goes on in `again_in` counts in what it has spent so far by itself.
+        """
+        if self._limit is None:
+            return None
+        own = self._cost(again_in) if again_in is not None and (again_in / MANIFEST).exists() else None
+        return max(self._limit - (self.spent() or 0.0) + (own or 0.0), 0.0)
+
+    def describe(self) -> str:
+        """Why no more may be asked."""
+        spent = format_money(self.spent() or 0.0, self._currency)
+        return f"{spent} spent in the whole sweep: max_cost is {self._limit:g}"
+
+    def _cost(self, run: Path) -> float | None:
+        if PREVIOUS not in run.relative_to(self._sweep).parts:
+            return _cost_of(run)
+        if run not in self._settled:  # what was moved aside does not change any more
+            self._settled[run] = _cost_of(run)
+        return self._settled[run]
+
+
+def _cost_of(run: Path) -> float | None:
+    """What a run has cost; of one that only weighed a level's answers, what its judges have."""
+    try:
+        metrics = Result.load(run).metrics
+    except RunRefused as error:
+        log.warning("what %s has cost is not counted: %s", run, error)
+        return None
+    cost: float | None = metrics.get("cost_judges" if "scored_from" in metrics else "cost")
+    return cost
+
+
+_ROUND = "#"
+"""Between a case's id and the round in which it was sent."""
+
+
+class LevelAnswers:
+    """A target that answers the request `<case>#<round>` with what a load run has recorded for it."""
+
+    def __init__(self, run: Path) -> None:
+        self._stored = StoredAnswers(run)
+        self.default_parallelism = self._stored.default_parallelism
+
+    @property
+    def model_id(self) -> str | None:
+        return self._stored.model_id
+
+    def identity(self) -> Identity:
+        """Who answered in the level."""
+        return self._stored.identity()
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        """The recorded answer, with the times of the call that was made then."""
+        case_id, _, number = case.id.rpartition(_ROUND)
+        asked = msgspec.structs.replace(case, id=case_id)
+        return await self._stored.invoke(asked, msgspec.structs.replace(context, trial=int(number)))
+
+    def close(self) -> None:
+        """Let go of the run's file."""
+        self._stored.close()
+
+
+def requests_of(suite: EvalSet, options: RunOptions, requests: int) -> EvalSet:
+    """The first so many requests of a load run, each a case of its own with its round in the id."""
+    plan = plan_of(suite, [], options.replace(requests=None, duration=None, arrivals=None))
+
+    def sent() -> Iterator[EvalCase]:
+        for job in cycling(plan, requests=requests, duration=None).jobs():
+            if job is not None:
+                yield msgspec.structs.replace(job.case, id=f"{job.case.id}{_ROUND}{job.trial}")
+
+    return EvalSet(id=suite.id, cases=list(sent()))
+
 
 JUDGED = "judged"
 _DECIDES_THE_MEASUREMENT = (

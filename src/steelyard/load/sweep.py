@@ -12,24 +12,27 @@ from typing import Any, Literal
 
 import msgspec
 
-from steelyard.contracts import Engine
 from steelyard.engine.cancellation import CancellationToken
-from steelyard.engine.threaded import LoopFactory, LoopThread
+from steelyard.engine.loop_thread import LoopFactory, LoopThread
 from steelyard.errors import ConfigurationError, RunFinished
-from steelyard.journal.files import REPORT, SWEEP, SWEEP_PARTIAL, clear_drafts, disk_errors, move_aside, write_json
+from steelyard.journal.files import (
+    REPORT,
+    SWEEP,
+    SWEEP_PARTIAL,
+    clear_drafts,
+    create,
+    disk_errors,
+    move_aside,
+    write_json,
+)
 from steelyard.journal.lock import RunLock
-from steelyard.journal.manifest import compare
-from steelyard.journal.states import create
-from steelyard.journal.sweep_file import read_sweep, refuse_run, sweep_manifest
-from steelyard.load.budget import SweepBudget
-from steelyard.load.levels import Level, parse_levels
-from steelyard.load.measure import LevelRuns
-from steelyard.load.recommend import Recommendation, recommend
-from steelyard.load.search import next_level
-from steelyard.load.slo import Objective, parse_slo
-from steelyard.money import read_prices
-from steelyard.report.plots import PLOTS
-from steelyard.runner import Runner
+from steelyard.journal.manifest import PLOTS, compare, read_sweep, refuse_run, sweep_manifest
+from steelyard.load.levels import Level, Objective, parse_levels, parse_slo
+from steelyard.load.measure import LevelRuns, SweepBudget
+from steelyard.load.search import Recommendation, next_level, recommend
+from steelyard.protocols import Engine
+from steelyard.run.runner import Runner
+from steelyard.stats.prices import read_prices
 
 SWEEP_VERSION = 1
 ERROR_RATE_LIMIT = "error_rate<=1%"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import islice
+from time import monotonic, monotonic_ns
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, TypeAlias, cast
 
 from steelyard.errors import ConfigurationError
-from steelyard.mock.connection import Connection
+from steelyard.mock.http import BadRequest, Reply, Request, RequestReader
 from steelyard.mock.options import MockOptions
-from steelyard.mock.service import Service
-from steelyard.mock.wheel import Wheel
+from steelyard.mock.service import Service, Times
 
 _BACKLOG = 4096
 """A sweep opens a thousand connections at once; those beyond the queue would wait a second to try again."""
@@ -91,3 +95,270 @@ class MockServer:
     def reset(self) -> None:
         """Count from nothing again, and forget which requests came before."""
         self._service.reset()
+
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_MOST_AHEAD = 1024 * 1024
+"""Bytes of pipelined requests that are read before the reply to the first has ended."""
+
+
+class Connection(asyncio.Protocol):
+    """Speaks HTTP/1.1 with one client."""
+
+    def __init__(self, service: Service, wheel: Wheel, open_connections: set[Connection]) -> None:
+        self._service = service
+        self._wheel = wheel
+        self._open = open_connections
+        self._reader = RequestReader()
+        self._exchange: Exchange | None = None
+        self._transport: asyncio.Transport | None = None
+        self._is_serving = False
+        self._is_full = False
+        self.is_paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own has another base
+        self._open.add(self)
+        self._service.stats.opened()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._transport = None
+        self._open.discard(self)
+        self._service.stats.connections -= 1
+        if self._exchange is not None:
+            self._exchange.abandon()
+            self._exchange = None
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        if self._exchange is None:
+            self._serve()
+        elif self._reader.held > _MOST_AHEAD and self._transport is not None:
+            self._is_full = True
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        if self._exchange is not None and self._exchange.is_stalled:
+            self._wheel.add(monotonic(), self._exchange.play)
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._service.stats.bytes_sent += len(data)
+            self._transport.write(data)
+
+    def ended(self, *, closes: bool) -> None:
+        """The reply is out: take up the next request, or close."""
+        self._exchange = None
+        if closes:
+            self.close()
+        elif not self._is_serving:
+            self._serve()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close without waiting for the client to read what was written."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _serve(self) -> None:
+        """Answer the requests that are there, until one must wait for its moment."""
+        self._is_serving = True
+        try:
+            while self._exchange is None and self._transport is not None and not self._transport.is_closing():
+                request = self._reader.next()
+                if request is None:
+                    self._read_on(self._transport)
+                    return
+                self._begin(request)
+        except BadRequest as error:
+            self._exchange = Exchange(self, self._service, self._service.bad_request(error), monotonic_ns())
+            self._exchange.play(monotonic())
+        finally:
+            self._is_serving = False
+
+    def _read_on(self, transport: asyncio.Transport) -> None:
+        """Wait for the rest of a request, or for the next one."""
+        if self._reader.wants_continue():
+            transport.write(_CONTINUE)
+        if self._is_full:
+            self._is_full = False
+            transport.resume_reading()
+
+    def _begin(self, request: Request) -> None:
+        received_ns = monotonic_ns()
+        reply = self._service.reply(request)
+        self._exchange = exchange = Exchange(self, self._service, reply, received_ns)
+        due = received_ns / 1e9 + reply.delay
+        if reply.delay > 0:
+            self._wheel.add(due, exchange.play)
+        elif (again := exchange.play(due)) is not None:
+            self._wheel.add(again, exchange.play)
+
+
+class Line(Protocol):
+    """What an exchange needs of its connection."""
+
+    is_paused: bool
+
+    def write(self, data: bytes) -> None: ...
+
+    def ended(self, *, closes: bool) -> None: ...
+
+
+class Exchange:
+    """Plays one reply. Ends once: when its last byte is written, or when the client has gone."""
+
+    __slots__ = ("_first_ns", "_line", "_received_ns", "_reply", "_service", "_step", "is_over", "is_stalled")
+
+    def __init__(self, line: Line, service: Service, reply: Reply, received_ns: int) -> None:
+        self._line = line
+        self._service = service
+        self._reply = reply
+        self._received_ns = received_ns
+        self._first_ns = 0
+        self._step = 0
+        self.is_over = False
+        self.is_stalled = False
+        """Whether a piece was due while the client had too much to read: to be played when it has caught up."""
+
+    def play(self, due: float) -> float | None:
+        """Write what is due; the moment of the next piece, or None when that was the last."""
+        self.is_stalled = self._line.is_paused
+        if self.is_over or self.is_stalled:
+            return None
+        reply = self._reply
+        if reply.frames is None:
+            self._first_ns = monotonic_ns()
+            if not reply.is_dropped:
+                self._line.write(reply.start)
+            self._end()
+            return None
+        step = self._step
+        if step + 1 < reply.steps and reply.interval > 0:
+            self._write(next(reply.frames), due, is_first=step == 0)
+            self._step = step + 1
+            return due + reply.interval
+        self._play_rest(due)
+        self._end()
+        return None
+
+    def abandon(self) -> None:
+        """The client has gone: nothing more is written."""
+        if not self.is_over:
+            self._service.stats.abandoned += 1
+            self._release()
+
+    def _write(self, data: bytes, due: float, *, is_first: bool) -> None:
+        reply = self._reply
+        now = monotonic_ns()
+        if reply.tells_times:
+            data = b": sent_ns=%d due_ns=%d\n%b" % (now, due * 1e9, data)
+        if reply.chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if is_first:
+            self._first_ns = now
+            data = reply.start + data
+        self._service.stats.chunks += 1
+        self._line.write(data)
+
+    def _play_rest(self, due: float) -> None:
+        """Write all that is left as one: the last token with the ending, or a stream whose tokens come all at once."""
+        reply = self._reply
+        assert reply.frames is not None
+        left = max(0, reply.steps - self._step)
+        data = b"".join(islice(reply.frames, left))
+        data += b"".join(reply.frames) if reply.torn_ending is None else reply.torn_ending
+        self._service.stats.chunks += max(0, left - 1)
+        if data:
+            self._write(data, due, is_first=self._step == 0)
+        if reply.chunked and reply.is_terminated:
+            self._line.write(b"0\r\n\r\n")
+
+    def _end(self) -> None:
+        self._release()
+        reply, stats = self._reply, self._service.stats
+        if reply.is_dropped:
+            stats.dropped += 1
+        elif reply.path:
+            stats.torn += reply.is_torn
+            stats.answers[reply.path, reply.status] += 1
+        if reply.request_id:
+            times = Times(reply.request_id, reply.id, self._received_ns, self._first_ns, monotonic_ns())
+            stats.times.append(times)
+        self._line.ended(closes=reply.closes)
+
+    def _release(self) -> None:
+        """Make room for the next request."""
+        self.is_over = True
+        if self._reply.is_admitted:
+            self._service.limits.release()
+
+
+Deed: TypeAlias = Callable[[float], float | None]
+"""Takes the moment at which it was due, and gives the next one, if there is one."""
+
+
+class Wheel:
+    """Calls deeds when they are due; never early, and late by the timer's millisecond or by what the others took.
+
+    A timer of the event loop for every chunk of every stream would cost more than the chunks do.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due: list[tuple[float, int, Deed]] = []
+        self._count = 0
+        self._timer: asyncio.Handle | None = None
+        self._armed_for = math.inf
+
+    def add(self, due: float, deed: Deed) -> None:
+        """Have a deed done at this reading of the monotonic clock."""
+        self._count += 1
+        heappush(self._due, (due, self._count, deed))
+        if due < self._armed_for:
+            self._arm()
+
+    def close(self) -> None:
+        """Do nothing more."""
+        self._due.clear()
+        self._disarm()
+
+    def _tick(self) -> None:
+        self._armed_for = -math.inf  # what is added meanwhile need not set the timer
+        due = self._due
+        now = monotonic()
+        try:
+            # At most one round: a backlog must not keep the loop from reading what comes in.
+            for _ in range(len(due)):
+                if not due or due[0][0] > now:
+                    break
+                when, _, deed = heappop(due)
+                again = deed(when)
+                if again is not None:
+                    self._count += 1
+                    heappush(due, (again, self._count, deed))
+        finally:
+            self._timer = None
+            self._arm()
+
+    def _arm(self) -> None:
+        self._disarm()
+        if not self._due:
+            return
+        self._armed_for = self._due[0][0]
+        # Up to the next millisecond: event loops round, and one that rounds down would wake us for nothing.
+        delay = math.ceil((self._armed_for - monotonic()) * 1000) / 1000
+        self._timer = self._loop.call_later(delay, self._tick) if delay > 0 else self._loop.call_soon(self._tick)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._armed_for = math.inf

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections import Counter, deque
 from time import monotonic
 from typing import Any
 from urllib.parse import parse_qs
@@ -10,17 +12,12 @@ from urllib.parse import parse_qs
 import msgspec
 
 from steelyard.errors import ConfigurationError
-from steelyard.mock.answer import Answer, compose
-from steelyard.mock.asked import Asked, read_asked
-from steelyard.mock.book import read_book
-from steelyard.mock.draws import Dice, Draw, Lots, hits, pick
-from steelyard.mock.http import BadRequest, Head, Request
-from steelyard.mock.limits import Limits
-from steelyard.mock.manner import Manner, Tear, changed_manner, manner_of
-from steelyard.mock.options import MockOptions
-from steelyard.mock.reply import EVENTS, JSON, Reply, head_bytes
-from steelyard.mock.routes import Dialect, Route, route
-from steelyard.mock.stats import Stats
+from steelyard.mock.answers import Answer, Asked, compose, read_asked, read_book
+from steelyard.mock.dialects import Dialect, Route, route
+from steelyard.mock.http import EVENTS, JSON, BadRequest, Head, Reply, Request, head_bytes
+from steelyard.mock.options import Manner, MockOptions, Tear, changed_manner, manner_of
+from steelyard.mock.randomness import Dice, Draw, Lots, hits, pick
+from steelyard.units import parse_rate
 
 _MANNERS_REMEMBERED = 1024
 _TEARS: tuple[Tear, ...] = ("cut", "end")
@@ -259,3 +256,147 @@ def _model(name: str) -> dict[str, Any]:
     """A model in the words of both providers."""
     openai = {"id": name, "object": "model", "created": 0, "owned_by": "steelyard"}
     return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a request is not let through, and when to come back."""
+
+    message: str
+    retry_after: float
+
+
+class Limits:
+    """Counts the requests that are being answered, and turns away those above a limit.
+
+    The rate is a bucket that holds one unit's worth (600 for `600/min`, 10 for `10/s`) and fills evenly.
+    """
+
+    def __init__(self, max_concurrency: int | None = None, rate: str | None = None) -> None:
+        self._max = max_concurrency
+        limit = parse_rate(rate) if rate else None
+        self._capacity = max(1.0, limit.count) if limit else 0.0
+        self._per_second = limit.per_second if limit else 0.0
+        self._left = self._capacity
+        self._filled_at = 0.0
+        self.current = 0
+        self.peak = 0
+
+    def admit(self, now: float) -> Refusal | None:
+        """Let a request in, which `release` must end; or say why not."""
+        if self._max is not None and self.current >= self._max:
+            return Refusal(f"Rate limit reached: {self._max} requests at once are allowed", 1.0)
+        if self._capacity and (refusal := self._spend(now)):
+            return refusal
+        self.current += 1
+        if self.current > self.peak:
+            self.peak = self.current
+        return None
+
+    def release(self) -> None:
+        self.current -= 1
+
+    def reset(self) -> None:
+        """Forget the peak. Who is inside stays inside, and the bucket is as full as it is."""
+        self.peak = self.current
+
+    def _spend(self, now: float) -> Refusal | None:
+        self._left = min(self._capacity, self._left + (now - self._filled_at) * self._per_second)
+        self._filled_at = now
+        if self._left < 1:
+            return Refusal("Rate limit reached: too many requests", (1 - self._left) / self._per_second)
+        self._left -= 1
+        return None
+
+
+_TIMES_KEPT = 100_000
+
+
+class Times(msgspec.Struct, gc=False):
+    """When one request was there and its answer left, in nanoseconds of the system's monotonic clock."""
+
+    request_id: str
+    id: str | None
+    """Its `x-mock-id`, if it had one."""
+    received_ns: int
+    first_ns: int
+    """The moment before the first token, or the whole answer, was written."""
+    last_ns: int
+
+    def told(self) -> dict[str, Any]:
+        delay = (self.first_ns - self.received_ns) / 1e9
+        return {**msgspec.structs.asdict(self), "first_token_delay_s": delay}
+
+
+class Stats:
+    """Counters of one server, since it started or was reset."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from nothing again; connections that are open stay counted."""
+        self.connections_opened = self.connections
+        self.peak_connections = self.connections
+        self.requests = 0
+        self.answers: Counter[tuple[str, int]] = Counter()
+        self.dropped = 0
+        self.torn = 0
+        self.abandoned = 0
+        self.chunks = 0
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.first_request_at: float | None = None
+        self.last_request_at: float | None = None
+        self.ids: Counter[str | bytes] = Counter()
+        self.times: deque[Times] = deque(maxlen=_TIMES_KEPT)
+
+    def opened(self) -> None:
+        self.connections += 1
+        self.connections_opened += 1
+        self.peak_connections = max(self.peak_connections, self.connections)
+
+    def received(self, size: int, identity: str | bytes) -> None:
+        """A request to one of the APIs has come in whole."""
+        self.requests += 1
+        self.bytes_received += size
+        self.last_request_at = now = time.time()
+        if self.first_request_at is None:
+            self.first_request_at = now
+        self.ids[identity] += 1
+
+    def told(self, current: int, peak: int, *, with_times: bool) -> dict[str, Any]:
+        """All of it, for JSON."""
+        by_path: dict[str, Counter[str]] = {}
+        by_status: Counter[str] = Counter()
+        for (path, status), count in self.answers.items():
+            by_path.setdefault(path, Counter())[str(status)] += count
+            by_status[str(status)] += count
+        told = {
+            "requests": self.requests,
+            "by_status": by_status,
+            "by_path": by_path,
+            "unique_ids": len(self.ids),
+            "repeated_ids": sum(count > 1 for count in self.ids.values()),
+            "peak_concurrency": peak,
+            "current_concurrency": current,
+            **{name: getattr(self, name) for name in _PLAIN},
+        }
+        if with_times:
+            told["times"] = [times.told() for times in self.times]
+        return told
+
+
+_PLAIN = (
+    "dropped",
+    "torn",
+    "abandoned",
+    "chunks",
+    "connections",
+    "connections_opened",
+    "peak_connections",
+    "bytes_received",
+    "bytes_sent",
+    "first_request_at",
+    "last_request_at",
+)

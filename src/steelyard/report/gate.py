@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from steelyard.report.compare_notes import notes
-from steelyard.report.figures import figures
-from steelyard.report.pairs import Pairs, RunCases
-from steelyard.report.regression import Allowance, check_regressions
-from steelyard.report.rules import Checked, Leave, Rule, check_rule
-from steelyard.result import Result
+from steelyard.errors import ConfigurationError, suggestion
+from steelyard.report.compare.compare import change_of, error_rates, notes, pass_rates, ratio_of_times, split_of
+from steelyard.report.compare.comparison import SIGNIFICANT, Change, Ratio, signed
+from steelyard.report.compare.pairs import Floats, Pairs, RunCases
+from steelyard.report.junit import attribute, content
+from steelyard.report.markdown import code, markdown_table
+from steelyard.report.rules import Checked, Leave, Rule, bottleneck, check_rule, figures
+from steelyard.run.result import Result
+from steelyard.stats.formatting import safe_text
 
 GATE_VERSION = 1
 
@@ -78,3 +83,205 @@ def _complete(complete: bool, done: int, planned: int, leave: Leave) -> Checked:
     reason = "is complete" if complete else f"is not complete: {done:,} of {planned:,} done"
     allowed = ", which is allowed" if not complete and leave.incomplete else ""
     return Checked(rule="the run", ok=complete or leave.incomplete, value=None, reason=reason + allowed)
+
+
+_LONGEST = 400
+
+
+def gate_lines(checks: list[Checked], *, mark: bool) -> str:
+    """A line for each rule, safe for a terminal; `mark` says for each whether it is kept."""
+    signs = {True: "ok      ", False: "broken  "} if mark else {True: "", False: ""}
+    return "\n".join(f"{signs[check.ok]}{safe_text(check.rule)}: {safe_text(check.reason)}" for check in checks)
+
+
+def gate_markdown(gated: Gated) -> str:
+    """The verdict and a table of the rules; what else is different from the baseline is folded."""
+    broken = len(gated.broken)
+    verdict = "✅ gate passed" if gated.passed else f"❌ gate failed: {broken:,} of {len(gated.checks):,} broken"
+    named = " on ".join(code(name, 60) for name in (gated.suite, gated.model_id) if name)
+    against = "" if gated.baseline is None else f", against {code(gated.baseline)}"
+    ordered = [*gated.broken, *(check for check in gated.checks if check.ok)]
+    checks = markdown_table(
+        ["", "rule", "found"],
+        (["✅" if check.ok else "❌", code(check.rule), code(check.reason, _LONGEST)] for check in ordered),
+    )
+    parts = [f"### {verdict}", f"{named}: {code(gated.run)}{against}", checks]
+    if gated.notes:
+        listed = "\n".join(f"- {code(note, _LONGEST)}" for note in gated.notes)
+        parts.append(f"<details><summary>What else is different</summary>\n\n{listed}\n\n</details>")
+    return "\n\n".join(parts) + "\n"
+
+
+def gate_junit(gated: Gated, timestamp: str) -> str:
+    """A test suite with a test case for each rule; `timestamp` is when, in UTC to the second."""
+    name = attribute(f"steelyard gate: {gated.suite}")
+    head = (
+        f'<testsuite name={name} package={name} id="0" timestamp={attribute(timestamp)} hostname="localhost" '
+        f'tests="{len(gated.checks)}" failures="{len(gated.broken)}" errors="0" skipped="0" time="0">'
+    )
+    cases = "\n".join(_case(check, gated.suite) for check in gated.checks)
+    properties = "".join(
+        f"\n      <property name={attribute(key)} value={attribute(value)}/>"
+        for key, value in (("run", gated.run), ("baseline", gated.baseline), ("model_id", gated.model_id))
+        if value is not None
+    )
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n'
+        f"  {head}\n    <properties>{properties}\n    </properties>\n{cases}\n"
+        "    <system-out/>\n    <system-err/>\n  </testsuite>\n</testsuites>\n"
+    )
+
+
+def _case(check: Checked, suite: str) -> str:
+    opening = f'    <testcase name={attribute(check.rule)} classname={attribute(f"gate.{suite}")} time="0"'
+    if check.ok:
+        return f"{opening}/>"
+    said = f"{check.rule}: {check.reason}"
+    return (
+        f'{opening}><failure type="broken rule" message={attribute(check.reason)}>{content(said)}</failure></testcase>'
+    )
+
+
+_DEFAULT = {"pass_rate": 0.0, "error_rate": 0.0}
+_ALLOWED = re.compile(r"\s*(?P<name>.+?)\s*=\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?\s*", re.S)
+
+
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
+    """By how much a run may be worse than the baseline."""
+
+    drops: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Of a rate or a mean score, as a difference; of the two rates 0 where nothing is said."""
+    slowdown: float | None = None
+    """Of the time to the last token, as a ratio."""
+
+    def __post_init__(self) -> None:
+        if self.slowdown is not None and not 1 <= self.slowdown < math.inf:
+            raise ConfigurationError(f"the largest slowdown must be a ratio of 1 or more, got {self.slowdown:g}")
+
+
+def parse_drop(text: str) -> tuple[str, float]:
+    """`pass_rate=0.02` or `score.exact=2%`: a metric and by how much it may drop."""
+    found = _ALLOWED.fullmatch(text)
+    drop = math.nan if found is None else float(found["number"]) / (100 if found["percent"] else 1)
+    if found is None or not 0 <= drop < 1:
+        raise ConfigurationError(f"a largest regression is a metric, = and a drop within 0..1, got {text!r}")
+    return re.sub(r"^scores?\.(.+?)(\.mean)?$", r"score.\1", found["name"], flags=re.S), drop
+
+
+def check_regressions(
+    baseline: RunCases, run: RunCases, allowance: Allowance, leave: Leave
+) -> tuple[list[Checked], Pairs]:
+    """Each metric that may not get worse, checked over the cases that both runs have; and these."""
+    pairs = Pairs(baseline, run)
+    if not len(pairs):
+        raise ConfigurationError(f"no case of {run.run} is in the baseline {baseline.run}: nothing can be paired")
+    drops = {**_DEFAULT, **allowance.drops}
+    if "pass_rate" not in allowance.drops and _never_scored(baseline) and _never_scored(run):
+        del drops["pass_rate"]
+    checked = [_check_drop(pairs, name, drop) for name, drop in drops.items()]
+    if allowance.slowdown is not None:
+        checked.append(_check_slowdown(pairs, allowance.slowdown, leave))
+    return checked, pairs
+
+
+def _never_scored(cases: RunCases) -> bool:
+    """Whether nobody wanted verdicts of the run, as in a load test: there are answers, and no scorer decided."""
+    metrics = cases.metrics
+    return bool(metrics["counts"]["ok"]) and not (metrics["scored"] or metrics["scoring_errors"])
+
+
+def _check_drop(pairs: Pairs, name: str, allowed: float) -> Checked:
+    a, b = _values(pairs, name)
+    by = f" by more than {allowed:g}" if allowed else ""
+    rule = f"{name} not worse than {_label(pairs.baseline.run)}{by}"
+    change = change_of(a, b)
+    if change is None:
+        return Checked(rule=rule, ok=False, value=None, reason="is not known: no case has it in both runs")
+    if pairs.other.metrics["scores"].get(name.removeprefix("score."), {}).get("advisory") and name.startswith("score."):
+        reason = "is from a judge that is not calibrated: advisory, it cannot pass a gate"
+        return Checked(rule=rule, ok=False, value=change.difference, reason=reason)
+    good = change if name != "error_rate" else _turned(change)
+    assert good.ci95 is not None
+    problem = _shown_worse(name, good, a, b) if not allowed else _not_ruled_out(good, allowed)
+    reason = (
+        f"is {change.run:.4g} against {change.baseline:.4g} on {change.cases:,} cases: "
+        f"{signed(change.difference, 3)}, 95 % CI {' – '.join(signed(end, 3) for end in change.ci95 or ())}"
+    )
+    return Checked(rule=rule, ok=problem is None, value=change.difference, reason=reason + (problem or ""))
+
+
+def _values(pairs: Pairs, name: str) -> tuple[Floats, Floats]:
+    if name == "pass_rate":
+        return pass_rates(pairs)
+    if name == "error_rate":
+        return error_rates(pairs)
+    score = name.removeprefix("score.")
+    names = pairs.baseline.score_counts().keys() & pairs.other.score_counts().keys()
+    if not name.startswith("score.") or score not in names:
+        known = ["pass_rate", "error_rate", *(f"score.{one}" for one in sorted(names))]
+        raise ConfigurationError(f"{name!r} cannot be held against the baseline; {suggestion(name, known)}")
+    return pairs.both(pairs.baseline.score(score), pairs.other.score(score))
+
+
+def _shown_worse(name: str, change: Change, a: Floats, b: Floats) -> str | None:
+    """Whether the whole interval is on the wrong side; of rates the exact test, right for few cases too, must agree."""
+    assert change.ci95 is not None
+    if change.ci95[1] >= 0:
+        return None
+    if name in _DEFAULT:
+        split = split_of(a, b)
+        assert split is not None
+        if split.p >= SIGNIFICANT:
+            return None
+    return ": it is worse"
+
+
+def _not_ruled_out(change: Change, allowed: float) -> str | None:
+    assert change.ci95 is not None
+    low, high = change.ci95
+    if low >= -allowed:
+        return None
+    if high < -allowed:
+        return f": it is worse by more than {allowed:g}"
+    room = change.difference + allowed
+    if room <= 0:
+        return f": a drop of more than {allowed:g} cannot be ruled out"
+    needed = math.ceil(change.cases * ((change.difference - low) / room) ** 2)
+    return f": a drop of more than {allowed:g} cannot be ruled out; about {needed:,} such cases could"
+
+
+def _check_slowdown(pairs: Pairs, allowed: float, leave: Leave) -> Checked:
+    """The typical case's time to the last token against the baseline's."""
+    rule = f"time_to_last_token not above {allowed:g} × {_label(pairs.baseline.run)}"
+    ratio = ratio_of_times(pairs, "time_to_last_token")
+    problem = _slow(ratio, allowed)
+    for cases in (pairs.baseline, pairs.other):
+        if not leave.client_bottleneck and (why := bottleneck(cases.metrics)) is not None:
+            problem = f", which says nothing of the target: in {_label(cases.run)} {why}"
+    if ratio is None or ratio.ratio is None:
+        return Checked(rule=rule, ok=False, value=None, reason="is not known: no case has a time in both runs")
+    interval = "" if ratio.ci95 is None else f", 95 % CI {ratio.ci95[0]:.3f} – {ratio.ci95[1]:.3f}"
+    reason = f"is × {ratio.ratio:.3f} in the typical of {ratio.cases:,} cases{interval}"
+    return Checked(rule=rule, ok=problem is None, value=ratio.ratio, reason=reason + (problem or ""))
+
+
+def _slow(ratio: Ratio | None, allowed: float) -> str | None:
+    if ratio is None or ratio.ci95 is None:
+        return ": too few cases to tell"
+    low, high = ratio.ci95
+    if low > allowed:
+        return ": it is slower"
+    if allowed > 1 and high > allowed:
+        return f": × {allowed:g} cannot be ruled out"
+    return None
+
+
+def _turned(change: Change) -> Change:
+    """The change of a figure that is better when it is lower, as if it were better when higher."""
+    assert change.ci95 is not None
+    low, high = change.ci95
+    return msgspec.structs.replace(change, difference=-change.difference, ci95=(-high, -low))
+
+
+def _label(run: Path) -> str:
+    return run.name or str(run)

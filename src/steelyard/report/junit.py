@@ -10,9 +10,9 @@ from xml.sax.saxutils import escape
 
 from steelyard.journal.manifest import read_manifest
 from steelyard.records import Record
-from steelyard.report.run_records import RunRecords, state_of, why_failed
-from steelyard.report.visible import cut, one_line, visible
-from steelyard.result import Result
+from steelyard.report.records import RunRecords, state_of, why_failed
+from steelyard.run.result import Result
+from steelyard.stats.formatting import cut, one_line, visible
 from steelyard.stats.scores import is_scoring_error
 
 _LONGEST_MESSAGE = 300

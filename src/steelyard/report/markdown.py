@@ -10,15 +10,13 @@ from typing import Any
 from steelyard._version import __version__
 from steelyard.journal.manifest import read_manifest
 from steelyard.records import Record
-from steelyard.report.conversation import as_text, question
-from steelyard.report.error_rows import error_rows
-from steelyard.report.expectations import Asked, Expectations, open_suite
-from steelyard.report.page_notices import notices
-from steelyard.report.run_records import RunRecords, state_of, why_failed
-from steelyard.report.visible import one_line
-from steelyard.result import Result
-from steelyard.stats.spending import format_money
-from steelyard.stats.wording import format_number, format_seconds
+from steelyard.report.case import as_text, question
+from steelyard.report.headline import notices
+from steelyard.report.records import Asked, Expectations, RunRecords, open_suite, state_of, why_failed
+from steelyard.run.result import Result
+from steelyard.stats.costs import format_money
+from steelyard.stats.errors import error_rows
+from steelyard.stats.formatting import format_number, format_seconds, one_line
 from steelyard.suite.evalset import EvalSet
 
 # All that Markdown or GitHub could make something of: emphasis, code, links, tables, mentions, references, formulas.

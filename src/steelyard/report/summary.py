@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from steelyard.report.cost import lines as cost_lines
-from steelyard.report.error_rows import error_rows
-from steelyard.report.nodes import lines as node_lines
-from steelyard.report.trials import lines as trial_lines
-from steelyard.stats.wording import counted, format_number, format_seconds, safe_text, trim
+from steelyard.stats.costs import format_money
+from steelyard.stats.errors import error_rows
+from steelyard.stats.formatting import counted, format_number, format_seconds, safe_text, trim
 
 _TIMES = {
     "time_to_first_token": "time to first token",
@@ -188,3 +187,155 @@ def _interval(interval: list[float] | tuple[float, float] | None, *, percent: bo
     low, high = interval
     shown = f"{low:.1%} – {high:.1%}" if percent else f"{low:.3f} – {high:.3f}"
     return f"95 % CI {shown}"
+
+
+_PARTS = {"cost_judges": "judges", "cost_errors": "failed calls"}
+_UNKNOWN = {
+    "cost_unknown": ("answer", "answers"),
+    "cost_unknown_errors": ("failed call", "failed calls"),
+    "cost_unknown_judges": ("call of judges", "calls of judges"),
+}
+
+
+def cost_lines(metrics: Mapping[str, Any]) -> list[str]:
+    """The cost of the run; that it is unknown, where a price was to be expected; nothing where nothing is sold."""
+    cost = metrics.get("cost")
+    if cost is None:
+        because = metrics.get("cost_unknown_because")
+        return [f"  cost unknown: {safe_text(because)}"] if because else []
+    if not cost:
+        return []
+    if "scored_from" in metrics:
+        return [_scored(metrics), *_details(metrics)]
+    shares = [
+        f"{_money(metrics, key)} per {label}"
+        for key, label in {"cost_per_1000_cases": "1,000 cases", "cost_per_passed_case": "passed case"}.items()
+        if metrics[key] is not None
+    ]
+    return [f"  cost {_money(metrics, 'cost')}: {', '.join(shares)}", *_of_it(metrics), *_details(metrics)]
+
+
+def _scored(metrics: Mapping[str, Any]) -> str:
+    """Answers that are only scored again were paid for by the run that they come from."""
+    judges = f"; judges now {_money(metrics, 'cost_judges')}" if metrics["cost_judges"] else ""
+    return f"  the answers cost {_money(metrics, 'cost_answers')} back then{judges}"
+
+
+def _of_it(metrics: Mapping[str, Any]) -> list[str]:
+    parts = [f"{label} {_money(metrics, key)}" for key, label in _PARTS.items() if metrics[key]]
+    return [f"    of it {', '.join(parts)}"] if parts else []
+
+
+def _details(metrics: Mapping[str, Any]) -> list[str]:
+    missing = [counted(metrics[key], *names) for key, names in _UNKNOWN.items() if metrics[key]]
+    found = [f"    not in it, as their cost is unknown: {', '.join(missing)}"] if missing else []
+    if metrics["cost_estimated"]:
+        found.append(f"    by an estimated number of tokens: {counted(metrics['cost_estimated'], 'answer')}")
+    return found
+
+
+def _money(metrics: Mapping[str, Any], key: str) -> str:
+    return format_money(metrics[key], safe_text(metrics["currency"]))
+
+
+_FEWEST = 20
+"""Requests that a node must have served before it is called anything."""
+_SLOWER = 1.5
+_MORE_ERRORS = 0.02
+_TWICE = 2.0
+
+
+def node_lines(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """How many nodes there were, and a line for each that is slower or fails more often than the others."""
+    if not nodes:
+        return []
+    said = [f"  served by {counted(len(nodes), 'node')}"]
+    for name, figures in nodes.items():
+        others = [other for node, other in nodes.items() if node != name]
+        if others and (trouble := _trouble(figures, others)):
+            said.append(f"  {safe_text(name)} stands out: {trouble}")
+    return said
+
+
+def _trouble(node: Mapping[str, Any], others: list[Mapping[str, Any]]) -> str:
+    if node["requests"] < _FEWEST:
+        return ""
+    said = []
+    rate = node["failed"] / node["requests"]
+    elsewhere = sum(other["failed"] for other in others) / max(1, sum(other["requests"] for other in others))
+    if rate > elsewhere * _TWICE and rate > elsewhere + _MORE_ERRORS:
+        said.append(f"{rate:.1%} errors, {elsewhere:.1%} elsewhere")
+    medians = [p50 for other in others if (p50 := other["time_to_last_token-p50"]) is not None]
+    if medians and (own := node["time_to_last_token-p50"]) is not None and own > _SLOWER * statistics.median(medians):
+        usual = format_seconds(statistics.median(medians))
+        said.append(f"its median time to last token is {format_seconds(own)}, {usual} elsewhere")
+    return "; ".join(said)
+
+
+_LONGEST_NAME = 30
+_MOST_FLAKY = 5
+_MOST_COLUMNS = 8
+_LABEL = 10
+_MISSING = "–"
+
+
+def trial_lines(trials_metrics: Mapping[str, Any]) -> list[str]:
+    """The pass rate by case, pass@k and pass^k, the spread, the flaky cases, and whether agent or judge varies more.
+
+    With a single trial only the judges' part is left to tell; nothing at all gives no lines.
+    """
+    several = trials_metrics["trials"] > 1
+    found = []
+    if several and trials_metrics["cases"]:
+        found += [*_verdicts(trials_metrics), *_estimates(trials_metrics), *_flaky(trials_metrics)]
+    for name, score in trials_metrics["scores"].items():
+        found += _score(name, score, several=several)
+    return found
+
+
+def _verdicts(metrics: Mapping[str, Any]) -> list[str]:
+    low, high = metrics["pass_rate_ci95"]
+    spread = "" if metrics["spread"] is None else f", spread {metrics['spread']:.2f} between trials"
+    return [
+        f"  {metrics['trials']:,} trials of {metrics['cases']:,} cases{spread}",
+        f"  {'passed':<{_LABEL}}{_percent(metrics['pass_rate']):>7}  95 % CI {low:.1%} – {high:.1%}, clustered by case",
+    ]
+
+
+def _estimates(metrics: Mapping[str, Any]) -> list[str]:
+    ks = [str(k) for k in _columns(metrics["trials"])]
+    rows = [f"  {'k':<{_LABEL}}" + "".join(f"{k:>8}" for k in ks).removeprefix(" ")]
+    for label, key in (("pass@k", "pass_at_k"), ("pass^k", "pass_hat_k")):
+        cells = "".join(f"{_percent(metrics[key][k]):>8}" for k in ks).removeprefix(" ")
+        rows.append(f"  {label:<{_LABEL}}{cells}")
+    return rows
+
+
+def _columns(trials: int) -> list[int]:
+    """The numbers of trials to show: all that fit, else doubling, with the last."""
+    if trials <= _MOST_COLUMNS:
+        return list(range(1, trials + 1))
+    doubling = [2**power for power in range(_MOST_COLUMNS - 1) if 2**power < trials]
+    return [*doubling, trials]
+
+
+def _flaky(metrics: Mapping[str, Any]) -> list[str]:
+    flaky = metrics["flaky"]
+    if not flaky:
+        return ["  flaky     none: every case passed in all of its trials or in none"]
+    shown = metrics["flaky_cases"][:_MOST_FLAKY]
+    found = [f"  flaky     {flaky:,} of {metrics['cases']:,} cases passed in some trials, not in others:"]
+    found += [trim(f"    {case['passed']:,} of {case['tried']:,}  {safe_text(case['id'])}", _WIDTH) for case in shown]
+    if flaky > len(shown):
+        found.append(f"    and {flaky - len(shown):,} more")
+    return found
+
+
+def _score(name: str, score: Mapping[str, Any], *, several: bool) -> list[str]:
+    """A score's spread between trials and, where a judge was asked, whose it is."""
+    variance = score["variance"]
+    said = textwrap.wrap(variance["says"], _WIDTH - 4) if variance["judged"] and variance["says"] else []
+    shown = f"  score {trim(safe_text(name), _LONGEST_NAME)}"
+    if several and score["spread"] is not None:
+        return [f"{shown}: spread {score['spread']:.2f} between trials", *(f"    {line}" for line in said)]
+    return [shown, *(f"    {line}" for line in said)] if said else []

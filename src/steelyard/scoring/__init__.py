@@ -9,14 +9,13 @@ from steelyard._lazy import lazy_exports
 if TYPE_CHECKING:
     from steelyard.scoring.base import FunctionScorer
     from steelyard.scoring.choice import Choice
-    from steelyard.scoring.judge import Judge
-    from steelyard.scoring.limits import Latency, Tokens
-    from steelyard.scoring.messages import ToolCall
+    from steelyard.scoring.judge.judge import Judge
+    from steelyard.scoring.latency import Latency, Tokens
     from steelyard.scoring.number import Number
     from steelyard.scoring.similarity import Bleu, RougeL, Similarity
     from steelyard.scoring.structured import JsonMatch, JsonSchema
     from steelyard.scoring.text import Contains, Exact, Regex
-    from steelyard.scoring.trajectory import Trajectory
+    from steelyard.scoring.trajectory import ToolCall, Trajectory
 
 _HOMES = {
     "Bleu": "steelyard.scoring.similarity",
@@ -26,14 +25,14 @@ _HOMES = {
     "FunctionScorer": "steelyard.scoring.base",
     "JsonMatch": "steelyard.scoring.structured",
     "JsonSchema": "steelyard.scoring.structured",
-    "Judge": "steelyard.scoring.judge",
-    "Latency": "steelyard.scoring.limits",
+    "Judge": "steelyard.scoring.judge.judge",
+    "Latency": "steelyard.scoring.latency",
     "Number": "steelyard.scoring.number",
     "Regex": "steelyard.scoring.text",
     "RougeL": "steelyard.scoring.similarity",
     "Similarity": "steelyard.scoring.similarity",
-    "Tokens": "steelyard.scoring.limits",
-    "ToolCall": "steelyard.scoring.messages",
+    "Tokens": "steelyard.scoring.latency",
+    "ToolCall": "steelyard.scoring.trajectory",
     "Trajectory": "steelyard.scoring.trajectory",
 }
 

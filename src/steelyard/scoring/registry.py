@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from steelyard.contracts import Scorer
 from steelyard.errors import ConfigurationError, suggestion
+from steelyard.protocols import Scorer
 from steelyard.scoring.choice import Choice
-from steelyard.scoring.limits import Latency, Tokens
+from steelyard.scoring.latency import Latency, Tokens
 from steelyard.scoring.number import Number
 from steelyard.scoring.similarity import Bleu, RougeL, Similarity
 from steelyard.scoring.structured import JsonMatch, JsonSchema

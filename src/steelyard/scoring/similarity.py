@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from steelyard.records import EvalCase, InvocationResponse, Score
-from steelyard.scoring.plain import PlainScorer, alternatives, as_text, check_choice, check_flags, need_extra
+from steelyard.scoring.base import PlainScorer, alternatives, as_text, check_choice, check_flags, need_extra
 from steelyard.scoring.text import is_punctuation
 
 BleuTokens: TypeAlias = Literal["13a", "intl", "char", "none"]

@@ -11,15 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from steelyard.errors import ConfigurationError
 from steelyard.records import EvalCase, InvocationResponse, Score
-from steelyard.scoring.plain import (
-    PlainScorer,
-    alternatives,
-    as_text,
-    check_choice,
-    check_flags,
-    shown,
-    shown_any,
-)
+from steelyard.scoring.base import PlainScorer, alternatives, as_text, check_choice, check_flags, shown, shown_any
 
 UnicodeForm: TypeAlias = Literal["NFC", "NFKC"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.records import Score
-from steelyard.stats.blocks import Blocks
 from steelyard.stats.intervals import Interval, mean_interval, wilson
+from steelyard.stats.sketch import Blocks
 
 _SEAL_EVERY = 1024
 _LONGEST_EXAMPLE = 300

@@ -11,11 +11,8 @@ from pathlib import Path
 from steelyard.disk import sync_directory
 from steelyard.errors import ConfigurationError, SuiteError
 from steelyard.records import EvalCase
-from steelyard.suite.columns import Arrange, by_name
-from steelyard.suite.digests import Marks
-from steelyard.suite.identity import BadCase, as_json, content_digest
-from steelyard.suite.occurrences import Occurrences
-from steelyard.suite.sources import Cases, CsvSource, JsonlSource, MemorySource, Placed, Source
+from steelyard.suite.identity import BadCase, Marks, Occurrences, as_json, content_digest
+from steelyard.suite.sources import Arrange, Cases, CsvSource, JsonlSource, MemorySource, Placed, Source, by_name
 
 
 class EvalSet:
@@ -71,7 +68,7 @@ class EvalSet:
     @classmethod
     def from_yaml(cls, path: str | Path) -> EvalSet:
         """The cases of a suite file, with its id and system prompt; its target and scorers are left alone."""
-        from steelyard.suite.yaml_file import read_suite_file
+        from steelyard.suite.suite_file import read_suite_file
 
         return read_suite_file(path).cases
 
@@ -153,6 +150,6 @@ def arrangement(fields: Mapping[str, str] | None) -> Arrange:
     """How a row's columns become a case's fields: by name, or by the templates in `fields`."""
     if fields is None:
         return by_name
-    from steelyard.suite.fields import FieldTemplates
+    from steelyard.suite.templates import FieldTemplates
 
     return FieldTemplates(fields)

@@ -6,10 +6,14 @@ Digests, not strings, are what a run keeps for each case: a million cases cost a
 from __future__ import annotations
 
 import json
+import sys
+from bisect import bisect_left
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from steelyard.records import EvalCase
 
@@ -116,3 +120,110 @@ def _from_numpy(value: Any) -> Any:
 
 
 _encode = msgspec.json.Encoder(order="sorted", enc_hook=_from_numpy).encode
+
+
+Digests: TypeAlias = npt.NDArray[np.uint64]
+
+_SPELLED = 4096  # digests: 64 KB of text at a time
+
+
+class DigestColumn:
+    """Collects digests of what is added, each taken together with the same `prefix`."""
+
+    def __init__(self, prefix: bytes = b"") -> None:
+        self._begun = blake2b(prefix, digest_size=8)
+        self._bytes = bytearray()
+
+    def add(self, data: bytes) -> None:
+        digest = self._begun.copy()  # cheaper than a new one, with or without a prefix
+        digest.update(data)
+        self._bytes += digest.digest()
+
+    def numbers(self) -> Digests:
+        """The digests as numbers, in the column's own memory: nothing can be added any more."""
+        numbers = np.frombuffer(self._bytes, dtype=np.uint64)
+        return numbers.byteswap(inplace=True) if sys.byteorder == "little" else numbers
+
+
+class Spelling:
+    """Digests as records spell them, 16 hex digits each; cheap when they are asked for in order."""
+
+    def __init__(self, digests: Digests) -> None:
+        self._digests = digests
+        self._begins = 0
+        self._text = ""
+
+    def at(self, position: int) -> str:
+        place = (position - self._begins) * 16
+        if not 0 <= place < len(self._text):
+            self._begins, place = position, 0
+            self._text = self._digests[position : position + _SPELLED].astype(">u8").tobytes().hex()
+        return self._text[place : place + 16]
+
+
+class Marks:
+    """Digests of a file's blocks as they are read: a block that an earlier reading met too holds the same cases."""
+
+    def __init__(self, before: Marks | None = None) -> None:
+        self._before = before._met if before is not None else []
+        self._met: list[bytes] = []
+        self.same = False
+        """Whether the block read last is what stood at its place in the reading before."""
+
+    def meet(self, block: bytes) -> None:
+        digest = blake2b(block, digest_size=16).digest()
+        place = len(self._met)
+        self._met.append(digest)
+        self.same = place < len(self._before) and self._before[place] == digest
+
+
+SMALLEST_BATCH = 4096
+
+
+class Occurrences:
+    """Numbers each digest's occurrences from 1, in 8 bytes for each one that is met once.
+
+    Digests met once are kept in a sorted array; new ones wait in a small set until there are enough to
+    merge. Only a digest that is met again costs a dictionary entry. Where the repeated ones are known
+    from an earlier pass (`among`), nothing else is kept at all.
+    """
+
+    def __init__(self, among: frozenset[int] | None = None) -> None:
+        self._among = among
+        self._counts: dict[int, int] = {}
+        self._recent: set[int] = set()
+        self._settled = np.empty(0, dtype=np.uint64).data
+
+    @property
+    def repeated(self) -> frozenset[int]:
+        """The digests that were met more than once."""
+        return frozenset(digest for digest, count in self._counts.items() if count > 1)
+
+    def count(self, digest: int) -> int:
+        """Which occurrence of this digest this is."""
+        count = self._counts.get(digest, 0)
+        if not count:
+            if self._among is not None:
+                if digest not in self._among:
+                    return 1
+            elif digest not in self._recent and not self._is_settled(digest):
+                self._remember(digest)
+                return 1
+            else:
+                count = 1
+        self._counts[digest] = count + 1
+        return count + 1
+
+    def _is_settled(self, digest: int) -> bool:
+        place = bisect_left(self._settled, digest)
+        return place < len(self._settled) and self._settled[place] == digest
+
+    def _remember(self, digest: int) -> None:
+        self._recent.add(digest)
+        # A share of the whole, so that the merges together cost O(n log n), and small, as a set is bulky.
+        if len(self._recent) >= max(SMALLEST_BATCH, len(self._settled) // 16):
+            recent = np.fromiter(self._recent, dtype=np.uint64, count=len(self._recent))
+            self._recent.clear()
+            merged = np.concatenate([np.asarray(self._settled), recent])
+            merged.sort()
+            self._settled = merged.data

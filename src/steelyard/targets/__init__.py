@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from steelyard._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from steelyard.targets.anthropic_messages import AnthropicMessages
+    from steelyard.targets.anthropic import AnthropicMessages
     from steelyard.targets.command import Command
     from steelyard.targets.function import CallableTarget, as_target
     from steelyard.targets.openai_chat import OpenAIChat
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from steelyard.targets.simulated import Simulated
 
 _HOMES = {
-    "AnthropicMessages": "steelyard.targets.anthropic_messages",
+    "AnthropicMessages": "steelyard.targets.anthropic",
     "CallableTarget": "steelyard.targets.function",
     "Command": "steelyard.targets.command",
     "OpenAIChat": "steelyard.targets.openai_chat",

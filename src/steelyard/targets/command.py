@@ -15,11 +15,11 @@ from typing import Literal
 
 import msgspec
 
-from steelyard.contracts import Identity, InvocationContext
 from steelyard.errors import ConfigurationError, TargetError, TransientError, nearest
+from steelyard.protocols import Identity, InvocationContext
 from steelyard.records import EvalCase, InvocationResponse
-from steelyard.targets.process import ChildProcess
-from steelyard.targets.timing import time_per_output_token
+from steelyard.subprocesses import ChildProcess
+from steelyard.targets.wire import time_per_output_token
 
 MALFORMED = "MalformedOutput"
 """The `error_type` of an answer that came back but cannot be read."""

@@ -1,7 +1,8 @@
-"""What all model endpoints share: address, key, headers, the sending of a turn, and what can be wrong with a reply."""
+"""A target's connections: one transport for each event loop that asks it, for as long as anybody there uses it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -10,24 +11,80 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
+import msgspec
+
 from steelyard._version import __version__
-from steelyard.contracts import HttpReply, HttpRequest, Identity, InvocationContext, Target, Transport
 from steelyard.errors import TargetError, TransportError
 from steelyard.masking import Secret
+from steelyard.protocols import HttpReply, HttpRequest, Identity, InvocationContext, Target, Transport
 from steelyard.records import EvalCase, InvocationResponse
-from steelyard.targets.address import Address
-from steelyard.targets.answer import Answer, Call, partial_of, raise_if_wanting, response_of
-from steelyard.targets.arguments import Headers, check_counts, check_switches, check_texts, checked_params
-from steelyard.targets.conversation import Conversation, encoded
-from steelyard.targets.entrance import Entrance
-from steelyard.targets.links import Link, Links
-from steelyard.targets.replies import UNREADABLE, form_of, unreadable
-from steelyard.targets.timing import time_per_output_token
-from steelyard.targets.tool_loop import Functions, OneTurn, Turn, TurnByTurn, TurnCase, run_loop
-from steelyard.targets.tool_schemas import ToolShape, merged_tools
+from steelyard.targets.auth import Address, Entrance, Headers, check_counts, check_switches, check_texts, checked_params
+from steelyard.targets.tools import Functions, OneTurn, ToolShape, Turn, TurnByTurn, TurnCase, merged_tools, run_loop
+from steelyard.targets.wire import (
+    UNREADABLE,
+    Answer,
+    Call,
+    Conversation,
+    encoded,
+    form_of,
+    partial_of,
+    raise_if_wanting,
+    response_of,
+    time_per_output_token,
+    unreadable,
+)
 from steelyard.tokens import count_input, count_words, load_counter
+from steelyard.transport.errors import failure
 from steelyard.transport.sse import Event, events
-from steelyard.transport.status import failure
+
+
+class Link(msgspec.Struct):
+    """A transport with the headers that go with every request over it."""
+
+    transport: Transport
+    headers: Headers
+    is_ours: bool
+    """Whether it was made here, and so is to be closed here."""
+    users: int = 0
+
+
+class Links:
+    """Makes a link where there is none and closes it after its last user. Runs on different loops share nothing."""
+
+    def __init__(self, make: Callable[[int], Link]) -> None:
+        self._make = make
+        self._of_loop: dict[asyncio.AbstractEventLoop, Link] = {}
+
+    def open(self, parallelism: int) -> None:
+        """Make ready for so many calls at once on this event loop; each `open` wants its `close`."""
+        self.here(parallelism).users += 1
+
+    def here(self, parallelism: int) -> Link:
+        """The link of this event loop; one for so many calls at once is made when nobody opened any."""
+        loop = asyncio.get_running_loop()
+        link = self._of_loop.get(loop)
+        if link is None:
+            self._forget_closed_loops()
+            link = self._of_loop[loop] = self._make(parallelism)
+        return link
+
+    async def close(self) -> None:
+        """One user less; with the last one of this event loop its connections are closed."""
+        loop = asyncio.get_running_loop()
+        link = self._of_loop.get(loop)
+        if link is None:
+            return
+        link.users = max(0, link.users - 1)
+        if not link.users:
+            del self._of_loop[loop]
+            if link.is_ours:
+                await link.transport.close()
+
+    def _forget_closed_loops(self) -> None:
+        """Let go of what nobody closed while there was time: whoever asks without opening does not close either."""
+        for loop in [loop for loop in tuple(self._of_loop) if loop.is_closed()]:
+            self._of_loop.pop(loop, None)
+
 
 _NOTHING = Answer(complete=False, terminated=False)
 
@@ -262,7 +319,7 @@ class EndpointTarget(ABC):
         headers = self._make_headers()
         if self._given_transport is not None:
             return Link(self._given_transport, headers, is_ours=False)
-        from steelyard.transport.curl import CurlTransport
+        from steelyard.transport.client import CurlTransport
 
         return Link(CurlTransport(parallelism, **self._connection), headers, is_ours=True)
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn, TypeAlias
 
-from steelyard.contracts import Identity, InvocationContext, Target
+from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError, TargetError
+from steelyard.protocols import Identity, InvocationContext, Target
 from steelyard.records import EvalCase, InvocationResponse
-from steelyard.targets.timing import time_per_output_token
-from steelyard.threads import DaemonThreads
+from steelyard.targets.wire import time_per_output_token
 
 Ask: TypeAlias = Callable[[EvalCase, InvocationContext], Any]
 

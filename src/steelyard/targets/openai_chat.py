@@ -1,19 +1,63 @@
-"""The chat completions API: OpenAI's, Azure's, and that of vLLM, Ollama, llama.cpp, LiteLLM and many more."""
+"""What OpenAI's two APIs share: where they are, their key, and Azure's way of asking them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
-from steelyard.contracts import HttpReply
+import msgspec
+
 from steelyard.errors import TransportError
+from steelyard.protocols import HttpReply
 from steelyard.records import EvalCase
-from steelyard.targets.answer import Answer, Call
-from steelyard.targets.chat_answer import read_chat_stream, read_chat_whole
-from steelyard.targets.conversation import Conversation, asked_turns
-from steelyard.targets.links import Link
-from steelyard.targets.openai import OpenAIEndpoint
+from steelyard.targets.endpoint import EndpointTarget, Link
+from steelyard.targets.wire import Answer, Call, Conversation, Reader, Usage, asked_turns, before_done, reported
 from steelyard.transport.sse import Event
+
+AZURE_KEY = "AZURE_OPENAI_API_KEY"
+AZURE_BASE_URL = "AZURE_OPENAI_ENDPOINT"
+
+
+class OpenAIEndpoint(EndpointTarget):
+    """An API of OpenAI's, at OpenAI, at Azure (which an `api_version` or its host name tells), or anywhere else."""
+
+    default_base_url = "https://api.openai.com/v1"
+    base_url_variables = ("OPENAI_BASE_URL",)
+    key_variables = ("OPENAI_API_KEY",)
+    names_deployment = False
+    """Whether Azure's path of the call names the deployment, which is the model."""
+
+    @property
+    def _is_azure(self) -> bool:
+        return self.api_version is not None or self._address.is_azure
+
+    def _key_names(self) -> tuple[str, ...]:
+        return (AZURE_KEY, *self.key_variables) if self._is_azure else self.key_variables
+
+    def _usual_base_url(self) -> str:
+        azure = os.environ.get(AZURE_BASE_URL, "").strip() if self.api_version is not None else ""
+        return azure or super()._usual_base_url()
+
+    def _key_header(self, key: str) -> tuple[str, str]:
+        return ("api-key", key) if self._is_azure else super()._key_header(key)
+
+    def _make_url(self) -> str:
+        if self.api_version is None:
+            return self._address.url(self.path)
+        return self._address.url(self._azure_path(), f"api-version={quote(self.api_version, safe='')}")
+
+    def _azure_path(self) -> str:
+        """What is missing between a resource's address and the call; nothing, where the base URL says it all."""
+        path = self._address.path
+        if path.endswith("/v1") or "/deployments/" in path:
+            return self.path
+        place = "" if path.endswith("/openai") else "/openai"
+        if self.names_deployment:
+            place += f"/deployments/{quote(self.model_id, safe='')}"
+        return place + self.path
+
 
 _USAGE_FIELD = b'"stream_options":{"include_usage":true}'
 
@@ -62,3 +106,208 @@ class OpenAIChat(OpenAIEndpoint):
 
 def _refuses_usage(reply: HttpReply) -> bool:
     return reply.status in (400, 422) and any(word in reply.body for word in (b"stream_options", b"include_usage"))
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _ToolCall(msgspec.Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    """A message, or a piece of one. Servers differ in what they call the reasoning."""
+
+    content: str | list[Any] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    function_call: _Function | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    index: int | None = None
+    delta: _Message | None = None
+    message: _Message | None = None
+    finish_reason: str | None = None
+
+
+class _InputDetails(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _OutputDetails(msgspec.Struct, gc=False):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _InputDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+    prompt_cache_hit_tokens: int | None = None
+    """DeepSeek's name for the cached ones."""
+
+    def plain(self) -> Usage:
+        cached, reasoning = self.prompt_tokens_details, self.completion_tokens_details
+        return Usage(
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.prompt_cache_hit_tokens if cached is None else cached.cached_tokens,
+            None if reasoning is None else reasoning.reasoning_tokens,
+        )
+
+
+class _Completion(msgspec.Struct, gc=False):
+    """The whole answer, or a chunk of a streamed one."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+    object: str | None = None
+
+
+_COMPLETIONS = Reader(_Completion)
+
+
+class _Joined:
+    """The fragments of one message, put together as they come."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.reasoning: list[str] = []
+        self.refusals: list[str] = []
+        self.calls: list[Call] = []
+        self._places: dict[int, Call] = {}
+        self.first_content: float | None = None
+        self.first_reasoning: float | None = None
+
+    def add(self, piece: _Message, at: float | None) -> None:
+        """Take a piece in; the first that is not empty tells when tokens began to come."""
+        text = piece.content
+        reasoning = piece.reasoning_content or piece.reasoning
+        if isinstance(text, list):
+            text, thought = _split_parts(text)
+            reasoning = reasoning or thought
+        if reasoning:
+            self.reasoning.append(reasoning)
+            if self.first_reasoning is None:
+                self.first_reasoning = at
+        if text:
+            self.texts.append(text)
+        if piece.refusal:
+            self.refusals.append(piece.refusal)
+        for call in piece.tool_calls or ():
+            self._add_call(call)
+        if piece.function_call is not None:
+            self._add_call(_ToolCall(index=0, function=piece.function_call))
+        if self.first_content is None and (text or piece.refusal or piece.tool_calls or piece.function_call):
+            self.first_content = at
+
+    def _add_call(self, fragment: _ToolCall) -> None:
+        """Join a fragment to its call: by index, or by id where a server gives every call the same index or none."""
+        place = fragment.index if fragment.index is not None else max(len(self.calls) - 1, 0)
+        call = self._places.get(place)
+        if call is None or (fragment.id and call.id and fragment.id != call.id):
+            call = self._places[place] = Call("", "")
+            self.calls.append(call)
+        call.id = call.id or fragment.id or ""
+        if fragment.function is not None:
+            call.name = call.name or fragment.function.name or ""
+            arguments = fragment.function.arguments
+            call.arguments += (
+                msgspec.json.encode(arguments).decode() if isinstance(arguments, dict) else arguments or ""
+            )
+
+    def answer(self) -> Answer:
+        text = "".join(self.texts)
+        refusal = "".join(self.refusals)
+        message: dict[str, Any] = {"role": "assistant", "content": text or None}
+        if self.reasoning:
+            message["reasoning_content"] = "".join(self.reasoning)
+        if refusal:
+            message["refusal"] = refusal
+        if self.calls:
+            message["tool_calls"] = [_native(call, number) for number, call in enumerate(self.calls)]
+        return Answer(
+            messages=[message] if len(message) > 2 or text else [],
+            text=text,
+            refusal=refusal or None,
+            calls=self.calls,
+            first_content=self.first_content,
+            first_reasoning=self.first_reasoning,
+        )
+
+
+def _native(call: Call, number: int) -> dict[str, Any]:
+    call.id = call.id or f"call_{number}"
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _split_parts(parts: list[Any]) -> tuple[str, str]:
+    """The text and the reasoning of a content that comes in parts, as Mistral's does."""
+    text, thoughts = [], []
+    for part in parts:
+        if isinstance(part, dict) and part.get("type") == "thinking":
+            inner = part.get("thinking")
+            thoughts.append(_split_parts(inner)[0] if isinstance(inner, list) else str(inner or ""))
+        elif isinstance(part, dict) and isinstance(part.get("text"), str):
+            text.append(part["text"])
+    return "".join(text), "".join(thoughts)
+
+
+def read_chat_whole(body: bytes) -> Answer:
+    """The answer in one object."""
+    completion = _COMPLETIONS.read(body)
+    choice = next((choice for choice in completion.choices or () if not choice.index), None)
+    if choice is None or choice.message is None:
+        raise reported(msgspec.json.decode(body))
+    answer = _plain_answer(choice.message)
+    if answer is None:
+        joined = _Joined()
+        joined.add(choice.message, None)
+        answer = joined.answer()
+    answer.stop_reason = choice.finish_reason
+    answer.usage = None if completion.usage is None else completion.usage.plain()
+    return answer
+
+
+def _plain_answer(message: _Message) -> Answer | None:
+    """The answer of a message that is a text and nothing else, as most are; None for any other."""
+    text = message.content
+    if type(text) is not str or not text or message != _Message(text):
+        return None
+    return Answer([{"role": "assistant", "content": text}], text)
+
+
+def read_chat_stream(stream: list[Event]) -> Answer:
+    """The answer in a stream. It is whole with its `[DONE]`; a clean end after a finish reason is taken for one,
+    since many servers leave the `[DONE]` out.
+    """
+    told, done = before_done(stream)
+    chunks, fault = _COMPLETIONS.read_all(told)
+    joined = _Joined()
+    stop_reason = usage = None
+    for event, chunk in zip(told, chunks, strict=False):
+        if fault is None and (chunk.error is not None or chunk.object == "error"):
+            fault = reported(msgspec.json.decode(event.data))
+        if chunk.usage is not None:
+            usage = chunk.usage
+        for choice in chunk.choices or ():
+            piece = choice.delta or choice.message
+            if not choice.index:
+                if piece is not None:
+                    joined.add(piece, event.at)
+                stop_reason = choice.finish_reason or stop_reason
+    answer = joined.answer()
+    answer.stop_reason = stop_reason
+    answer.usage = None if usage is None else usage.plain()
+    answer.terminated = done
+    answer.complete = done or stop_reason is not None
+    answer.fault = fault
+    return answer

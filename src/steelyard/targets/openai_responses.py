@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from steelyard.records import EvalCase
-from steelyard.targets.answer import Answer, Call
-from steelyard.targets.conversation import Conversation, asked_turns, encoded
-from steelyard.targets.openai import OpenAIEndpoint
-from steelyard.targets.responses_answer import read_response_stream, read_response_whole
-from steelyard.targets.responses_items import as_items
+from steelyard.targets.openai_chat import OpenAIEndpoint
+from steelyard.targets.wire import (
+    Answer,
+    Call,
+    Conversation,
+    Reader,
+    Usage,
+    asked_turns,
+    before_done,
+    encoded,
+    reported,
+)
 from steelyard.transport.sse import Event
 
 
@@ -37,3 +46,195 @@ class OpenAIResponses(OpenAIEndpoint):
 
     def _results(self, results: Sequence[tuple[Call, str, bool]]) -> list[dict[str, Any]]:
         return [{"type": "function_call_output", "call_id": call.id, "output": text} for call, text, _ in results]
+
+
+def as_items(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items that say the same: a message with tool calls becomes several, a tool's result one of its own kind."""
+    return [item for message in messages for item in _items(message)]
+
+
+def _items(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    role, content = message.get("role"), message.get("content")
+    if role is None:
+        yield message
+    elif role == "tool":
+        output = content if isinstance(content, str) else _text(content)
+        yield {"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": output}
+    else:
+        if isinstance(content, str):
+            yield {"role": role, "content": content}
+        elif isinstance(content, list):
+            kind = "output_text" if role == "assistant" else "input_text"
+            fields = {key: value for key, value in message.items() if key != "tool_calls"}
+            yield {**fields, "content": [_part(part, kind) for part in content]}
+        yield from map(_function_call, message.get("tool_calls") or ())
+
+
+def _function_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or {}
+    return {
+        "type": "function_call",
+        "call_id": call.get("id"),
+        "name": function.get("name"),
+        "arguments": function.get("arguments") or "{}",
+    }
+
+
+def _part(part: Any, text_kind: str) -> Any:
+    if not isinstance(part, Mapping):
+        return {"type": text_kind, "text": str(part)}
+    if part.get("type") == "text":
+        return {**part, "type": text_kind}
+    if part.get("type") != "image_url":
+        return part
+    image = part.get("image_url")
+    fields = dict(image) if isinstance(image, Mapping) else {"url": image}
+    return {"type": "input_image", "image_url": fields.pop("url", None), **fields}
+
+
+def _text(content: Any) -> str:
+    parts = content if isinstance(content, list) else []
+    return "".join(part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str))
+
+
+class _InputDetails(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _OutputDetails(msgspec.Struct, gc=False):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _InputDetails | None = None
+    output_tokens_details: _OutputDetails | None = None
+
+    def plain(self) -> Usage:
+        cached, reasoning = self.input_tokens_details, self.output_tokens_details
+        return Usage(
+            self.input_tokens,
+            self.output_tokens,
+            None if cached is None else cached.cached_tokens,
+            None if reasoning is None else reasoning.reasoning_tokens,
+        )
+
+
+class _Incomplete(msgspec.Struct, gc=False):
+    reason: str | None = None
+
+
+class _Response(msgspec.Struct, gc=False):
+    status: str | None = None
+    output: list[dict[str, Any]] | None = None
+    usage: _Usage | None = None
+    incomplete_details: _Incomplete | None = None
+    error: Any = None
+
+
+class _StreamEvent(msgspec.Struct, gc=False):
+    """The whole objects inside are left as bytes: of the many that a stream has, only the last one counts."""
+
+    type: str = ""
+    delta: Any = None
+    output_index: int = 0
+    item: msgspec.Raw = msgspec.Raw(b"null")
+    response: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_RESPONSES = Reader(_Response)
+_EVENTS = Reader(_StreamEvent)
+_TERMINATORS = ("response.completed", "response.incomplete", "response.failed")
+_ITEMS: Reader[dict[str, Any]] = Reader(dict[str, Any])
+
+
+def read_response_whole(body: bytes) -> Answer:
+    """The answer in one object."""
+    response = _RESPONSES.read(body)
+    if response.output is None or response.error is not None or response.status in ("failed", "cancelled"):
+        raise reported(msgspec.json.decode(body))
+    return _answer(response, response.output)
+
+
+def read_response_stream(stream: list[Event]) -> Answer:
+    """The answer in a stream, which is whole with its `response.completed` or `response.incomplete`."""
+    told, _ = before_done(stream)
+    pieces, fault = _EVENTS.read_all(told)
+    response: _Response | None = None
+    items: dict[int, dict[str, Any]] = {}
+    first: dict[bool, float] = {}
+    for event, piece in zip(told, pieces, strict=False):
+        kind = piece.type
+        if kind in _TERMINATORS:
+            response = _RESPONSES.read(bytes(piece.response))
+            if kind == "response.failed" and fault is None:
+                fault = reported(response.error or "the response failed")
+        elif kind == "error" and fault is None:
+            fault = reported(_without_kind(msgspec.json.decode(event.data)))
+        elif kind == "response.output_item.done":
+            items[piece.output_index] = _ITEMS.read(bytes(piece.item))
+        if (is_reasoning := _token_kind(piece)) is not None:
+            first.setdefault(is_reasoning, event.at)
+    output = [items[index] for index in sorted(items)] or _from_deltas(pieces)
+    answer = _answer(response or _Response(), (response.output if response is not None else None) or output)
+    answer.first_content, answer.first_reasoning = first.get(False), first.get(True)
+    answer.terminated = answer.complete = response is not None
+    answer.fault = fault
+    return answer
+
+
+def _without_kind(error: Any) -> Any:
+    """An error event's own fields: its type is always `error`, which says nothing."""
+    return {key: value for key, value in error.items() if key != "type"} if isinstance(error, dict) else error
+
+
+def _token_kind(piece: _StreamEvent) -> bool | None:
+    """True when the event brings reasoning, False when it brings a part of the answer, None when it brings neither."""
+    if piece.type.endswith(".delta"):
+        return "reasoning" in piece.type if piece.delta else None
+    if piece.type == "response.output_item.added":
+        return False if str(_ITEMS.read(bytes(piece.item)).get("type")).endswith("_call") else None
+    return None
+
+
+def _from_deltas(pieces: Sequence[_StreamEvent]) -> list[dict[str, Any]]:
+    """The text of a stream that broke off, as the item that it would have become."""
+    kind = "response.output_text.delta"
+    text = "".join(piece.delta for piece in pieces if piece.type == kind and isinstance(piece.delta, str))
+    content = [{"type": "output_text", "text": text}]
+    return [{"type": "message", "role": "assistant", "content": content}] if text else []
+
+
+def _answer(response: _Response, output: list[dict[str, Any]]) -> Answer:
+    texts: list[str] = []
+    refusals: list[str] = []
+    for item in output:
+        for part in item.get("content") or () if item.get("type") == "message" else ():
+            if part.get("type") == "output_text":
+                texts.append(part.get("text") or "")
+            elif part.get("type") == "refusal":
+                refusals.append(part.get("refusal") or "")
+    calls = [_call(item) for item in output if item.get("type") == "function_call"]
+    return Answer(
+        messages=output,
+        text="".join(texts),
+        refusal="".join(refusals) if refusals else None,
+        calls=calls,
+        stop_reason=_stop_reason(response, bool(calls)),
+        usage=None if response.usage is None else response.usage.plain(),
+    )
+
+
+def _call(item: dict[str, Any]) -> Call:
+    return Call(str(item.get("call_id") or ""), str(item.get("name") or ""), str(item.get("arguments") or ""))
+
+
+def _stop_reason(response: _Response, called: bool) -> str | None:
+    """Why the model stopped, in the chat API's words where this API has none of its own."""
+    if response.status == "incomplete":
+        details = response.incomplete_details
+        return (details.reason if details is not None else None) or "incomplete"
+    if response.status == "completed":
+        return "tool_calls" if called else "stop"
+    return response.status

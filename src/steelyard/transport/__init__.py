@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from steelyard._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from steelyard.transport.curl import CurlTransport
-    from steelyard.transport.faults import (
+    from steelyard.transport.client import CurlTransport
+    from steelyard.transport.errors import (
         CannotConnect,
         CannotResolve,
         CertificateRefused,
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
         ResponseTooLarge,
         TimedOut,
         TlsFailed,
+        error_message,
+        failure,
+        request_id,
+        retry_after,
     )
     from steelyard.transport.sse import Event, events
-    from steelyard.transport.status import error_message, failure, request_id, retry_after
 
 _FAULTS = (
     "CannotConnect",
@@ -38,14 +41,14 @@ _FAULTS = (
     "TlsFailed",
 )
 _HOMES = {
-    "CurlTransport": "steelyard.transport.curl",
+    "CurlTransport": "steelyard.transport.client",
     "Event": "steelyard.transport.sse",
     "events": "steelyard.transport.sse",
-    "error_message": "steelyard.transport.status",
-    "failure": "steelyard.transport.status",
-    "request_id": "steelyard.transport.status",
-    "retry_after": "steelyard.transport.status",
-    **dict.fromkeys(_FAULTS, "steelyard.transport.faults"),
+    "error_message": "steelyard.transport.errors",
+    "failure": "steelyard.transport.errors",
+    "request_id": "steelyard.transport.errors",
+    "retry_after": "steelyard.transport.errors",
+    **dict.fromkeys(_FAULTS, "steelyard.transport.errors"),
 }
 
 __all__ = [

@@ -13,9 +13,9 @@ import msgspec
 import pycurl
 
 from steelyard._version import __version__
-from steelyard.contracts import HttpRequest
 from steelyard.errors import ConfigurationError
-from steelyard.transport.faults import RequestRefused, origin
+from steelyard.protocols import HttpRequest
+from steelyard.transport.errors import RequestRefused, origin
 
 _CA_VARIABLES = ("SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _CA_PLACES = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import Rows
 from steelyard.journal.reader import RecordReader
 from steelyard.records import Record
-from steelyard.report.page_data import Columns
-from steelyard.view.figures import counts_of, states_of
+from steelyard.report.page.data import Columns
+from steelyard.view.pages import counts_of, states_of
 
 MOST_ROWS = 200
 """Cases that one request may ask for."""
-_MOST_BYTES = 32 << 20
+_MAX_PAGE_BYTES = 32 << 20
 """Bytes of the journal that are read for one request; fewer cases are told of where they are longer."""
 _MOST_TRIALS = 200
 _MOST_SCORES = 50
@@ -96,7 +97,7 @@ class CaseTable:
     def block(self, cases: Ints) -> dict[str, Any]:
         """The beginning of these cases: as many as can be read for one request, at least one."""
         lengths = self.records["length"][self.leads[cases]].astype(np.int64)
-        readable = int(np.searchsorted(np.cumsum(lengths), _MOST_BYTES, side="right"))
+        readable = int(np.searchsorted(np.cumsum(lengths), _MAX_PAGE_BYTES, side="right"))
         cases = cases[: min(max(readable, 1), MOST_ROWS)]
         records = self._read(self.leads[cases].tolist())
         names = list(dict.fromkeys(score.name for record in records for score in record.scores))[:_MOST_SCORES]
@@ -195,3 +196,60 @@ class CaseTable:
         known = np.isfinite(keys)  # what has no value goes last either way
         order = np.argsort(-keys[known] if descending else keys[known], kind="stable")
         return np.concatenate([cases[known][order], cases[~known]])
+
+
+LONGEST_QUERY = 200
+_MOST_SECONDS = 3.0
+_MAX_SEARCH_BYTES = 1 << 30
+_LOOK_EVERY = 256
+
+
+class _Words(msgspec.Struct, gc=False):
+    """What is looked at of a record."""
+
+    id: str
+    response_text: str | None = None
+    input_prompt: str | None = None
+    error: str | None = None
+
+
+_decode = msgspec.json.Decoder(_Words).decode
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Which records hold the words, and how many were looked at before time or patience ran out."""
+
+    records: npt.NDArray[np.bool_]
+    searched: int
+
+
+def terms_of(query: str) -> tuple[str, ...]:
+    """The words of a query, in small letters; a record must hold all of them."""
+    return tuple(query[:LONGEST_QUERY].lower().split())
+
+
+def search(run: Path, rows: Rows, terms: tuple[str, ...], clock: Callable[[], float] = time.monotonic) -> Found:
+    """Look through the records of these rows, in the order in which they lie in the journal."""
+    found = np.zeros(len(rows), dtype=bool)
+    deadline, left, searched = clock() + _MOST_SECONDS, _MAX_SEARCH_BYTES, 0
+    order = np.argsort(rows["offset"], kind="stable")
+    places = zip(order.tolist(), rows["offset"][order].tolist(), rows["length"][order].tolist(), strict=True)
+    with open(run / OUTPUTS, "rb", buffering=1 << 20) as file:
+        for record, offset, length in places:
+            if left < length or (searched % _LOOK_EVERY == 0 and clock() > deadline):
+                break
+            if file.tell() != offset:
+                file.seek(offset)
+            found[record] = _holds(file.read(length), terms)
+            left -= length
+            searched += 1
+    return Found(found, searched)
+
+
+def _holds(line: bytes, terms: tuple[str, ...]) -> bool:
+    try:
+        words = _decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    text = "\n".join((words.id, words.input_prompt or "", words.response_text or "", words.error or "")).lower()
+    return all(term in text for term in terms)

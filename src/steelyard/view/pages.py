@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from starlette.responses import HTMLResponse
 
 from steelyard._version import __version__
-from steelyard.report.page import PARTS
-from steelyard.report.page_frame import asset, escaped, filled, program, script_json
+from steelyard.journal.index import Rows, counting
+from steelyard.report.page import charts as page_charts
+from steelyard.report.page.frame import asset, escaped, filled, program, script_json
+from steelyard.report.page.page import PARTS
+from steelyard.report.records import STATES
+from steelyard.stats.intervals import wilson
 from steelyard.view.security import page_policy
 
 _STYLES = ("page.css", "compare.css", "sweep.css")
@@ -68,3 +76,121 @@ def _style() -> str:
 @cache
 def _script(report: tuple[str, ...], own: tuple[str, ...]) -> str:
     return program([*map(asset, report), *map(_own_asset, own)])
+
+
+Values = npt.NDArray[np.float64]
+
+NO_CHARTS = {
+    "first": None,
+    "last": None,
+    "output": None,
+    "over_time": None,
+    "points": None,
+    "cached_input": 0,
+    "reasoning": 0,
+}
+"""The charts of a page whose journal is still being read."""
+
+PERCENTILES = (50, 90, 99)
+_ERROR = STATES.index("error")
+_RECENT = 10.0
+"""Seconds that the present throughput is taken over."""
+_MOST_KINDS = 6
+
+
+def in_case_order(rows: Rows) -> Rows:
+    """The rows that count, those of one case together."""
+    kept = counting(rows)
+    if not kept["trial"].any():
+        return kept[np.argsort(kept["index"], kind="stable")]
+    return kept[np.lexsort((kept["trial"], kept["id"], kept["index"]))]
+
+
+def states_of(rows: Rows) -> npt.NDArray[np.uint8]:
+    """What became of each record, as a position in STATES."""
+    return np.where(rows["ok"] == 1, rows["verdict"], _ERROR).astype(np.uint8)
+
+
+def counts_of(states: npt.NDArray[np.uint8]) -> dict[str, int]:
+    """How many there are of each state."""
+    return dict(zip(STATES, np.bincount(states, minlength=len(STATES)).tolist(), strict=True))
+
+
+def charts(rows: Rows) -> dict[str, Any]:
+    """The charts of the report, of rows in case order."""
+    states = states_of(rows)
+    measured = (rows["ok"] == 1) & (rows["cached"] == 0)
+    first, last, at, output = (rows[name].astype(np.float64) for name in ("first", "last", "at", "output"))
+    return {
+        **page_charts.charts(first, last, output, at, states, measured),
+        **{name: round(_total(rows[name][measured])) for name in ("cached_input", "reasoning")},
+    }
+
+
+def live_figures(rows: Rows, kinds: Sequence[str], quiet: float) -> dict[str, Any]:
+    """The numbers and curves of a run so far; `quiet` is for how many seconds nothing has landed."""
+    counted = counting(rows)
+    states = states_of(counted)
+    counts = counts_of(states)
+    scored = counts["passed"] + counts["failed"]
+    measured = counted[(counted["ok"] == 1) & (counted["cached"] == 0)]
+    return {
+        "n": len(counted),
+        "counts": counts,
+        "pass_rate": counts["passed"] / scored if scored else None,
+        "pass_rate_ci95": wilson(counts["passed"], scored),
+        "errors": _error_kinds(counted[states == _ERROR], kinds),
+        "first": _percentiles(measured["first"]),
+        "last": _percentiles(measured["last"]),
+        "tokens": [_total(measured[name]) for name in ("input", "output")],
+        "cost": _total(rows["cost"]) if np.isfinite(rows["cost"]).any() else None,
+        "rate": _rate_now(rows["at"], quiet),
+        "seconds": _latest(rows["at"]),
+        "over_time": _curves(rows),
+    }
+
+
+def _percentiles(values: npt.NDArray[Any]) -> list[float] | None:
+    known = values[np.isfinite(values)].astype(np.float64)
+    return [_short(one) for one in np.percentile(known, PERCENTILES)] if len(known) else None
+
+
+def _total(values: npt.NDArray[Any]) -> float:
+    return float(np.nansum(values, dtype=np.float64))
+
+
+def _latest(at: npt.NDArray[Any]) -> float:
+    known = at[np.isfinite(at)]
+    return float(known.max()) if len(known) else 0.0
+
+
+def _rate_now(at: npt.NDArray[Any], quiet: float) -> float:
+    """Records a second of late: none of them if nothing has landed for longer than that."""
+    now = _latest(at) + max(quiet, 0.0)
+    stretch = min(_RECENT, now)
+    return _short(float((at > now - stretch).sum()) / stretch) if stretch > 0 else 0.0
+
+
+def _error_kinds(errors: Rows, kinds: Sequence[str]) -> list[tuple[str, int]]:
+    counted = np.bincount(errors["kind"], minlength=1)
+    ranked = np.argsort(-counted, kind="stable")[:_MOST_KINDS].tolist()
+    return [(kinds[number], int(counted[number])) for number in ranked if counted[number]]
+
+
+def _curves(rows: Rows) -> dict[str, Any] | None:
+    """Records and errors in each stretch of the run, and the percentiles of the times of those that landed in it."""
+    at = rows["at"].astype(np.float64)
+    found = page_charts.over_time(at, states_of(rows))
+    if found is None:
+        return None
+    bins = len(found["landed"])
+    measured = (rows["ok"] == 1) & (rows["cached"] == 0) & np.isfinite(at) & np.isfinite(rows["last"])
+    place = np.minimum((at[measured] / found["width"]).astype(np.int64), bins - 1)
+    order = np.argsort(place, kind="stable")
+    times = rows["last"][measured][order].astype(np.float64)
+    pieces = np.split(times, np.searchsorted(place[order], np.arange(1, bins)))
+    return {**found, "times": [_percentiles(piece) for piece in pieces]}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}") if math.isfinite(value) else 0.0

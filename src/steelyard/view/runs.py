@@ -9,16 +9,42 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from steelyard.errors import ConfigurationError
-from steelyard.journal.files import INDEX, LOCK, MANIFEST, METRICS, OUTPUTS, PARTIAL, PREVIOUS
-from steelyard.journal.states import RunState, run_state
-from steelyard.report.headline import Headline, is_writing, read_headline
+from steelyard.journal.files import (
+    CASES,
+    INDEX,
+    LOCK,
+    MANIFEST,
+    METRICS,
+    OUTPUTS,
+    PARTIAL,
+    PREVIOUS,
+    SWEEP,
+    SWEEP_PARTIAL,
+    RunState,
+    read_metrics,
+    run_state,
+)
+from steelyard.journal.manifest import Manifest, read_manifest
+from steelyard.records import Record
+from steelyard.report.compare.compare import compare
+from steelyard.report.compare.page import comparison_markup, comparison_title
+from steelyard.report.headline import Headline, is_writing, notices, read_headline, read_partial
+from steelyard.report.page.page import about
+from steelyard.report.records import Asked, Expectations, open_suite
+from steelyard.report.sweep.page import checked_sweep, sweep_markup, sweep_title
+from steelyard.run.result import Result
+from steelyard.suite.evalset import EvalSet
+from steelyard.view.cases import CaseTable
+from steelyard.view.pages import NO_CHARTS
 
 _DEEPEST = 3
 """Folders within folders that are looked into: a sweep keeps each level's run in a folder of its own."""
@@ -157,3 +183,170 @@ def _run_folders(root: Path) -> Iterator[Path]:
         if depth < _DEEPEST:
             below = [entry for entry in found if entry.is_dir(follow_symlinks=False) and entry.name != PREVIOUS]
             waiting += [(folder / entry.name, depth + 1) for entry in below if not entry.name.startswith(".")]
+
+
+_MOST_REPLAYED = 16
+_FARTHEST = 200_000
+"""Cases of a suite that are read to find one."""
+
+
+class Suites:
+    """The suite files that may be read: those in one of these folders. What a run names elsewhere stays unread."""
+
+    def __init__(self, *folders: Path) -> None:
+        self._folders = [folder.resolve() for folder in folders]
+
+    def open(self, run: Path, manifest: Manifest | None) -> tuple[EvalSet | None, str | None]:
+        """The cases of a run; else None, and why not in words."""
+        if (run / CASES).is_symlink():
+            return None, "the run's own cases are a link to somewhere else"
+        named = None if manifest is None else manifest.suite_file
+        if named is not None and not (run / CASES).exists() and not self._may_read(Path(named)):
+            return None, f"the suite file {named} lies outside the folders that this server reads"
+        return open_suite(run, manifest)
+
+    def asked(self, run: Path, record: Record) -> Asked | None:
+        """The case of a record as the suite has it now."""
+        manifest = read_manifest(run)
+        suite, _ = self.open(run, manifest)
+        if suite is None or record.index > _FARTHEST:
+            return None
+        return Expectations(suite, manifest).of(record)
+
+    def _may_read(self, suite_file: Path) -> bool:
+        place = suite_file.resolve()
+        return any(place.is_relative_to(folder) for folder in self._folders)
+
+
+class Overviews:
+    """The reports' first views. What had to be replayed is kept for a while: that takes seconds in a large run."""
+
+    def __init__(self, suites: Suites) -> None:
+        self._suites = suites
+        self._replayed: OrderedDict[tuple[Path, Signature], dict[str, Any]] = OrderedDict()
+
+    def of(self, run: Path, table: CaseTable) -> dict[str, Any]:
+        """What the first view shows, in the form that the report's scripts read; the charts come later."""
+        manifest = read_manifest(run)
+        _, note = self._suites.open(run, manifest)
+        return _overview(run, table, self._metrics(run), manifest, note)
+
+    def _metrics(self, run: Path) -> dict[str, Any]:
+        """The figures of a run: as written when it ended or was stopped, else replayed from its journal."""
+        written = read_metrics(run) or read_partial(run)
+        if written is not None:
+            return written
+        key = (run, signature_of(run))
+        replayed = self._replayed.pop(key, None)
+        if replayed is None:
+            replayed = Result.load(run).metrics
+            replayed["suite"] = sayable(replayed["suite"])  # without a manifest it is the folder's name
+        self._replayed[key] = replayed
+        while len(self._replayed) > _MOST_REPLAYED:
+            self._replayed.popitem(last=False)
+        return replayed
+
+
+def _overview(
+    run: Path, table: CaseTable, metrics: dict[str, Any], manifest: Manifest | None, note: str | None
+) -> dict[str, Any]:
+    return {
+        "about": about(Path(sayable(str(run))), metrics, manifest, table.trials, note),
+        "metrics": metrics,
+        "counts": table.record_counts,
+        "score_names": list(metrics["scores"]),
+        "notices": notices(metrics),
+        "charts": NO_CHARTS,
+        "chunks": [],
+    }
+
+
+_LEVEL = "level-"
+
+
+class SweepHeadline(msgspec.Struct, kw_only=True):
+    """One sweep, in a line."""
+
+    id: str
+    name: str
+    suite: str
+    model: str | None
+    complete: bool
+    levels: int
+    recommended: int | None
+    says: str
+
+
+class Sweeps:
+    """The sweeps below a folder, found by their levels, which are runs. Any thread may ask."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    def headlines(self) -> list[SweepHeadline]:
+        """All sweeps, in the order of their names."""
+        found = [self._headline(place, sweep) for place in self._places() if (sweep := _read(place)) is not None]
+        return sorted(found, key=lambda one: one.name)
+
+    def page_of(self, sweep_id: str) -> tuple[str, str] | None:
+        """The title and the markup of a sweep, all that is not ours escaped; None when the folder does not hold it."""
+        for place, levels in self._places().items():
+            if self._runs.id_of(place) == sweep_id and (sweep := _read(place)) is not None:
+                links = {level.name: f"/run/{self._runs.id_of(level)}" for level in levels}
+                return sweep_title(sweep), "\n".join(sweep_markup(sweep, self._runs.name_of(place), links))
+        return None
+
+    def _places(self) -> dict[Path, list[Path]]:
+        """The folders that hold levels, and their levels."""
+        found: dict[Path, list[Path]] = {}
+        for headline in self._runs.headlines():
+            place = self._runs.find(headline.id)
+            if place is not None and place != self._runs.root and place.name.startswith(_LEVEL):
+                found.setdefault(place.parent, []).append(place)
+        return found
+
+    def _headline(self, place: Path, sweep: Mapping[str, Any]) -> SweepHeadline:
+        recommendation = sweep["recommendation"]
+        return SweepHeadline(
+            id=self._runs.id_of(place),
+            name=self._runs.name_of(place),
+            suite=sweep["suite"],
+            model=sweep["model_id"],
+            complete=sweep["complete"],
+            levels=len(sweep["levels"]),
+            recommended=recommendation["level"],
+            says=recommendation["says"],
+        )
+
+
+def _read(place: Path) -> dict[str, Any] | None:
+    """What a sweep found; None where there is none, or it is a link elsewhere or cannot be understood."""
+    if any((place / name).is_symlink() for name in (SWEEP, SWEEP_PARTIAL)):
+        return None
+    try:
+        return checked_sweep(place)
+    except (ConfigurationError, OSError):
+        return None
+
+
+MOST_COMPARED = 5
+_MOST_KEPT = 8
+
+
+class Comparisons:
+    """Titles and markup of comparisons."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[tuple[Path, Signature], ...], tuple[str, str]] = OrderedDict()
+
+    def of(self, runs: Sequence[Path]) -> tuple[str, str]:
+        """The title and the markup of the first run against each of the others; all that is not ours is escaped."""
+        key = tuple((run, signature_of(run)) for run in runs)
+        made = self._kept.pop(key, None)
+        if made is None:
+            comparison = compare(runs)
+            made = (comparison_title(comparison), "\n".join(comparison_markup(comparison)))
+        self._kept[key] = made
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+        return made

@@ -13,7 +13,6 @@ try:
 except ImportError as error:
     raise ConfigurationError("tracing needs opentelemetry: pip install 'steelyard[otel]'") from error
 
-from steelyard.integrations.otel.export import exported
-from steelyard.integrations.otel.tracing import trace_runner
+from steelyard.integrations.otel.tracing import exported, trace_runner
 
 __all__ = ["exported", "trace_runner"]

@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
-from collections.abc import Callable
-from typing import cast
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span
 
 from steelyard._version import __version__
-from steelyard.contracts import RemoteTarget, RepeatedJudge, Scorer, Target
 from steelyard.engine.local import LocalEngine
-from steelyard.integrations.otel.calls import Traced, TracedRemote
-from steelyard.integrations.otel.cases import TracedEngine
-from steelyard.integrations.otel.scores import TracedJudge, TracedScorer
-from steelyard.integrations.otel.spans import Spans
-from steelyard.runner import Runner
+from steelyard.errors import ConfigurationError
+from steelyard.integrations.otel.spans import Spans, Traced, TracedRemote
+from steelyard.protocols import (
+    Cancellation,
+    Emit,
+    Engine,
+    Identity,
+    InFlight,
+    InvocationContext,
+    Pace,
+    Permits,
+    RemoteTarget,
+    RepeatedJudge,
+    Scorer,
+    ScoreResult,
+    Tally,
+    Target,
+    Work,
+)
+from steelyard.records import EvalCase, InvocationResponse, Job, Record, Sample, Score, StoredSample, Unjudged
+from steelyard.run.runner import Runner
+from steelyard.stats.scores import verdict
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 _WITH_CONTENT = ("true", "1", "span_only", "span_and_event")
@@ -55,3 +81,246 @@ def _traced_scorer(scorer: Scorer, spans: Spans, traced: Callable[[Target], Targ
     if isinstance(scorer, RepeatedJudge):
         return cast(Scorer, TracedJudge(scorer.bound(traced), spans))
     return TracedScorer(scorer, spans)
+
+
+class TracedEngine:
+    """An engine whose runs are spans, each of their cases a span in it. A warm-up is a run of its own."""
+
+    def __init__(self, engine: Engine, spans: Spans, name: str, attributes: Mapping[str, Any]) -> None:
+        self._engine = engine
+        self._spans = spans
+        self._name = name
+        self._attributes = attributes
+
+    async def run(
+        self,
+        work: Work,
+        jobs: Iterator[Job | None],
+        emit: Emit,
+        *,
+        parallelism: int,
+        token: Cancellation,
+        permits: Permits | None = None,
+        pace: Pace | None = None,
+    ) -> Tally:
+        """Run the jobs under a span that counts them at its end."""
+        with self._spans.open(self._name, {**self._attributes, "steelyard.parallelism": parallelism}) as span:
+            tally = await self._engine.run(
+                _TracedWork(work, self._spans, trace.set_span_in_context(span)),
+                jobs,
+                emit,
+                parallelism=parallelism,
+                token=token,
+                permits=permits,
+                pace=pace,
+            )
+            span.set_attribute("steelyard.finished", tally.finished)
+            span.set_attribute("steelyard.cancelled", tally.cancelled)
+            return tally
+
+    def in_flight(self) -> InFlight:
+        return self._engine.in_flight()
+
+
+class _TracedWork:
+    """One case as a span of the run's."""
+
+    def __init__(self, work: Work, spans: Spans, run: Context) -> None:
+        self._work = work
+        self._spans = spans
+        self._run = run
+
+    async def __call__(self, job: Job, emit: Emit) -> None:
+        attributes: dict[str, Any] = {
+            "steelyard.case.id": job.case.id,
+            "steelyard.case.trial": job.trial,
+            "steelyard.case.index": job.index,
+        }
+        with self._spans.open("case", attributes, parent=self._run) as span:
+
+            def deliver(item: Record | Unjudged | StoredSample) -> None:
+                emit(item)
+                if isinstance(item, Record):
+                    self._note(span, item)
+
+            await self._work(job, deliver)
+
+    def _note(self, span: Span, record: Record) -> None:
+        span.set_attribute("steelyard.status", record.status)
+        span.set_attribute("steelyard.attempts", record.attempts)
+        if record.cached:
+            span.set_attribute("steelyard.cached", True)
+        if record.cost is not None:
+            span.set_attribute("steelyard.cost", record.cost)
+        if (passed := verdict(record.scores)) is not None:
+            span.set_attribute("steelyard.passed", passed)
+        if record.error is not None:
+            self._spans.fail(span, record.error_type or "error", record.error)
+
+
+class TracedScorer:
+    """A scorer whose every score is a span."""
+
+    def __init__(self, scorer: Scorer, spans: Spans) -> None:
+        self._scorer = scorer
+        self._spans = spans
+        self._attributes = {"gen_ai.evaluation.name": scorer.name}
+
+    @property
+    def name(self) -> str:
+        return self._scorer.name
+
+    def identity(self) -> Identity:
+        return self._scorer.identity()
+
+    def score(self, case: EvalCase, response: InvocationResponse) -> ScoreResult | Awaitable[ScoreResult]:
+        """The scorer's answer; a scorer that waits is traced while it waits."""
+        if inspect.iscoroutinefunction(self._scorer.score):
+            return self._awaited(case, response)
+        with self._spans.open(f"score {self.name}", self._attributes) as span:
+            answer = self._scorer.score(case, response)
+            if not inspect.isawaitable(answer):
+                self._spans.note_scores(span, answer)
+            return answer
+
+    async def _awaited(self, case: EvalCase, response: InvocationResponse) -> ScoreResult:
+        with self._spans.open(f"score {self.name}", self._attributes) as span:
+            answer = await cast(Awaitable[ScoreResult], self._scorer.score(case, response))
+            self._spans.note_scores(span, answer)
+            return answer
+
+
+class TracedJudge:
+    """A judge whose every sample is a span, with the call of its model inside."""
+
+    def __init__(self, judge: RepeatedJudge, spans: Spans) -> None:
+        self._judge = judge
+        self._spans = spans
+
+    @property
+    def name(self) -> str:
+        return self._judge.name
+
+    @property
+    def by(self) -> str:
+        return self._judge.by
+
+    @property
+    def when(self) -> str:
+        return self._judge.when
+
+    @property
+    def calibration(self) -> object:
+        return getattr(self._judge, "calibration", None)
+
+    @property
+    def advisory(self) -> bool:
+        return self._judge.advisory
+
+    @advisory.setter
+    def advisory(self, value: bool) -> None:
+        self._judge.advisory = value
+
+    def identity(self) -> Identity:
+        return self._judge.identity()
+
+    def applies(self, case: EvalCase) -> bool:
+        return self._judge.applies(case)
+
+    def fingerprint(self, case: EvalCase, response: InvocationResponse) -> str:
+        return self._judge.fingerprint(case, response)
+
+    def bound(self, wrap: Callable[[Target], Target]) -> RepeatedJudge:
+        """The same judge, its target wrapped."""
+        return TracedJudge(self._judge.bound(wrap), self._spans)
+
+    async def score(self, case: EvalCase, response: InvocationResponse) -> ScoreResult:
+        """One sample as a score; None when it does not apply to the case."""
+        if not self.applies(case):
+            return None
+        return self.combine([await self.sample(case, response, InvocationContext(case_id=case.id))])
+
+    async def sample(self, case: EvalCase, response: InvocationResponse, context: InvocationContext) -> Sample:
+        """What the judge says when it is asked once."""
+        attributes = {
+            "gen_ai.evaluation.name": self.name,
+            "steelyard.judge": self.by,
+            "steelyard.sample": context.trial,
+        }
+        with self._spans.open(f"score {self.name}", attributes) as span:
+            sample = await self._judge.sample(case, response, context)
+            self._spans.note_score(span, self.name, sample.score, sample.passed, sample.reason)
+            if sample.error is not None:
+                self._spans.fail(span, "scoring_error", sample.error)
+            return sample
+
+    def combine(self, samples: Sequence[Sample], *, escalated: bool = False) -> Score:
+        return self._judge.combine(samples, escalated=escalated)
+
+
+log = logging.getLogger("steelyard")
+
+_QUEUE = 16_384
+"""Spans that may wait for the exporter: a run makes thousands a second, and the SDK's own 2,048 would soon be full."""
+_FLUSH_SECONDS, _HURRIED_FLUSH_SECONDS = 5.0, 1.0
+
+
+@contextmanager
+def exported(runner: Runner, *, content: bool | None = None) -> Iterator[None]:
+    """Trace the runner, and send its spans where the OTEL_* environment variables say; for a program of its own.
+
+    A global provider that is there already (`opentelemetry-instrument`) is used as it is. At the end, spans that are
+    still waiting are given a few seconds to get away.
+    """
+    ours = None
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        ours = provider_from_environment()
+        trace.set_tracer_provider(ours)  # what the target's own libraries trace belongs to the same run
+    trace_runner(runner, content=content)
+    try:
+        yield
+    finally:
+        if ours is not None:
+            interrupted = runner.token is not None and runner.token.cancelled
+            _flush(ours, _HURRIED_FLUSH_SECONDS if interrupted else _FLUSH_SECONDS)
+
+
+def provider_from_environment() -> TracerProvider:
+    """A provider with the exporters that OTEL_TRACES_EXPORTER names, `otlp` unless it is set."""
+    try:
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ConfigurationError("exporting spans needs the SDK: pip install 'steelyard[otel]'") from error
+    ours = Resource({"service.name": "steelyard", "service.version": __version__})
+    # What the environment says outranks ours, which outranks what the SDK makes up.
+    resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    room = None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else _QUEUE
+    for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(","):
+        if (name := name.strip()) and name != "none":
+            provider.add_span_processor(BatchSpanProcessor(_exporter(name), max_queue_size=room))
+    return provider
+
+
+def _exporter(name: str) -> Any:
+    if name == "otlp":
+        protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
+        name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+    known = {point.name: point for point in entry_points(group="opentelemetry_traces_exporter")}
+    if name not in known:
+        raise ConfigurationError(
+            f"OTEL_TRACES_EXPORTER: no exporter {name!r} is installed; known here: {', '.join(known)}"
+        )
+    return known[name].load()()
+
+
+def _flush(provider: TracerProvider, seconds: float) -> None:
+    """Wait for the exporter, but not for ever: the SDK's own time limit is not kept when a collector is away."""
+    flushing = threading.Thread(target=provider.force_flush, name="steelyard-spans", daemon=True)
+    flushing.start()
+    flushing.join(seconds)
+    if flushing.is_alive():
+        log.warning("not all spans could be exported within %g s", seconds)

@@ -1,0 +1,140 @@
+"""Open loop: calls are sent at planned moments, whatever became of those before them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from steelyard.errors import ConfigurationError, suggestion
+from steelyard.protocols import derived_rng
+from steelyard.units import RateLimit, parse_rate
+
+Kind = Literal["constant", "poisson"]
+
+_LATE_AFTER = 0.01
+_EARLY_ENOUGH = 0.0005
+"""Seconds: timers of some loops count in whole milliseconds and fire as much too soon."""
+
+
+class Arrivals(msgspec.Struct, frozen=True):
+    """When calls are to be sent: at even distances, or at random as independent people would."""
+
+    kind: Kind
+    rate: RateLimit
+
+    def offsets(self, seed: int = 0) -> Iterator[float]:
+        """Seconds from the start to each send, without end; the same ones for the same seed."""
+        return self._at_random(seed) if self.kind == "poisson" else self._evenly()
+
+    def _evenly(self) -> Iterator[float]:
+        # Multiplied, not added up: after a million sends the error is still one rounding.
+        return (number * self.rate.per_seconds / self.rate.count for number in itertools.count())
+
+    def _at_random(self, seed: int) -> Iterator[float]:
+        between = derived_rng(seed, "arrivals", 0).expovariate
+        return itertools.accumulate(between(self.rate.per_second) for _ in itertools.count())
+
+
+def parse_arrivals(value: object, name: str = "arrivals") -> Arrivals:
+    """The arrivals that are written as `constant:20/s` or `poisson:600/min`."""
+    kind, colon, rate = value.partition(":") if isinstance(value, str) else ("", "", "")
+    kind = kind.strip().lower()
+    if not colon:
+        raise ConfigurationError(f"{name} must be like constant:20/s or poisson:20/s, got {value!r}")
+    if kind not in get_args(Kind):
+        raise ConfigurationError(f"{name}: unknown kind {kind!r}; {suggestion(kind, get_args(Kind))}")
+    return Arrivals("poisson" if kind == "poisson" else "constant", parse_rate(rate, f"{name}: the rate after {kind}:"))
+
+
+class SendCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the planned sends."""
+
+    planned: int
+    """Moments that came before the end."""
+    sent: int
+    late: int
+    """Of those sent: later than `late_after` seconds."""
+    missed: int
+    """Planned and never sent."""
+    late_after: float
+    worst_lateness: float
+
+    def really_sent(self, sent: int) -> SendCounts:
+        """The same for so many sends: at its moment a call may have been called off, by a budget or a cancellation."""
+        return msgspec.structs.replace(self, sent=sent, missed=self.planned - sent, late=min(self.late, sent))
+
+    def to_metrics(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)
+
+
+class Schedule:
+    """Hands out planned moments until the duration is over or so many were sent (contracts.Pace).
+
+    Moments are absolute, so that lateness does not add up. A send that comes late is made at once; one that could
+    not be made before the duration was over is not made any more, and counts as missed.
+    """
+
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        *,
+        duration: float | None = None,
+        count: int | None = None,
+        seed: int = 0,
+        late_after: float = _LATE_AFTER,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._arrivals = arrivals
+        self._duration = float("inf") if duration is None else duration
+        self._count = count
+        self._seed = seed
+        self._late_after = late_after
+        self._clock = clock
+        self._sleep = sleep
+        self._offsets = self._planned_offsets()
+        self._began: float | None = None
+        self._sent = 0
+        self._late = 0
+        self._worst = 0.0
+
+    async def next_send(self) -> float | None:
+        """Wait for the next planned moment; its clock reading, or None when no more are to come."""
+        if self._began is None:
+            self._began = self._clock()
+        offset = next(self._offsets, None)
+        if offset is None or self._clock() >= self._began + self._duration:
+            return None
+        planned = self._began + offset
+        while (ahead := planned - self._clock()) > _EARLY_ENOUGH:
+            await self._sleep(ahead)
+        self._note(self._clock() - planned)
+        return planned
+
+    def counts(self) -> SendCounts:
+        """What became of the moments that have come by now."""
+        elapsed = 0.0 if self._began is None else min(self._clock() - self._began, self._duration)
+        due = sum(1 for _ in itertools.takewhile(lambda offset: offset < elapsed, self._planned_offsets()))
+        planned = max(due, self._sent)
+        return SendCounts(
+            planned=planned,
+            sent=self._sent,
+            late=self._late,
+            missed=planned - self._sent,
+            late_after=self._late_after,
+            worst_lateness=self._worst,
+        )
+
+    def _planned_offsets(self) -> Iterator[float]:
+        offsets = itertools.takewhile(lambda offset: offset < self._duration, self._arrivals.offsets(self._seed))
+        return itertools.islice(offsets, self._count)
+
+    def _note(self, lateness: float) -> None:
+        self._sent += 1
+        self._late += lateness > self._late_after
+        self._worst = max(self._worst, lateness)

@@ -1,0 +1,398 @@
+"""How fast one endpoint may be asked: a rate, a token budget, permits, a pause for all when it has too much to do."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from steelyard.engine.adaptive import AdaptivePermits
+from steelyard.errors import ConfigurationError, TransientError, TransportError
+from steelyard.protocols import InvocationContext, Target, TargetAround
+from steelyard.records import EvalCase, InvocationResponse
+from steelyard.units import RateLimit
+
+_SLOWEST_LEARNING = 1 / 16
+_MINUTE = 60.0
+
+
+class Sent(msgspec.Struct, gc=False):
+    """A call that was given leave: when, what was set aside for it, and how many were on the wire with it."""
+
+    at: float
+    estimate: float
+    reserved: float
+    in_use: int
+
+
+class _Place(msgspec.Struct, eq=False):
+    """One that waits for leave, with what it will need of the token budget."""
+
+    leave: asyncio.Future[Sent]
+    estimate: float
+    reserved: float
+
+
+class EndpointLimits:
+    """What all calls to one endpoint share; first come, first served.
+
+    With `pauses` off, an endpoint that is overloaded is asked on as before: for load runs, which measure just that.
+    One that nobody can reach is left alone for moments in any case.
+    """
+
+    def __init__(
+        self,
+        *,
+        rate: RateLimit | None = None,
+        tokens_per_min: int | None = None,
+        permits: AdaptivePermits | None = None,
+        pauses: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if tokens_per_min is not None and tokens_per_min < 1:
+            raise ConfigurationError(f"tokens_per_min must be >= 1, got {tokens_per_min}")
+        self._clock = clock
+        self._permits = permits
+        self._rate = Spacing(rate) if rate is not None else None
+        self._tokens = Spacing(RateLimit(tokens_per_min, _MINUTE)) if tokens_per_min is not None else None
+        self._pause = Pause() if pauses else None
+        self._outage = Outage()
+        self.answers = 0
+        """How many calls were answered, so far."""
+        self._overrun = 0.0
+        self._settled = 0
+        self._queue: deque[_Place] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        if permits is not None:
+            permits.on_room(self._let_through)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether there is more than a pause: something of which there must be one for all calls, wherever made."""
+        return self._rate is not None or self._tokens is not None or self._permits is not None
+
+    @property
+    def pauses(self) -> bool:
+        """Whether an endpoint that is overloaded is left alone for a while."""
+        return self._pause is not None
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for leave to be sent."""
+        return len(self._queue)
+
+    def leave_now(self, estimate: float) -> Sent | None:
+        """Leave to send a call of about so many tokens, if it can be had without waiting."""
+        now = self._clock()
+        if self._queue or not self._has_room() or self._ready_at() > now:
+            return None
+        return self._take(now, estimate, self._to_reserve(estimate))
+
+    async def leave(self, estimate: float, context: InvocationContext) -> Sent:
+        """The same, waiting for it; meanwhile the case's own time stands still."""
+        place = _Place(asyncio.get_running_loop().create_future(), estimate, self._to_reserve(estimate))
+        self._queue.append(place)
+        if len(self._queue) == 1:
+            self._set_timer()
+        began = self._clock()
+        if context.clock is not None:
+            context.clock.stop()
+        try:
+            return await place.leave
+        except asyncio.CancelledError:
+            self._withdraw(place)
+            raise
+        finally:
+            context.waiting += self._clock() - began
+            if context.clock is not None:
+                context.clock.start()
+
+    def answered(self, sent: Sent, response: InvocationResponse) -> None:
+        """A call came back with this."""
+        self.answers += 1
+        self._outage.reached()
+        if self._tokens is not None:
+            self._settle(self._tokens, sent, _tokens_of(response))
+        if self._pause is not None:
+            self._pause.answered()
+        if self._permits is not None:
+            latency = response.time_to_last_token
+            if latency is None:
+                latency = self._clock() - sent.at
+            self._permits.observe("ok" if response.error is None else "error", latency, sent.in_use)
+
+    def failed(self, sent: Sent, error: Exception) -> None:
+        """A call ended in this. An endpoint that is overloaded is left alone, by all calls."""
+        now = self._clock()
+        # Without a word about tokens they count as used: some endpoints count what they refuse.
+        if self._tokens is not None:
+            self._settle(self._tokens, sent, _tokens_of(getattr(error, "partial", None)))
+        if isinstance(error, TransportError) and error.reply is None:
+            self._outage.failed(now, sent.at)
+        else:
+            self._outage.reached()
+        overload = error if isinstance(error, TransientError) and error.overloaded else None
+        if overload is not None and self._pause is not None:
+            self._pause.overloaded(now, sent.at, overload.retry_after)
+        if self._permits is not None:
+            self._permits.observe("error" if overload is None else "overloaded", now - sent.at, sent.in_use)
+
+    def ended(self) -> None:
+        """A call that was given leave is over, however it ended."""
+        if self._permits is not None:
+            self._permits.ended()
+
+    def _to_reserve(self, estimate: float) -> float:
+        return max(1.0, estimate + self._overrun) if self._tokens is not None else 0.0
+
+    def _has_room(self) -> bool:
+        return self._permits is None or self._permits.has_room
+
+    def _ready_at(self) -> float:
+        """The clock's reading from which on the next call may go, if there is room for it on the wire."""
+        ready = self._outage.ready_at()
+        if self._pause is not None:
+            ready = max(ready, self._pause.ready_at())
+        if self._rate is not None:
+            ready = max(ready, self._rate.ready_at())
+        if self._tokens is not None:
+            ready = max(ready, self._tokens.ready_at())
+        return ready
+
+    def _take(self, now: float, estimate: float, reserved: float) -> Sent:
+        """Send one more call."""
+        if self._pause is not None:
+            self._pause.take()
+        if self._rate is not None:
+            self._rate.take(now)
+        if self._tokens is not None:
+            self._tokens.take(now, reserved)
+        return Sent(now, estimate, reserved, self._permits.began() if self._permits is not None else 0)
+
+    def _withdraw(self, place: _Place) -> None:
+        """Take a cancelled call out of the queue; or give back what it was given in the same turn of the loop."""
+        if place in self._queue:
+            self._queue.remove(place)
+        elif not place.leave.cancelled():
+            if self._rate is not None:
+                self._rate.correct(-1)
+            if self._tokens is not None:
+                self._tokens.correct(-place.reserved)
+            self.ended()
+        self._set_timer()
+
+    def _let_through(self) -> None:
+        """Give leave to as many as may go now."""
+        now = self._clock()
+        while self._queue and self._has_room() and self._ready_at() <= now:
+            place = self._queue.popleft()
+            if not place.leave.done():  # else it was cancelled a moment ago
+                place.leave.set_result(self._take(now, place.estimate, place.reserved))
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Wake when the first in the queue may go; nobody waits, or for others to leave the wire: no timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._queue and self._has_room():
+            delay = max(0.0, self._ready_at() - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._let_through)
+
+    def _settle(self, budget: Spacing, sent: Sent, used: float | None) -> None:
+        """Put what a call really used, where that is known, in place of what was set aside for it."""
+        if used is None:
+            return
+        budget.correct(used - sent.reserved)
+        self._settled += 1
+        share = max(_SLOWEST_LEARNING, 1 / self._settled)
+        self._overrun += share * (used - sent.estimate - self._overrun)
+        self._set_timer()
+
+
+class Limited(TargetAround):
+    """A target that asks for leave before each call and tells the endpoint's limits how it went.
+
+    It belongs inside `Retrying`, so that every try is counted and a pause holds up the retries too. `estimate` says
+    how many tokens a case will come to; what it leaves out, the answer's own length for one, is learned.
+    """
+
+    def __init__(
+        self, target: Target, limits: EndpointLimits, *, estimate: Callable[[EvalCase], float] | None = None
+    ) -> None:
+        self._target = target
+        self._limits = limits
+        self._estimate = estimate
+
+    @property
+    def answers(self) -> int:
+        """How many calls the endpoint has answered, as far as this process knows."""
+        return self._limits.answers
+
+    @property
+    def pauses(self) -> bool:
+        """Whether an endpoint that is overloaded is left alone for a while, by a call that is tried again too."""
+        return self._limits.pauses
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        """The target's answer, asked for when there is leave."""
+        limits = self._limits
+        estimate = self._estimate(case) if self._estimate is not None else 0.0
+        sent = limits.leave_now(estimate) or await limits.leave(estimate, context)
+        try:
+            response = await self._target.invoke(case, context)
+        except Exception as error:
+            limits.failed(sent, error)
+            raise
+        finally:
+            limits.ended()
+        if isinstance(response, InvocationResponse):  # else not ours to judge: the work names it for what it is
+            limits.answered(sent, response)
+        return response
+
+
+def _tokens_of(response: InvocationResponse | None) -> float | None:
+    """All tokens of a call, as far as they are known."""
+    if response is None or (response.num_tokens_input is None and response.num_tokens_output is None):
+        return None
+    return (response.num_tokens_input or 0) + (response.num_tokens_output or 0)
+
+
+_TOLERANCE = 0.01
+"""The share of an allowance's period that late sends may catch up on; it is also what that costs of the allowance."""
+_LONGEST_TOLERANCE = 0.05
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 30.0
+_LONGEST_ASKED = 600.0
+"""Seconds that an endpoint may ask all calls to wait, which is as long as one is tried again: no time limit of a case
+runs meanwhile, so that nothing else would end the wait."""
+_LONGEST_WHILE_ANSWERING = 2.0
+_PAUSE_DECAY = 0.5
+"""What an answer leaves of the next pause: where less than half of the calls are refused by chance, it stays short."""
+_SHORTEST_RAMP_STEP = 0.02
+_LONGEST_RAMP_STEP = 0.5
+"""Seconds in which, after a pause, the number of calls that were let through doubles: about twice as long as a refusal
+takes to come back, so that not many more are sent before it is heard."""
+_FIRST_OUTAGE = 10
+"""Failures in a row, without any answer, before it is said that an endpoint cannot be reached."""
+_LONGEST_OUTAGE = 2.0
+
+
+class Spacing:
+    """Spreads an allowance evenly over its period: the generic cell rate algorithm, with a small tolerance.
+
+    A bucket would let a whole allowance go at once and the next one right behind it; here at most `count` calls of
+    one unit begin in any window as long as the period. Timers fire late, and a strict distance between sends would
+    lose what they are late: up to 50 ms, at most 1 % of the period, may be caught up on, and the distance is longer
+    by as much, so that the allowance holds all the same.
+    """
+
+    def __init__(self, rate: RateLimit) -> None:
+        self._tolerance = min(_LONGEST_TOLERANCE, _TOLERANCE * rate.per_seconds)
+        self._interval = (rate.per_seconds + self._tolerance) / rate.count
+        self._free_at = -math.inf
+
+    def ready_at(self) -> float:
+        """The clock's reading from which on the next call may go."""
+        return self._free_at - self._tolerance
+
+    def take(self, now: float, units: float = 1.0) -> None:
+        """Use up so many units of the allowance. A call that is larger than what is left delays those after it."""
+        self._free_at = max(now, self._free_at) + units * self._interval
+
+    def correct(self, units: float) -> None:
+        """Use up so many units more or, below 0, give so many back."""
+        self._free_at += units * self._interval
+
+
+class Pause:
+    """Nobody is let through while an endpoint that said it was overloaded recovers; afterwards not all at once.
+
+    An endpoint that does not say how long is given 0.1 s, twice as long each time it is overloaded again, up to
+    30 s, or 2 s where there was an answer in between; each answer takes half of that back. One that asks for more
+    than ten minutes, or has refused everything for as long, gets 0.1 s: each call is to fail with what it was told,
+    and a run to end instead of standing still.
+
+    After the pause as many as were answered since the one before go at once, and from there on twice as many
+    each time that a refusal has had the time to come back.
+    """
+
+    def __init__(self) -> None:
+        self._began = -math.inf
+        self._until = -math.inf
+        self._seconds = 0.0
+        self._released = 0
+        self._ramp_step = _SHORTEST_RAMP_STEP
+        self._answers = 0
+        """Since the last pause."""
+        self._burst = 1
+        self._refused_since: float | None = None
+        """When it began to refuse everything; None while it answers."""
+
+    def overloaded(self, now: float, sent: float, retry_after: float | None) -> None:
+        """Begin or prolong the pause; of calls that were sent before it began only a retry_after is news."""
+        retry_after = retry_after or None  # to be asked again at once, and to refuse again, is no advice
+        if self._refused_since is None:
+            self._refused_since = now
+        if max(retry_after or 0.0, now - self._refused_since) > _LONGEST_ASKED:
+            retry_after = _FIRST_PAUSE
+        if sent >= self._began:
+            longest = _LONGEST_WHILE_ANSWERING if self._answers else _LONGEST_PAUSE
+            self._seconds = min(longest, max(_FIRST_PAUSE, 2 * self._seconds))
+            self._ramp_step = min(_LONGEST_RAMP_STEP, max(_SHORTEST_RAMP_STEP, 2 * (now - sent)))
+            self._began, self._burst, self._answers = now, max(1, self._answers), 0
+        elif retry_after is None:
+            return
+        self._until = max(self._until, now + (self._seconds if retry_after is None else retry_after))
+        self._released = 0
+
+    def answered(self) -> None:
+        """The endpoint can answer: should it be overloaded again, the pause is shorter."""
+        self._refused_since = None
+        self._answers += 1
+        if self._seconds:
+            self._seconds = self._seconds * _PAUSE_DECAY if self._seconds > _FIRST_PAUSE else 0.0
+
+    def ready_at(self) -> float:
+        """The clock's reading from which on the next call may go: the n-th after a pause waits with log2(n)."""
+        if self._released < self._burst:
+            return self._until
+        return self._until + self._ramp_step * math.log2((1 + self._released) / self._burst)
+
+    def take(self) -> None:
+        """One more was let through."""
+        self._released += 1
+
+
+class Outage:
+    """Nobody is let through for a moment when call after call has found nobody there.
+
+    One lost connection says little, ten in a row do: then calls wait 0.1 s, twice as long each time, up to 2 s.
+    Connecting costs an endpoint that is back nothing, and so all that wait may go when the time is up.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._began = -math.inf
+        self._until = -math.inf
+        self._seconds = 0.0
+
+    def failed(self, now: float, sent: float) -> None:
+        """A call did not get through; one that was sent before the last wait began is no news."""
+        self._failures += 1
+        if self._failures >= _FIRST_OUTAGE and sent >= self._began:
+            self._seconds = min(_LONGEST_OUTAGE, max(_FIRST_PAUSE, 2 * self._seconds))
+            self._began, self._until = now, now + self._seconds
+
+    def reached(self) -> None:
+        """Somebody is there, whatever was said."""
+        if self._failures:
+            self._failures, self._seconds, self._until = 0, 0.0, -math.inf
+
+    def ready_at(self) -> float:
+        """The clock's reading from which on the next call may go."""
+        return self._until

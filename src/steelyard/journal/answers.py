@@ -1,0 +1,124 @@
+"""`invocations.jsonl`: answers before they are judged, and each thing a judge said. Nothing here is paid for twice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from steelyard.journal.files import INVOCATIONS
+from steelyard.journal.reader import RecordReader, decode_entry, lines_forward
+from steelyard.journal.writer import AppendOnlyFile, encode_record, whole_text
+from steelyard.records import Record, StoredSample, Unjudged
+from steelyard.stats.costs import Spending
+
+
+class JudgeCall(msgspec.Struct, gc=False):
+    """One line of `invocations.jsonl`: what a call of a judge has cost."""
+
+    judge_cost: float
+
+
+_decode_sample = msgspec.json.Decoder(StoredSample).decode
+_decode_judge_call = msgspec.json.Decoder(JudgeCall).decode
+_encoder = msgspec.json.Encoder()
+
+SlotOf = Callable[[str, int], int | None]
+"""The slot of a (case id, trial) that is still to be scored; None for all others."""
+
+
+class Invocations:
+    """What was asked of the target and of judges for slots that have no finished record yet."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / INVOCATIONS
+        self._answers: dict[int, int] = {}
+        self._samples: dict[int, list[StoredSample]] = {}
+        self.spending = Spending()
+        """What judges cost in earlier sittings."""
+        self._file: AppendOnlyFile | None = None
+        self._reader: RecordReader | None = None
+
+    def read(self, slot_of: SlotOf, same_case: Callable[[int, str], bool]) -> None:
+        """Find what belongs to unfinished slots. A line that cannot be read is passed over: it is asked again."""
+        if not self._path.exists():
+            return
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            for offset, line in lines_forward(descriptor, 0, os.fstat(descriptor).st_size):
+                entry = decode_entry(line)
+                if entry is None:
+                    self._take_sample(line, slot_of)
+                    continue
+                slot = slot_of(entry.id, entry.trial)
+                if slot is not None and same_case(slot, entry.case_fp):
+                    self._answers[slot] = offset
+        finally:
+            os.close(descriptor)
+
+    def _take_sample(self, line: bytes, slot_of: SlotOf) -> None:
+        try:
+            stored = _decode_sample(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                self.spending.update_judge(_decode_judge_call(line).judge_cost)
+            return
+        slot = slot_of(stored.id, stored.trial)
+        if slot is not None:
+            self._samples.setdefault(slot, []).append(stored)
+
+    def answer(self, slot: int) -> Record | None:
+        """The answer of a slot that was never judged to the end."""
+        if slot not in self._answers:
+            return None
+        if self._reader is None:
+            self._reader = RecordReader(self._path)
+        return self._reader.at(self._answers[slot])
+
+    def samples(self, slot: int) -> tuple[StoredSample, ...]:
+        """What judges have said about a slot so far."""
+        return tuple(self._samples.get(slot, ()))
+
+    def append(self, item: Unjudged | StoredSample | JudgeCall) -> None:
+        """Hand an answer, a sample or a cost to the kernel."""
+        if self._file is None:
+            self._end_last_line()
+            self._file = AppendOnlyFile(self._path)
+        if isinstance(item, Unjudged):
+            self._file.append(encode_record(item.record))
+        elif isinstance(item, JudgeCall):
+            self._file.append(_encoder.encode(item) + b"\n")
+        else:
+            self._file.append(_encode_sample(item))
+
+    def _end_last_line(self) -> None:
+        """Start on a new line after one that was torn; the torn one is passed over when it is read."""
+        with open(self._path, "a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":
+                    file.write(b"\n")
+
+    def close(self) -> None:
+        """Commit what is left."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+
+def _encode_sample(stored: StoredSample) -> bytes:
+    try:
+        return _encoder.encode(stored) + b"\n"
+    except UnicodeEncodeError:
+        said = stored.sample
+        for name in ("reason", "error"):
+            text = getattr(said, name)
+            if text is not None:
+                setattr(said, name, whole_text(text))
+        return _encoder.encode(stored) + b"\n"

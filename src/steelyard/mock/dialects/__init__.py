@@ -1,0 +1,97 @@
+"""Errors in the words of the provider whose API was called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from http import HTTPStatus
+
+import msgspec
+
+from steelyard.mock.answers import Answer
+from steelyard.mock.dialects import chat, messages, responses
+
+_OPENAI_ERRORS = {
+    401: ("invalid_request_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: ("invalid_request_error", "model_not_found"),
+    429: ("requests", "rate_limit_exceeded"),
+}
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def openai_failure(status: int, message: str, request_id: str) -> bytes:  # noqa: ARG001 - theirs is in a header alone
+    """An error body as OpenAI writes it."""
+    kind, code = _OPENAI_ERRORS.get(status, ("server_error" if status >= 500 else "invalid_request_error", None))
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+
+def anthropic_failure(status: int, message: str, request_id: str) -> bytes:
+    """An error body as Anthropic writes it."""
+    kind = _ANTHROPIC.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    error = {"type": kind, "message": message}
+    return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
+
+
+def reason_phrase(status: int) -> str:
+    """The words after a status on its line."""
+    if status == 529:
+        return "Overloaded"
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Error"
+
+
+class Dialect(msgspec.Struct, frozen=True):
+    """One provider's way of answering."""
+
+    path: str
+    id_header: bytes
+    whole: Callable[[Answer], bytes]
+    frames: Callable[[Answer], Iterator[bytes]]
+    broken: Callable[[str], bytes]
+    failure: Callable[[int, str, str], bytes]
+
+
+class Route(msgspec.Struct, frozen=True):
+    """What is at a path: an API, or a page of the mock's own."""
+
+    path: str
+    methods: tuple[str, ...]
+    dialect: Dialect | None = None
+    model: str | None = None
+    """The deployment that an Azure path names, or the model that is asked about."""
+
+
+_OPENAI = (b"x-request-id", openai_failure)
+CHAT = Dialect("/v1/chat/completions", _OPENAI[0], chat.whole, chat.frames, chat.broken, _OPENAI[1])
+RESPONSES = Dialect("/v1/responses", _OPENAI[0], responses.whole, responses.frames, responses.broken, _OPENAI[1])
+MESSAGES = Dialect("/v1/messages", b"request-id", messages.whole, messages.frames, messages.broken, anthropic_failure)
+
+_APIS = {"chat/completions": CHAT, "responses": RESPONSES, "messages": MESSAGES}
+_API = re.compile(
+    r"(?:/v1|/openai/v1|/openai/deployments/(?P<model>[^/]+)|/openai|/anthropic/v1)?/(?P<api>chat/completions|responses|messages)"
+)
+_MODELS = re.compile(r"(?:/openai)?/v1/models(?:/(?P<model>.+))?")
+_PAGES = {"/stats": ("GET", "HEAD"), "/health": ("GET", "HEAD"), "/stats/reset": ("POST",)}
+
+
+@lru_cache(maxsize=1024)
+def route(path: str) -> Route | None:
+    """What is at this path; None where nothing is."""
+    if found := _API.fullmatch(path):
+        dialect = _APIS[found["api"]]
+        return Route(dialect.path, ("POST",), dialect, found["model"])
+    if found := _MODELS.fullmatch(path):
+        return Route("/v1/models", ("GET", "HEAD"), None, found["model"])
+    return Route(path, _PAGES[path]) if path in _PAGES else None

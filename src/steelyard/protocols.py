@@ -1,0 +1,296 @@
+"""The seams between the steps: what a target, a scorer, an engine and a unit of work promise each other."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+
+from steelyard.records import EvalCase, InvocationResponse, Job, Record, Sample, Score, StoredSample, Unjudged
+
+Identity: TypeAlias = Mapping[str, Any]
+"""JSON-able facts that decide a target's or scorer's answers. Keys that start with `~` only warn when they change."""
+
+ScoreResult: TypeAlias = Score | list[Score] | None
+Emit: TypeAlias = Callable[[Record | Unjudged | StoredSample], None]
+"""Takes in what work has to say: an answer before it is judged, each thing a judge said, and the finished record."""
+
+
+class Cancellation(Protocol):
+    """What a target or engine may see of a CancellationToken."""
+
+    @property
+    def cancelled(self) -> bool: ...
+
+    @property
+    def reason(self) -> str | None: ...
+
+    async def wait(self) -> str: ...
+
+
+class Clock(Protocol):
+    """A time limit that does not run while the call waits for something that is not the target's doing."""
+
+    def stop(self) -> None: ...
+
+    def start(self) -> None: ...
+
+
+class Session(msgspec.Struct, forbid_unknown_fields=True):
+    """What a case begins with: whatever the target makes of `data`, and messages that come before the case's own."""
+
+    data: dict[str, Any] = {}
+    messages: list[dict[str, Any]] = []
+
+
+class InvocationContext(msgspec.Struct):
+    """What a target may know beside the case: which try this is, and a source of randomness that is its own."""
+
+    case_id: str
+    trial: int = 0
+    attempt: int = 1
+    seed: int = 0
+    token: Cancellation | None = None
+    session: Session | None = None
+    """A copy of the run's initial session, for this case alone."""
+    waiting: float = 0.0
+    """Seconds spent waiting for leave to send, so far."""
+    backoff: float = 0.0
+    """Seconds spent between tries, so far."""
+    spent: float = 0.0
+    """What failed tries have cost, so far."""
+    clock: Clock | None = None
+    """The case's time limit: stopped while it waits for leave to send."""
+
+    @property
+    def rng(self) -> random.Random:
+        """A fresh generator derived from (seed, case id, trial): the same whatever else runs or was skipped."""
+        return derived_rng(self.seed, self.case_id, self.trial)
+
+
+def derived_rng(seed: int, case_id: str, trial: int, *more: Any) -> random.Random:
+    """A generator that depends on these values alone."""
+    material = msgspec.json.encode([seed, case_id.encode("utf-8", "surrogatepass").hex(), trial, *more])
+    return random.Random(int.from_bytes(hashlib.blake2b(material, digest_size=8).digest()))
+
+
+@runtime_checkable
+class Target(Protocol):
+    """What answers a case."""
+
+    @property
+    def model_id(self) -> str | None: ...
+
+    @property
+    def default_parallelism(self) -> int: ...
+
+    def identity(self) -> Identity: ...
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse: ...
+
+
+class TargetAround:
+    """The part of a target around another that only passes on what the inner one says of itself."""
+
+    _target: Target
+
+    @property
+    def model_id(self) -> str | None:
+        return self._target.model_id
+
+    @property
+    def default_parallelism(self) -> int:
+        return self._target.default_parallelism
+
+    @property
+    def excess(self) -> int:
+        """How many calls of the target outlived their timeout and still run in a thread."""
+        return int(getattr(self._target, "excess", 0))
+
+    def identity(self) -> Identity:
+        return self._target.identity()
+
+
+@runtime_checkable
+class RemoteTarget(Target, Protocol):
+    """A target at the other end of a connection, which a run opens and closes."""
+
+    @property
+    def endpoint(self) -> str:
+        """What is asked to slow down together: scheme, host and port."""
+
+    def check(self) -> None:
+        """Raise ConfigurationError when it cannot be asked at all: no key, say. Called before the first case."""
+
+    async def open(self, parallelism: int) -> None:
+        """Make ready for so many calls at once, on the running event loop."""
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class CallByCall(Target, Protocol):
+    """A target that may call a model several times to answer one case."""
+
+    def bound(self, wrap: Callable[[Target], Target]) -> Target:
+        """The same target with `wrap` around each of those calls, which are targets of their own."""
+
+
+class HttpRequest(msgspec.Struct, frozen=True, gc=False):
+    """One request, ready to be sent."""
+
+    url: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes = b""
+    method: str = "POST"
+
+
+class HttpReply(msgspec.Struct, gc=False):
+    """What came back, piece by piece, with a monotonic clock's reading at each arrival.
+
+    Times are seconds from the moment when the request's bytes were handed to the socket; `queued` is how long that
+    took from the call of `send`.
+    """
+
+    status: int
+    headers: dict[str, str]
+    """Names in lower case."""
+    chunks: list[bytes]
+    arrivals: list[float]
+    """When each chunk was there."""
+    ended: float
+    """When the body was whole, or broke off."""
+    queued: float
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.chunks)
+
+
+class Transport(Protocol):
+    """Sends requests over pooled connections; raises TransportError when no whole answer comes.
+
+    An answer with an error status is an answer: what it means is for the target to say.
+    """
+
+    async def send(self, request: HttpRequest) -> HttpReply: ...
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """What weighs a response. None means: does not apply to this case."""
+
+    @property
+    def name(self) -> str: ...
+
+    def identity(self) -> Identity: ...
+
+    def score(self, case: EvalCase, response: InvocationResponse) -> ScoreResult | Awaitable[ScoreResult]: ...
+
+
+@runtime_checkable
+class RepeatedJudge(Protocol):
+    """A scorer that asks a model, and may be asked several times about one response."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def by(self) -> str: ...
+
+    @property
+    def when(self) -> str: ...
+
+    advisory: bool
+
+    def identity(self) -> Identity: ...
+
+    def applies(self, case: EvalCase) -> bool: ...
+
+    def fingerprint(self, case: EvalCase, response: InvocationResponse) -> str: ...
+
+    def bound(self, wrap: Callable[[Target], Target]) -> RepeatedJudge: ...
+
+    async def sample(self, case: EvalCase, response: InvocationResponse, context: InvocationContext) -> Sample: ...
+
+    def combine(self, samples: Sequence[Sample], *, escalated: bool = False) -> Score: ...
+
+
+class Work(Protocol):
+    """One (case, trial), asked and scored; hands its record to `emit`. What it raises ends the run."""
+
+    async def __call__(self, job: Job, emit: Emit) -> None: ...
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """What an engine is waiting for: how many calls, and the one that has waited longest."""
+
+    count: int
+    oldest_id: str | None
+    oldest_seconds: float
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """What an engine did with the jobs that it took."""
+
+    started: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    peak_in_flight: int = 0
+
+
+class Permits(Protocol):
+    """How many calls may be in flight: a number that may change while a run goes on."""
+
+    @property
+    def allowed(self) -> int: ...
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have this called whenever `allowed` has changed."""
+
+
+class Pace(Protocol):
+    """When the next call is to be sent, whatever became of those before it."""
+
+    async def next_send(self) -> float | None:
+        """Wait for the next planned moment; its reading of `time.monotonic()`, or None when no more are to come.
+
+        Returns at once when that moment has passed. Awaited by one worker at a time.
+        """
+
+
+class Engine(Protocol):
+    """Runs work over jobs, at most `parallelism` at once, in order of taking.
+
+    `jobs` may yield None: there is none yet, and whoever asked should let others have a turn before asking again.
+    `permits` may allow fewer than `parallelism` for a while. With a `pace` a job is taken when its moment has come.
+    """
+
+    async def run(
+        self,
+        work: Work,
+        jobs: Iterator[Job | None],
+        emit: Emit,
+        *,
+        parallelism: int,
+        token: Cancellation,
+        permits: Permits | None = None,
+        pace: Pace | None = None,
+    ) -> Tally: ...
+
+    def in_flight(self) -> InFlight: ...
+
+
+class AtHome:
+    """A callback that runs in the process that owns the run: work elsewhere only sends word. It returns nothing."""
+
+    def __init__(self, callback: Callable[..., None]) -> None:
+        self._callback = callback
+
+    def __call__(self, *args: Any) -> None:
+        self._callback(*args)

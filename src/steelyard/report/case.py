@@ -1,0 +1,204 @@
+"""One case in full, all of its trials: as text for a terminal, as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steelyard.errors import ConfigurationError, suggestion
+from steelyard.journal.manifest import read_manifest
+from steelyard.records import EvalCase, Record, Score
+from steelyard.report.records import Expectations, RunRecords, open_suite, state_of
+from steelyard.scoring.trajectory import ToolCall, tool_calls
+from steelyard.stats.formatting import format_seconds, visible
+from steelyard.suite.evalset import EvalSet
+
+_IDS_TO_SUGGEST = 5_000
+
+
+class OneCase:
+    """The records of a case, and the case itself where the suite is at hand."""
+
+    def __init__(self, run: Path, case_id: str, suite: EvalSet | None = None) -> None:
+        records = RunRecords(run)
+        self.run, self.found = run, records.of_case(case_id)
+        if not self.found:
+            ids = records.some_ids(_IDS_TO_SUGGEST)
+            hint = suggestion(case_id, ids) if len(ids) <= 20 or _is_like_one(case_id, ids) else ""
+            raise ConfigurationError(f"{run} has no record of a case {case_id!r}{'; ' + hint if hint else ''}")
+        manifest = read_manifest(run)
+        self.case = _find(case_id, open_suite(run, manifest)[0] if suite is None else suite)
+        asked = None if self.case is None else Expectations(_alone(self.case), manifest).of(self.found[0][1])
+        self.edited = asked is not None and asked.edited
+
+    def to_json(self) -> dict[str, Any]:
+        """Whole records as they stand in `outputs.jsonl`, each with its byte there, and the case."""
+        return {
+            "id": self.found[0][1].id,
+            "case": None if self.case is None else msgspec.to_builtins(self.case),
+            "case_edited_since": self.edited,
+            "records": [{"offset": offset, **msgspec.to_builtins(record)} for offset, record in self.found],
+        }
+
+    def to_text(self) -> str:
+        """All of it for a terminal, which nothing in it can steer."""
+        return "\n".join(visible(line) for offset, record in self.found for line in self._lines(offset, record))
+
+    def _lines(self, offset: int, record: Record) -> Iterator[str]:
+        trial = f" trial {record.trial + 1}" if len(self.found) > 1 else ""
+        yield f"{record.id}{trial}: {state_of(record)}"
+        if record.error is not None:
+            yield f"  error: {record.error}"
+        for turn in turns(record, self.case):
+            yield f"  {turn.role}:"
+            yield from _indented(turn.text)
+            for call in turn.calls:
+                yield f"    calls {call.name}"
+                yield from _indented(as_text(call.arguments), "      ")
+        if self.case is not None and self.case.expected is not None:
+            yield f"  expected{' (edited since)' if self.edited else ''}:"
+            yield from _indented(as_text(self.case.expected))
+        for score in record.scores:
+            yield from _score(score)
+        yield f"  {_times(record)}"
+        yield f"  {self.run}/outputs.jsonl, byte {offset}"
+
+
+def _find(case_id: str, suite: EvalSet | None) -> EvalCase | None:
+    """The case of that id, wherever in the suite it stands now."""
+    try:
+        return next((case for case in suite or () if case.id == case_id), None)
+    except (ConfigurationError, OSError):
+        return None
+
+
+def _alone(case: EvalCase) -> EvalSet:
+    return EvalSet("one", [case])
+
+
+def _is_like_one(case_id: str, ids: list[str]) -> bool:
+    return suggestion(case_id, ids).startswith("did you mean")
+
+
+def _indented(text: str, margin: str = "    ") -> Iterator[str]:
+    for line in text.splitlines():
+        yield f"{margin}{line}"
+
+
+def _score(score: Score) -> Iterator[str]:
+    verdict = {True: "passed", False: "failed", None: ""}[score.passed]
+    value = "–" if score.value is None else f"{score.value:.3f}"
+    spread = "" if score.std_dev is None else f" ± {score.std_dev:.3f}"
+    marks = [name for name in ("escalated", "overruled", "advisory") if getattr(score, name)]
+    by = f" by {score.by}" if score.by else ""
+    yield " ".join(part for part in (f"  score {score.name}: {value}{spread}", verdict, *marks) if part) + by
+    yield from _indented(score.reason or "")
+    errors = iter(score.errors)  # each is of a sample that has no value, in their order
+    for sample, reason in zip(score.samples or [], score.reasons or [], strict=False):
+        said = (reason if sample is not None else next(errors, reason)) or ""
+        yield f"    {'–' if sample is None else f'{sample:.2f}'}  {' '.join(said.split())}".rstrip()
+    for error in errors:
+        yield from _indented(error)
+
+
+def _times(record: Record) -> str:
+    parts = [f"attempts {record.attempts}", f"in all {format_seconds(record.elapsed)}"]
+    for name, label in {"time_to_first_token": "first token", "time_to_last_token": "last token"}.items():
+        if (value := getattr(record, name)) is not None:
+            parts.append(f"{label} {format_seconds(value)}")
+    for name, label in {"num_tokens_input": "tokens in", "num_tokens_output": "out", "cost": "cost"}.items():
+        if (value := getattr(record, name)) is not None:
+            parts.append(f"{label} {value:,}")
+    return ", ".join(parts)
+
+
+_TEXTS = ("text", "content", "output", "summary", "thinking", "refusal")
+"""Where the APIs keep the words of a message or of one of its parts."""
+_SYSTEM = ("system", "developer")
+
+
+class Turn(msgspec.Struct, omit_defaults=True):
+    """One message: its role, its words, and the tools it calls."""
+
+    role: str
+    text: str
+    calls: list[ToolCall] = []
+
+
+def turns(record: Record, case: EvalCase | None) -> list[Turn]:
+    """The conversation of a record: what was asked, unless the target told that too, and what came back."""
+    system = case.system_prompt if case is not None else None
+    asked = [_turn(message) for message in _asked(record, case)]
+    found = [_turn(message) for message in record.messages or []]
+    if not _tells_what_was_asked(found, asked):
+        found = [*asked, *found]
+    if system and not any(turn.role in _SYSTEM for turn in found):
+        found.insert(0, Turn("system", system))
+    if record.response_text and not (record.messages and found and found[-1].role == "assistant"):
+        found.append(Turn("assistant", record.response_text))
+    return found
+
+
+def question(record: Record, case: EvalCase | None) -> str:
+    """What was asked, in short: the prompt, or the last words of the user."""
+    if record.input_prompt or (case is not None and case.prompt):
+        return record.input_prompt or (case.prompt if case is not None else None) or ""
+    said = [turn.text for turn in map(_turn, record.messages or _asked(record, case)) if turn.role == "user"]
+    return said[-1] if said else ""
+
+
+def as_text(value: Any) -> str:
+    """A value as people write it: text as it is, anything else as indented JSON."""
+    if isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+def _asked(record: Record, case: EvalCase | None) -> list[dict[str, Any]]:
+    messages = list(case.messages or []) if case is not None else []
+    prompt = record.input_prompt or (case.prompt if case is not None else None)
+    return [*messages, *([{"role": "user", "content": prompt}] if prompt else [])]
+
+
+def _tells_what_was_asked(found: Sequence[Turn], asked: Sequence[Turn]) -> bool:
+    """Whether a target's log begins with the question, in its own words perhaps: an endpoint's has the answer alone."""
+    first = next((turn for turn in found if turn.role not in _SYSTEM), None)
+    if first is not None and first.role == "user":
+        return True
+    return any(turn.role == "user" and turn.text == asked[-1].text for turn in found) if asked else True
+
+
+def _turn(message: Any) -> Turn:
+    if not isinstance(message, Mapping):
+        return Turn("", as_text(message))
+    role = message.get("role") or _role_of_kind(str(message.get("type") or ""))
+    return Turn(str(role), "\n\n".join(_words(message)), tool_calls([message]))
+
+
+def _role_of_kind(kind: str) -> str:
+    """Items of the Responses API without a role: a call is the assistant's, its output the tool's."""
+    return "tool" if kind.endswith("_output") else "assistant" if kind.endswith("_call") else kind
+
+
+def _words(part: Any) -> Iterator[str]:
+    """The texts in a message or part, nested ones too; what is not text is named by its type."""
+    if isinstance(part, str):
+        if part:
+            yield part
+    elif isinstance(part, list):
+        for one in part:
+            yield from _words(one)
+    elif isinstance(part, Mapping):
+        found = [part[key] for key in _TEXTS if isinstance(part.get(key), str | list | dict) and part[key]]
+        kind = part.get("type")
+        if found:
+            for one in found:
+                yield from _words(one)
+        elif isinstance(kind, str) and not tool_calls([part]) and "role" not in part:
+            yield f"[{kind}]"

@@ -1,0 +1,338 @@
+"""Runs against a baseline, case by case: what is better, what is worse, how sure that is, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from steelyard.errors import ConfigurationError
+from steelyard.records import Record
+from steelyard.report.compare.comparison import (
+    Against,
+    CaseChange,
+    Change,
+    Comparison,
+    Listed,
+    Ratio,
+    RunFacts,
+    Split,
+    outcome_of,
+    verdict_of,
+)
+from steelyard.report.compare.pairs import TIMES, Counts, Floats, Pairs, RunCases
+from steelyard.stats.formatting import one_line
+from steelyard.stats.paired import holm, mcnemar_exact, median_interval, paired_interval, smallest_visible
+
+MOST_LISTED = 20
+PERCENTILES = (50, 90, 99)
+_MOST_SCORES = 50
+_LONGEST_ANSWER = 200
+
+
+def compare(runs: Sequence[Path], *, with_edited: bool = False, most: int | None = MOST_LISTED) -> Comparison:
+    """The first run against each of the others; `most` limits how many cases are listed, None lists all."""
+    if len(runs) < 2:
+        raise ConfigurationError(f"a comparison needs a baseline and at least one other run, got {len(runs)}")
+    labels = _labels(runs)
+    baseline = RunCases(runs[0])
+    against = []
+    for run, label in zip(runs[1:], labels[1:], strict=True):
+        pairs = Pairs(baseline, RunCases(run), with_edited=with_edited)
+        if not len(pairs):
+            raise ConfigurationError(
+                f"nothing can be paired: {runs[0]} has {len(baseline.ids):,} cases, {run} has"
+                f" {len(pairs.other.ids):,}, and no id is in both"
+            )
+        against.append(_against(pairs, label, most))
+    _correct(against)
+    currency = str(baseline.metrics.get("currency") or "")
+    return Comparison(baseline=_facts(baseline, labels[0]), currency=currency, against=against)
+
+
+def change_of(a: Floats, b: Floats) -> Change | None:
+    """The difference between two means of the same cases; None without any."""
+    if not len(a):
+        return None
+    low, high = float(np.mean(a)), float(np.mean(b))
+    return Change(cases=len(a), baseline=low, run=high, difference=float(np.mean(b - a)), ci95=paired_interval(b - a))
+
+
+def pass_rates(pairs: Pairs) -> tuple[Floats, Floats]:
+    """The share of trials that passed, by case, of the pairs in which both have a verdict."""
+    a, b = pairs.scored()
+    return pairs.baseline.passed[a] / pairs.baseline.tried[a], pairs.other.passed[b] / pairs.other.tried[b]
+
+
+def error_rates(pairs: Pairs) -> tuple[Floats, Floats]:
+    """The share of trials that brought no answer, by case."""
+    a, b = pairs.a, pairs.b
+    return pairs.baseline.errors[a] / pairs.baseline.records[a], pairs.other.errors[b] / pairs.other.records[b]
+
+
+def ratio_of_times(pairs: Pairs, name: str) -> Ratio | None:
+    """A time's percentiles in both runs, and the typical case's ratio; None where either run has no such times."""
+    a, b = pairs.both(pairs.baseline.times(name), pairs.other.times(name))
+    if not len(a):
+        return None
+    before, now = pairs.baseline.all_times(name, pairs.a), pairs.other.all_times(name, pairs.b)
+    return _ratio(a, b, _percentiles(before), _percentiles(now))
+
+
+def _against(pairs: Pairs, label: str, most: int | None) -> Against:
+    a, b = pass_rates(pairs)
+    errors = change_of(*error_rates(pairs))
+    assert errors is not None
+    times = {name: ratio for name in TIMES if (ratio := ratio_of_times(pairs, name)) is not None}
+    scores, left_out = _scores(pairs)
+    better, worse = _flips(pairs, most)
+    return Against(
+        run=_facts(pairs.other, label),
+        verdict="",
+        outcome="unknown",
+        paired=len(pairs),
+        pass_rate=change_of(a, b),
+        split=split_of(a, b),
+        scores=scores,
+        scores_left_out=left_out,
+        error_rate=errors,
+        times=times,
+        cost=_cost(pairs),
+        better=better,
+        worse=worse,
+        only_in_baseline=_listed(pairs.baseline, pairs.only_a, most),
+        only_here=_listed(pairs.other, pairs.only_b, most),
+        edited=_listed(pairs.other, pairs.edited, most),
+        notes=notes(pairs),
+    )
+
+
+def split_of(a: Floats, b: Floats) -> Split | None:
+    """How many cases are higher and lower in the second run, and McNemar's exact p; None without cases."""
+    if not len(a):
+        return None
+    better, worse = int((b > a).sum()), int((b < a).sum())
+    p = mcnemar_exact(better, worse)
+    same = len(a) - better - worse
+    return Split(better=better, worse=worse, same=same, p=p, p_adjusted=p, smallest_visible=smallest_visible(b - a))
+
+
+def _correct(against: list[Against]) -> None:
+    """Raise the p-values for the number of runs, and put into words what then stands."""
+    tested = [one.split for one in against if one.split is not None]
+    for split, p in zip(tested, holm([split.p for split in tested]), strict=True):
+        split.p_adjusted = p
+    for one in against:
+        one.outcome = outcome_of(one.split)
+        one.verdict = verdict_of(one, several=len(against) > 1)
+
+
+def _scores(pairs: Pairs) -> tuple[dict[str, Change], int]:
+    """The change of each score that both runs have, the most frequent ones, and how many more there are."""
+    a, b = pairs.baseline.score_counts(), pairs.other.score_counts()
+    names = sorted(a.keys() & b.keys(), key=lambda name: (-a[name], name))
+    changes = {}
+    for name in names[:_MOST_SCORES]:
+        change = change_of(*pairs.both(pairs.baseline.score(name), pairs.other.score(name)))
+        if change is not None:
+            changes[name] = change
+    return changes, max(len(names) - _MOST_SCORES, 0)
+
+
+def _cost(pairs: Pairs) -> Ratio | None:
+    """What the paired cases cost; None where it is not known of both runs, or not in one currency."""
+    if pairs.baseline.metrics.get("currency") != pairs.other.metrics.get("currency"):
+        return None
+    a, b = pairs.both(pairs.baseline.costs(), pairs.other.costs())
+    if not len(a):
+        return None
+    return _ratio(a, b, {"total": math.fsum(a)}, {"total": math.fsum(b)})
+
+
+def _ratio(a: Floats, b: Floats, baseline: dict[str, float], run: dict[str, float]) -> Ratio:
+    """The figures of both runs with the median of the cases' ratios, and where it lies."""
+    ratios = b[a > 0] / a[a > 0]
+    typical = float(np.median(ratios)) if len(ratios) else None
+    return Ratio(cases=len(a), baseline=baseline, run=run, ratio=typical, ci95=median_interval(ratios))
+
+
+def _percentiles(values: Floats) -> dict[str, float]:
+    found = np.percentile(values, PERCENTILES).tolist()
+    return {f"p{percent}": value for percent, value in zip(PERCENTILES, found, strict=True)}
+
+
+def _flips(pairs: Pairs, most: int | None) -> tuple[list[CaseChange], list[CaseChange]]:
+    """The cases that came out better, and those that came out worse, the largest changes first."""
+    a, b = pairs.scored()
+    rates_a, rates_b = pass_rates(pairs)
+    found = []
+    for sign in (1, -1):
+        change = sign * (rates_b - rates_a)
+        order = np.argsort(-change, kind="stable")[: int((change > 0).sum())][:most]
+        found.append(_changes(pairs, a[order], b[order]))
+    return found[0], found[1]
+
+
+def _changes(pairs: Pairs, a: Counts, b: Counts) -> list[CaseChange]:
+    before, now = pairs.baseline.examples(a), pairs.other.examples(b)
+    return [
+        CaseChange(
+            id=record.id,
+            baseline_passed=int(pairs.baseline.passed[i]),
+            baseline_tried=int(pairs.baseline.tried[i]),
+            run_passed=int(pairs.other.passed[j]),
+            run_tried=int(pairs.other.tried[j]),
+            baseline_answer=_answer(record),
+            run_answer=_answer(other),
+        )
+        for i, j, record, other in zip(a, b, before, now, strict=True)
+    ]
+
+
+def _answer(record: Record) -> str:
+    return one_line(record.response_text or record.error or "", _LONGEST_ANSWER)
+
+
+def _listed(run: RunCases, cases: Counts, most: int | None) -> Listed:
+    return Listed(total=len(cases), ids=[record.id for record in run.examples(cases[:most])])
+
+
+def _facts(run: RunCases, label: str) -> RunFacts:
+    metrics = run.metrics
+    return RunFacts(
+        run=str(run.run),
+        label=label,
+        suite=metrics["suite"],
+        model_id=metrics["model_id"],
+        complete=metrics["complete"],
+        cases=len(run.ids),
+        trials=run.trials,
+    )
+
+
+def _labels(runs: Sequence[Path]) -> list[str]:
+    """A short name for each run: its folder's, or the whole path where that is not enough."""
+    names = [run.name or str(run) for run in runs]
+    return names if len(set(names)) == len(names) else [str(run) for run in runs]
+
+
+_LONGEST = 60
+_BEFORE = 10
+"""Characters that two long texts have in common which are shown before those in which they differ."""
+_OPTIONS = {
+    "trials": "trials of each case",
+    "num_runs": "runs of each judge",
+    "limit": "limit",
+    "match": "selected cases",
+    "initial_session_file": "initial session file",
+}
+_PACE = ("parallelism", "rate", "tokens_per_min", "requests", "duration", "arrivals")
+
+
+def notes(pairs: Pairs) -> list[str]:
+    """Each difference as a line, those that weigh most first."""
+    a, b = pairs.baseline, pairs.other
+    found = ["it is the same run"] if a.run.resolve() == b.run.resolve() else []
+    found += [*_unfinished(a, "the baseline"), *_unfinished(b, "this run"), *_suites(pairs), *_graders(pairs)]
+    if a.manifest is None or b.manifest is None:
+        return [*found, *_clients(a, b), "a run.json is missing: what the runs were told cannot be compared"]
+    found += _of_mapping("target ", _target(a), _target(b))
+    if a.manifest.seed != b.manifest.seed:
+        found.append(f"seed: {a.manifest.seed} in the baseline, {b.manifest.seed} here")
+    options_a, options_b = a.manifest.options, b.manifest.options
+    found += _of_mapping("", _chosen(options_a, _OPTIONS), _chosen(options_b, _OPTIONS))
+    pace = [*_of_mapping("", {key: options_a.get(key) for key in _PACE}, {key: options_b.get(key) for key in _PACE})]
+    if pace:
+        found += [*pace, "the calls were paced otherwise: times say less"]
+    return [*found, *_clients(a, b)]
+
+
+def _unfinished(run: RunCases, name: str) -> Iterator[str]:
+    metrics = run.metrics
+    if not metrics["complete"]:
+        yield f"{name} is not complete: {metrics['n']:,} of {metrics['counts']['planned']:,} done"
+
+
+def _suites(pairs: Pairs) -> Iterator[str]:
+    a, b = pairs.baseline.metrics["suite"], pairs.other.metrics["suite"]
+    if a != b:
+        yield f"suite: {_show(a)} in the baseline, {_show(b)} here"
+    if pairs.asked_otherwise * 2 > pairs.shared:
+        what = "prompt, system prompt, template, tools or metadata"
+        yield f"{pairs.asked_otherwise:,} of {pairs.shared:,} cases were asked otherwise ({what})"
+    if len(pairs.edited):
+        left = "are left out" if len(pairs) < pairs.shared else "are paired all the same"
+        yield f"{len(pairs.edited):,} of {pairs.shared:,} cases were edited in between and {left}"
+
+
+def _graders(pairs: Pairs) -> Iterator[str]:
+    a, b = _scorers(pairs.baseline), _scorers(pairs.other)
+    for name in a.keys() - b.keys():
+        yield f"scorer {_show(name)}: only in the baseline"
+    for name in b.keys() - a.keys():
+        yield f"scorer {_show(name)}: not in the baseline"
+    for name in sorted(a.keys() & b.keys()):
+        yield from _of_mapping(f"scorer {name} ", a[name], b[name])
+    if a == b and pairs.graded_otherwise * 2 > pairs.shared:
+        yield f"{pairs.graded_otherwise:,} of {pairs.shared:,} cases expect another answer"
+    scores = {**pairs.baseline.metrics["scores"], **pairs.other.metrics["scores"]}
+    for name in sorted(name for name, score in scores.items() if score.get("advisory")):
+        yield f"score {name} is advisory: its judge is not calibrated, so it decides nothing"
+
+
+def _clients(a: RunCases, b: RunCases) -> Iterator[str]:
+    for run, name in ((a, "the baseline"), (b, "this run")):
+        client = run.metrics.get("client") or {}
+        if client.get("bottleneck"):
+            why = client.get("reason") or "it had no time to spare"
+            yield f"in {name} the client was the bottleneck ({why}): its times say nothing of the target"
+        if run.cached:
+            yield f"{run.cached:,} answers of {name} came from the cache: their times and costs are left out"
+
+
+def _scorers(run: RunCases) -> dict[str, Mapping[str, Any]]:
+    if run.manifest is None:
+        return {}
+    return {str(one.get("name") or one.get("kind") or "scorer"): one for one in run.manifest.scorers}
+
+
+def _target(run: RunCases) -> dict[str, Any]:
+    """What the target was, but for its model: that is what is compared, and stands above."""
+    assert run.manifest is not None
+    return {key.lstrip("~"): value for key, value in run.manifest.target.items() if key != "model"}
+
+
+def _chosen(options: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {label: options.get(name) for name, label in names.items()}
+
+
+def _of_mapping(prefix: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
+    for key in sorted({*a, *b}):
+        one, other = a.get(key), b.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _of_mapping(f"{prefix}{key}.", one, other)
+        elif one != other:
+            start = _where_they_part(_text(one), _text(other))
+            yield f"{prefix}{key}: {_show(one, start)} in the baseline, {_show(other, start)} here"
+
+
+def _where_they_part(a: str, b: str) -> int:
+    """From where on to show two texts so that their difference is seen: the beginning, if it is near enough."""
+    shorter = min(len(a), len(b))
+    common = next((place for place in range(shorter) if a[place] != b[place]), shorter)
+    return 0 if common < _LONGEST // 2 else common - _BEFORE
+
+
+def _show(value: Any, start: int = 0) -> str:
+    text = ("…" if start else "") + _text(value)[start:]
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,215 @@
+"""The cases of a run as a few numbers each, and those of two runs side by side: no answer is held in memory."""
+
+from __future__ import annotations
+
+import math
+import os
+from array import array
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from steelyard.journal.files import OUTPUTS
+from steelyard.journal.index import FAILED, PASSED, ROWS, Rows, short_fingerprint, winners
+from steelyard.journal.manifest import Manifest, read_manifest
+from steelyard.journal.reader import RecordReader, damage, index_rows
+from steelyard.records import Record
+from steelyard.run.result import Result
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Counts: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+TIMES = ("time_to_first_token", "time_to_last_token")
+
+
+class _Value(msgspec.Struct, gc=False):
+    name: str
+    value: float | None = None
+
+
+class _Measured(msgspec.Struct, gc=False):
+    """The part of a record that a comparison looks at; the rest of the line is skipped, not decoded."""
+
+    scored_by: str
+    time_to_first_token: float | None
+    time_to_last_token: float | None
+    scores: list[_Value]
+    cost: float | None = None
+    cached: bool = False
+
+
+_decode = msgspec.json.Decoder(_Measured).decode
+
+
+class RunCases:
+    """What became of each case of a run. Arrays by case are in the order of `ids`, the digests of the case ids.
+
+    A case with several trials is one case: the mean of its trials is its value, the first one its example.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.metrics: dict[str, Any] = Result.load(run).metrics
+        self.manifest: Manifest | None = read_manifest(run)
+        rows = winners(index_rows(run)) if (run / OUTPUTS).exists() else np.empty(0, dtype=ROWS)
+        self.ids, first, self._case_of = np.unique(rows["id"], return_index=True, return_inverse=True)
+        self.records = self._tally(np.ones(len(rows), dtype=bool))
+        self.errors = self._tally(rows["ok"] == 0)
+        self.passed = self._tally((rows["ok"] == 1) & (rows["verdict"] == PASSED))
+        self.tried = self.passed + self._tally((rows["ok"] == 1) & (rows["verdict"] == FAILED))
+        self.places: Counts = rows["index"][first].astype(np.int64)
+        self.asked: Counts = rows["case"][first].astype(np.int64)
+        self._offsets = rows["offset"][first]
+        self._read = _Columns(run, rows)
+        self.graded: Counts = self._read.graded[first]
+        self.cached = self._read.cached
+
+    @property
+    def trials(self) -> int:
+        """How often a case was asked at the most."""
+        return int(self.records.max()) if len(self.records) else 1
+
+    def times(self, name: str) -> Floats:
+        """The mean of a time by case, of what was asked for and answered; NaN where there is none."""
+        return self._mean_of(self._read.times[name])
+
+    def costs(self) -> Floats:
+        """The mean cost by case, the same way."""
+        return self._mean_of(self._read.costs)
+
+    def score_counts(self) -> dict[str, int]:
+        """The names of the scores, and how many records have each."""
+        return {name: len(rows) for name, (rows, _) in self._read.scores.items()}
+
+    def score(self, name: str) -> Floats:
+        """The mean of a score by case; NaN where there is none."""
+        rows, values = self._read.scores[name]
+        return self._mean(np.asarray(rows, dtype=np.int64), np.asarray(values))
+
+    def all_times(self, name: str, cases: Counts) -> Floats:
+        """The single times of these cases."""
+        chosen = np.zeros(len(self.ids), dtype=bool)
+        chosen[cases] = True
+        values: Floats = self._read.times[name][chosen[self._case_of]]
+        return values[~np.isnan(values)]
+
+    def examples(self, cases: Counts) -> list[Record]:
+        """The first record of each of these cases."""
+        if not len(cases):
+            return []
+        reader = RecordReader(self.run / OUTPUTS)
+        try:
+            return [reader.at(int(offset)) for offset in self._offsets[cases]]
+        finally:
+            reader.close()
+
+    def _tally(self, rows: Mask) -> Counts:
+        return np.bincount(self._case_of[rows], minlength=len(self.ids))
+
+    def _mean_of(self, values: Floats) -> Floats:
+        present = np.flatnonzero(~np.isnan(values))
+        return self._mean(present, values[present])
+
+    def _mean(self, rows: Counts, values: Floats) -> Floats:
+        cases = self._case_of[rows]
+        counts = np.bincount(cases, minlength=len(self.ids))
+        sums = np.bincount(cases, weights=values, minlength=len(self.ids))
+        means: Floats = np.divide(sums, counts, out=np.full(len(self.ids), math.nan), where=counts > 0)
+        return means
+
+
+class _Columns:
+    """What the rows of a run say, read line by line. Scores are kept by the row, as few rows may have a name."""
+
+    def __init__(self, run: Path, rows: Rows) -> None:
+        self.times = {name: np.full(len(rows), math.nan) for name in TIMES}
+        self.costs = np.full(len(rows), math.nan)
+        self.graded = np.zeros(len(rows), dtype=np.int64)
+        self.cached = 0
+        self.scores: dict[str, tuple[array[int], array[float]]] = {}
+        """For each name the rows that have such a score, and its values."""
+        if len(rows):
+            self._read(run / OUTPUTS, rows)
+
+    def _read(self, path: Path, rows: Rows) -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            lines = zip(rows["offset"].tolist(), rows["length"].tolist(), rows["ok"].tolist(), strict=True)
+            for number, (offset, length, ok) in enumerate(lines):
+                try:
+                    measured = _decode(os.pread(descriptor, length, offset))
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    raise damage(path, descriptor, offset) from error
+                self._take(number, measured, ok=bool(ok))
+        finally:
+            os.close(descriptor)
+
+    def _take(self, number: int, measured: _Measured, *, ok: bool) -> None:
+        self.graded[number] = short_fingerprint(measured.scored_by)
+        if not ok:
+            return
+        if measured.cached:
+            # Its times are of the call back then, and it cost nothing: neither says anything of this run.
+            self.cached += 1
+        else:
+            for name in TIMES:
+                self.times[name][number] = _figure(getattr(measured, name))
+            self.costs[number] = _figure(measured.cost)
+        for name, value in {score.name: _figure(score.value) for score in measured.scores}.items():
+            if not math.isnan(value):
+                rows, values = self.scores.setdefault(name, (array("q"), array("d")))
+                rows.append(number)
+                values.append(value)
+
+
+class Pairs:
+    """The cases that two runs share, in the baseline's order: `a` has their positions there, `b` in the other run.
+
+    Where more than half of them were asked (or graded) otherwise, what they have in common was changed, such as the
+    system prompt: they are paired. Fewer are cases that were edited: they are left out, unless asked for.
+    """
+
+    def __init__(self, baseline: RunCases, other: RunCases, *, with_edited: bool = False) -> None:
+        self.baseline, self.other = baseline, other
+        _, a, b = np.intersect1d(baseline.ids, other.ids, assume_unique=True, return_indices=True)
+        order = np.argsort(baseline.places[a], kind="stable")
+        a, b = a[order], b[order]
+        asked = baseline.asked[a] != other.asked[b]
+        graded = baseline.graded[a] != other.graded[b]
+        self.asked_otherwise, self.graded_otherwise = int(asked.sum()), int(graded.sum())
+        self.shared = len(a)
+        edited = np.zeros(len(a), dtype=bool)
+        for changed in (asked, graded):
+            if changed.sum() * 2 <= len(a):
+                edited |= changed
+        kept = np.ones(len(a), dtype=bool) if with_edited else ~edited
+        self.edited: Counts = b[edited]
+        self.a, self.b = a[kept], b[kept]
+        self.only_a = _in_order(baseline, np.flatnonzero(~np.isin(baseline.ids, other.ids)))
+        self.only_b = _in_order(other, np.flatnonzero(~np.isin(other.ids, baseline.ids)))
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def both(self, of_baseline: Floats, of_other: Floats) -> tuple[Floats, Floats]:
+        """The values by case of each run, of the pairs in which both have one."""
+        a, b = of_baseline[self.a], of_other[self.b]
+        present = ~(np.isnan(a) | np.isnan(b))
+        return a[present], b[present]
+
+    def scored(self) -> tuple[Counts, Counts]:
+        """The pairs in which both have a verdict."""
+        decided = (self.baseline.tried[self.a] > 0) & (self.other.tried[self.b] > 0)
+        return self.a[decided], self.b[decided]
+
+
+def _in_order(cases: RunCases, positions: Counts) -> Counts:
+    return positions[np.argsort(cases.places[positions], kind="stable")]
+
+
+def _figure(value: float | None) -> float:
+    return value if value is not None and math.isfinite(value) else math.nan

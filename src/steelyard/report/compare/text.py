@@ -1,0 +1,157 @@
+"""A comparison as text for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from steelyard.report.compare.comparison import (
+    Against,
+    CaseChange,
+    Comparison,
+    Listed,
+    Row,
+    RunFacts,
+    lists,
+    outcomes,
+    rows,
+)
+from steelyard.report.markdown import code, markdown_table
+from steelyard.stats.formatting import safe_text, trim
+
+_WIDTH = 100
+_MAX_ID_TEXT = 40
+_LONGEST_LABEL = 34
+_COLUMN = 12
+_WIDTHS = (0, _COLUMN, _COLUMN, _COLUMN, 15)
+"""Of the columns of figures at the least, so that the tables of several runs look alike."""
+
+
+def compare_text(comparison: Comparison) -> str:
+    """For each run the verdict, the figures, the cases that changed, and what else is different."""
+    parts = [_named("baseline", comparison.baseline)]
+    for one in comparison.against:
+        parts += [_named("against", one.run), *_text_sections(one, comparison)]
+    return "\n\n".join(parts)
+
+
+def _text_sections(one: Against, comparison: Comparison) -> list[str]:
+    found = ["\n".join(textwrap.wrap(safe_text(one.verdict), _WIDTH)), _table(one, comparison)]
+    if one.split is not None:
+        found += [_text_flips("better", one.split.better, one.better), _text_flips("worse", one.split.worse, one.worse)]
+    found += [_list(title, listed) for title, listed in lists(one)]
+    if one.notes:
+        found.append("\n".join(["what else is different:", *(f"  {safe_text(note)}" for note in one.notes)]))
+    return found
+
+
+def _named(role: str, run: RunFacts) -> str:
+    named = " on ".join(safe_text(name) for name in (run.suite, run.model_id) if name)
+    trials = f", {run.trials:,} trials" if run.trials > 1 else ""
+    state = "" if run.complete else ", not complete"
+    return f"{role:<9} {safe_text(run.run)}: {named}, {run.cases:,} cases{trials}{state}"
+
+
+def _table(one: Against, comparison: Comparison) -> str:
+    before, now = _heads(comparison.baseline, one.run)
+    head = Row(f"{one.paired:,} paired cases", baseline=before, run=now, change="change", interval="95 % CI")
+    shown = [head, *rows(one, safe_text(comparison.currency))]
+    labels = [trim(f"{row.label} {safe_text(row.name)}".rstrip(), _LONGEST_LABEL) for row in shown]
+    cells = [[label, row.baseline, row.run, row.change, row.interval] for label, row in zip(labels, shown, strict=True)]
+    widths = [max(fewest, *map(len, column)) for fewest, column in zip(_WIDTHS, zip(*cells, strict=True), strict=True)]
+    form = f"  {{:<{widths[0]}}}" + "".join(f"  {{:>{width}}}" for width in widths[1:])
+    lines = [form.format(*row).rstrip() for row in cells]
+    if one.scores_left_out:
+        lines.append(f"  and {one.scores_left_out:,} more scores")
+    return "\n".join(lines)
+
+
+def _heads(baseline: RunFacts, run: RunFacts) -> list[str]:
+    """The two names for the head of the table; where their beginnings are the same, as of times, their ends."""
+    names = [safe_text(facts.label) for facts in (baseline, run)]
+    cut = [trim(name, _COLUMN) for name in names]
+    return [f"…{name[1 - _COLUMN :]}" for name in names] if cut[0] == cut[1] and names[0] != names[1] else cut
+
+
+def _text_flips(title: str, total: int, cases: list[CaseChange]) -> str:
+    lines = [f"{title} on {total:,}" + (":" if total else ""), *(_flip(case) for case in cases)]
+    return "\n".join([*lines, *_more(total - len(cases))])
+
+
+def _flip(case: CaseChange) -> str:
+    before, now = outcomes(case)
+    name = trim(safe_text(case.id), _MAX_ID_TEXT)
+    said = f"{safe_text(case.baseline_answer)} → {safe_text(case.run_answer)}"
+    how = "" if case.baseline_tried == case.run_tried == 1 else f"  {before} → {now}"
+    return trim(f"  {name}{how}  {said}", _WIDTH)
+
+
+def _list(title: str, listed: Listed) -> str:
+    ids = [f"  {trim(safe_text(one), _WIDTH - 2)}" for one in listed.ids]
+    return "\n".join([f"{title}: {listed.total:,}", *ids, *_more(listed.total - len(ids))])
+
+
+def _more(count: int) -> list[str]:
+    return [f"  and {count:,} more (--all lists them)"] if count > 0 else []
+
+
+_MAX_ID_MD = 60
+_SIGNS = {"better": "🟢", "worse": "🔴", "no difference": "⚪", "unknown": "⚪"}
+
+
+def compare_markdown(comparison: Comparison) -> str:
+    """For each run the verdict, the figures, and, folded, the cases that changed and what else is different."""
+    return "\n\n".join("\n\n".join(_markdown_sections(one, comparison)) for one in comparison.against) + "\n"
+
+
+def _markdown_sections(one: Against, comparison: Comparison) -> Iterator[str]:
+    baseline = comparison.baseline
+    yield f"### {_SIGNS[one.outcome]} {code(one.run.label, _MAX_ID_MD)} against {code(baseline.label, _MAX_ID_MD)}"
+    yield code(one.verdict, 400)
+    yield markdown_table(
+        [f"{one.paired:,} paired cases", "baseline", "run", "change", "95 % CI"],
+        (
+            [
+                f"{row.label} {code(row.name, _MAX_ID_MD)}".rstrip(),
+                row.baseline,
+                row.run,
+                row.change,
+                row.interval,
+            ]
+            for row in rows(one, code(comparison.currency, 20))
+        ),
+        numbers=True,
+    )
+    if one.scores_left_out:
+        yield f"and {one.scores_left_out:,} more scores"
+    if one.notes:
+        yield "**What else is different**\n\n" + "\n".join(f"- {code(note, 300)}" for note in one.notes)
+    if one.split is not None:
+        yield from _markdown_flips("better", one.split.better, one.better)
+        yield from _markdown_flips("worse", one.split.worse, one.worse)
+    for title, listed in lists(one):
+        ids = "\n".join(f"- {code(name, _MAX_ID_MD)}" for name in listed.ids)
+        yield _folded(f"{title}: {listed.total:,}", ids, listed.total - len(listed.ids))
+
+
+def _markdown_flips(title: str, total: int, cases: list[CaseChange]) -> Iterator[str]:
+    if not total:
+        return
+    inside = markdown_table(
+        ["case", "", "baseline", "run"],
+        (
+            [
+                code(case.id, _MAX_ID_MD),
+                " → ".join(outcomes(case)),
+                code(case.baseline_answer),
+                code(case.run_answer),
+            ]
+            for case in cases
+        ),
+    )
+    yield _folded(f"{title} on {total:,}", inside, total - len(cases))
+
+
+def _folded(title: str, inside: str, more: int) -> str:
+    rest = f"\n\nand {more:,} more" if more > 0 else ""
+    return f"<details><summary>{title}</summary>\n\n{inside}{rest}\n\n</details>"

@@ -1,0 +1,184 @@
+"""The HTML report: one file that needs no network, holds every case, and trusts nothing that it shows.
+
+All data stand in elements that are not executed: the overview as escaped JSON, the cases compressed and in base64.
+The policy in the file allows this one script and this one style sheet, by their digests, and nothing else at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from steelyard._version import __version__
+from steelyard.journal.manifest import Manifest, read_manifest
+from steelyard.report.headline import notices
+from steelyard.report.page.charts import Curves
+from steelyard.report.page.data import CHUNK_BYTES, CHUNK_RECORDS, Columns, body, text_limit
+from steelyard.report.page.frame import asset, escaped, filled, policy, program, script_json
+from steelyard.report.records import Expectations, RunRecords, open_suite
+from steelyard.report.summary import summary
+from steelyard.run.result import Result
+from steelyard.suite.evalset import EvalSet
+
+PARTS = ("dom.js", "theme.js", "charts.js", "overview.js", "cases.js", "table.js", "diff.js", "drawer.js", "views.js")
+"""The scripts that the report shares with the pages of `steelyard view`."""
+SCRIPTS = (*PARTS, "page.js")
+_LONGEST_FACT = 2_000
+_LEVEL = 6
+_COPIED_AT_ONCE = 3 << 18
+"""Bytes; a multiple of three, so that pieces in base64 can be joined."""
+_DRAFT = "steelyard-report-"
+
+
+def page(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
+    """The report of a run as pieces of HTML. What was expected comes from `suite`, else from where the run says."""
+    result = Result.load(run)
+    manifest = read_manifest(run)
+    note = None
+    if suite is None:
+        suite, note = open_suite(run, manifest)
+    records = RunRecords(run)
+    names = list(result.metrics["scores"])
+    with tempfile.TemporaryFile(prefix=_DRAFT) as bodies, tempfile.TemporaryFile(prefix=_DRAFT) as columns:
+        packed = _Packed(bodies, columns, Columns(names), text_limit(len(records)))
+        expectations = Expectations(suite, manifest)
+        for offset, record in records:
+            packed.add(record, offset, expectations)
+        packed.finish()
+        overview = {
+            "about": about(run, result.metrics, manifest, records.trials, note or expectations.problem),
+            "metrics": result.metrics,
+            "counts": records.counts,
+            "score_names": names,
+            "notices": notices(result.metrics),
+            "charts": packed.curves.to_page(),
+            "chunks": packed.starts,
+        }
+        yield from _assembled(overview, packed)
+
+
+class _Packed:
+    """The cases, compressed as they come, in two files: their bodies in chunks, the table's columns in one stream."""
+
+    def __init__(self, bodies: IO[bytes], columns: IO[bytes], table: Columns, limit: int) -> None:
+        self.curves = Curves()
+        self.starts: list[int] = []
+        """Which record each chunk begins with."""
+        self._bodies_file, self._columns_file, self._table, self._limit = bodies, columns, table, limit
+        self._compress = zlib.compressobj(_LEVEL, wbits=-15)
+        self._blocks = self._count = 0
+        self._bodies: list[bytes] = []
+        self._size = 0
+
+    def add(self, record: Any, offset: int, expectations: Expectations) -> None:
+        """Take in one record."""
+        asked = expectations.of(record)
+        self.curves.add(record)
+        self._table.add(record, asked)
+        if not self._bodies:
+            self.starts.append(self._count)
+        self._bodies.append(body(record, offset, asked, self._limit))
+        self._size += len(self._bodies[-1])
+        self._count += 1
+        if len(self._bodies) >= CHUNK_RECORDS or self._size >= CHUNK_BYTES:
+            self._end_chunk()
+        if self._table.full:
+            self._end_block()
+
+    def finish(self) -> None:
+        """Close what is still open."""
+        self._end_chunk()
+        self._end_block()
+        self._columns_file.write(self._compress.compress(b"]") + self._compress.flush())
+
+    def data(self) -> Iterator[str]:
+        """The elements that hold the cases."""
+        yield '<script type="application/octet-stream" id="columns">'
+        self._columns_file.seek(0)
+        while piece := self._columns_file.read(_COPIED_AT_ONCE):
+            yield base64.b64encode(piece).decode()
+        yield "</script>\n"
+        self._bodies_file.seek(0)
+        while piece := self._bodies_file.read(_COPIED_AT_ONCE):
+            yield piece.decode()
+
+    def _end_chunk(self) -> None:
+        if not self._bodies:
+            return
+        packed = zlib.compress(b"[" + b",".join(self._bodies) + b"]", _LEVEL, wbits=-15)
+        name = f"chunk-{len(self.starts) - 1}"
+        element = b'<script type="application/octet-stream" id="%b">%b</script>\n'
+        self._bodies_file.write(element % (name.encode(), base64.b64encode(packed)))
+        self._bodies.clear()
+        self._size = 0
+
+    def _end_block(self) -> None:
+        self._columns_file.write(self._compress.compress((b"," if self._blocks else b"[") + self._table.take()))
+        self._blocks += 1
+
+
+def _assembled(overview: dict[str, Any], packed: _Packed) -> Iterator[str]:
+    style, script = asset("page.css"), program(map(asset, SCRIPTS))
+    metrics, about = overview["metrics"], overview["about"]
+    named = " on ".join(one for one in (about["suite"], about["model"]) if one)
+    values = {
+        "POLICY": policy(script, style),
+        "VERSION": __version__,
+        "TITLE": escaped(f"{named}: Steelyard report"),
+        "STYLE": style,
+        "SUMMARY": html.escape(summary(metrics, about["run"])),
+        "OVERVIEW": script_json(overview),
+        "SCRIPT": script,
+    }
+    before, after = asset("page.html").split("@@DATA@@\n")
+    yield filled(before, values)
+    yield from packed.data()
+    yield after
+
+
+def about(
+    run: Path, metrics: dict[str, Any], manifest: Manifest | None, trials: int, suite_note: str | None
+) -> dict[str, Any]:
+    """What the page says of the run itself."""
+    return {
+        "run": str(run),
+        "suite": metrics["suite"],
+        "model": metrics["model_id"],
+        "trials": trials,
+        "created": manifest.created if manifest is not None else "",
+        "suite_note": suite_note,
+        "groups": _groups(run, metrics, manifest, suite_note),
+    }
+
+
+def _groups(
+    run: Path, metrics: dict[str, Any], manifest: Manifest | None, suite_note: str | None
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What the page tells of a run's settings: titles, and pairs of words under each."""
+    about: dict[str, Any] = {"directory": str(run), "suite": metrics["suite"], "expected answers": suite_note}
+    groups: dict[str, dict[str, Any]] = {"Run": about, "Target": metrics["target"]}
+    if manifest is not None:
+        about |= {"suite file": manifest.suite_file, "load": manifest.load, "sittings": len(manifest.sittings)}
+        about |= manifest.versions
+        groups["Scorers"] = {_kind(scorer): scorer for scorer in manifest.scorers}
+        groups["Options"] = manifest.options
+    shown = {title: [*_pairs(values)] for title, values in groups.items()}
+    return [(title, pairs) for title, pairs in shown.items() if pairs]
+
+
+def _kind(scorer: dict[str, Any]) -> str:
+    return str(scorer.get("name") or scorer.get("kind") or "scorer")
+
+
+def _pairs(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if value not in (None, [], {}, ""):
+            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            yield name.lstrip("~"), text[:_LONGEST_FACT]

@@ -1,0 +1,338 @@
+"""One case from question to record: asked within its time, scored, and never the end of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import numbers
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from copy import copy, deepcopy
+from datetime import datetime
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+from msgspec.structs import astuple
+
+from steelyard.engine.deadlines import Deadlines
+from steelyard.errors import describe
+from steelyard.protocols import Cancellation, Emit, InvocationContext, RemoteTarget, Session, Target
+from steelyard.records import RECORD_VERSION, EvalCase, InvocationResponse, Job, Record, Score, Unjudged
+from steelyard.scoring.pipeline import Panel
+
+_NONE = type(None)
+_SHAPE: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("response_text", (str, _NONE)),
+    ("time_to_first_token", (float, int, _NONE)),
+    ("time_to_last_token", (float, int, _NONE)),
+    ("time_per_output_token", (float, int, _NONE)),
+    ("num_tokens_input", (int, _NONE)),
+    ("num_tokens_output", (int, _NONE)),
+    ("request_time", (datetime, _NONE)),
+    ("stop_reason", (str, _NONE)),
+    ("error", (str, _NONE)),
+    ("input_prompt", (str, _NONE)),
+    ("input_payload", ()),
+    ("messages", (list, _NONE)),
+    ("num_tokens_input_cached", (int, _NONE)),
+    ("num_tokens_output_reasoning", (int, _NONE)),
+    ("retries", (int,)),
+    ("error_type", (str, _NONE)),
+    ("cached", (bool,)),
+    ("time_to_first_content_token", (float, int, _NONE)),
+    ("time_to_first_reasoning_token", (float, int, _NONE)),
+    ("time_waiting", (float, int, _NONE)),
+    ("time_in_backoff", (float, int, _NONE)),
+    ("time_queued", (float, int, _NONE)),
+    ("time_from_planned", (float, int, _NONE)),
+    ("cost", (float, int, _NONE)),
+    ("tokens_estimated", (bool,)),
+    ("http_status", (int, _NONE)),
+    ("request_id", (str, _NONE)),
+    ("node", (str, _NONE)),
+    ("num_tokens_input_cache_write", (int, _NONE)),
+)
+"""The response's fields in the order in which a record has them, with the types that can be read back."""
+
+_fields = attrgetter(*(name for name, _ in _SHAPE))
+_GOOD_SHAPES: set[tuple[type, ...]] = set()
+"""Combinations of types that were checked before: there are few, and looking one up is cheap."""
+
+_COMMON = InvocationResponse.__struct_fields__.index("retries")
+"""How many of a response's fields most answers have; the others, all after these, are rare."""
+_NOTHING_RARE = astuple(InvocationResponse())[_COMMON:]
+
+
+class CaseWork:
+    """Asks the target, runs the scorers, hands on one record. Picklable when its target and scorers are."""
+
+    def __init__(
+        self,
+        target: Target,
+        panel: Panel,
+        *,
+        timeout: float | None,
+        seed: int,
+        session: Session | None = None,
+        token: Cancellation | None = None,
+        waits: bool = False,
+        remotes: Sequence[RemoteTarget] = (),
+        answered: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self._waits = waits
+        self._answered = answered
+        """Told of each case, by its id and trial, that has its answer and is yet to be scored."""
+        self._target = target
+        self._panel = panel if panel else None
+        self._timeout = timeout
+        self._deadlines = Deadlines(timeout) if timeout is not None else None
+        self._seed = seed
+        self._session = session
+        self._token = token
+        self._remotes = remotes
+
+    async def open(self, parallelism: int) -> None:
+        """Have the endpoints ready in a process that is not the run's own; ConfigurationError where one cannot be."""
+        for remote in self._remotes:
+            remote.check()
+            await remote.open(parallelism)
+
+    async def close(self) -> None:
+        """Let go of what `open` opened, whatever any of them makes of it."""
+        async with AsyncExitStack() as stack:
+            for remote in self._remotes:
+                stack.push_async_callback(remote.close)
+
+    def for_warm_up(self, target: Target) -> CaseWork:
+        """The same, but this target is asked, and its answers are not weighed."""
+        work = copy(self)
+        work._target = target
+        work._panel = None
+        return work
+
+    async def __call__(self, job: Job, emit: Emit) -> None:
+        """Ask (unless the response is already stored), score, emit."""
+        started = time.perf_counter()
+        context = InvocationContext(job.case.id, job.trial, 1, self._seed, self._token)
+        if job.stored is not None:
+            response, attempts, before = job.stored.response, job.stored.attempts, job.stored.elapsed
+        else:
+            response, before = await self._ask(job, context), None
+            if context.waiting or context.backoff or job.planned_at is not None:
+                response = _with_waits(response, context, job.planned_at)
+            attempts = 0 if response.cached else context.attempt
+        if self._answered is not None:
+            self._answered(job.case.id, job.trial)
+        scores: list[Score] = []
+        if self._panel is None or response.error is not None:
+            pass
+        elif not self._panel.has_judges:
+            scores = await self._panel.score_plainly(job, response)
+        else:
+
+            def keep_answer() -> None:
+                if before is None:
+                    emit(Unjudged(_record(job, response, [], attempts, time.perf_counter() - started)))
+
+            scores = await self._panel.score(job, response, context, keep_answer, emit)
+        elapsed = time.perf_counter() - started if before is None else before
+        emit(_record(job, response, scores, attempts, elapsed))
+
+    async def _ask(self, job: Job, context: InvocationContext) -> InvocationResponse:
+        """The target's answer; whatever it raises becomes an answer that says so."""
+        task = asyncio.current_task()
+        assert task is not None
+        deadlines = self._deadlines
+        late = False
+        case = job.case
+        if self._session is not None:
+            case = self._begin_session(case, context)
+        if deadlines is not None:
+            deadlines.begin(task)
+            if self._waits:
+                context.clock = deadlines.clock(task)
+        try:
+            try:
+                response = await self._target.invoke(case, context)
+            finally:
+                if deadlines is not None:
+                    late = deadlines.end(task)
+            return _checked(response)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # a target is the user's code: its crash is data
+            partial = getattr(error, "partial", None)
+            if isinstance(error, asyncio.CancelledError):
+                if late:
+                    error = TimeoutError(f"no answer within {self._timeout:g} s")
+                elif self._wants_to_end(task):
+                    raise
+            return _failed(error, partial, context.attempt - 1)
+
+    def _begin_session(self, case: EvalCase, context: InvocationContext) -> EvalCase:
+        """The case after the session's messages; the context gets a copy of the session that is its own."""
+        context.session = session = deepcopy(self._session)
+        if session is None or not session.messages:
+            return case
+        return msgspec.structs.replace(case, messages=[*session.messages, *(case.messages or [])])
+
+    def _wants_to_end(self, task: asyncio.Task[Any]) -> bool:
+        """Whether a cancellation is for us. One that nobody asked for is the target's own, and taken back here."""
+        if not task.cancelling():
+            return False
+        if self._token is None or self._token.cancelled:
+            return True
+        while task.uncancel():
+            pass
+        return False
+
+
+def _failed(error: BaseException, partial: Any, retries: int) -> InvocationResponse:
+    """An answer that says what went wrong, with as much of the real one as there is."""
+    try:
+        response = _checked(copy(partial)) if partial is not None else InvocationResponse()
+    except TypeError:  # what a target says of its own failure may be as broken as the rest
+        response = InvocationResponse()
+    response.error, response.error_type, response.retries = describe(error), type(error).__name__, retries
+    return response
+
+
+def _with_waits(
+    response: InvocationResponse, context: InvocationContext, planned_at: float | None
+) -> InvocationResponse:
+    """The response with where the time went that is not its own, and the money; a copy, for it may be shared."""
+    cost = response.cost
+    if context.spent and (cost is not None or response.error is not None):
+        cost = (cost or 0.0) + context.spent
+    return msgspec.structs.replace(
+        response,
+        time_waiting=context.waiting or None,
+        time_in_backoff=context.backoff or None,
+        time_from_planned=response.time_from_planned if planned_at is None else time.monotonic() - planned_at,
+        cost=cost,
+    )
+
+
+def _checked(response: Any) -> InvocationResponse:
+    """The response if its fields have the types that can be read back from the journal; else raise TypeError."""
+    if not isinstance(response, InvocationResponse):
+        raise TypeError(f"the target returned {type(response).__name__}, not an InvocationResponse")
+    values = astuple(response)
+    if _is_plain_text(values) and not _has_rare(values):
+        return response
+    if tuple(map(type, values)) not in _GOOD_SHAPES:
+        _coerce_types(response)
+        _GOOD_SHAPES.add(tuple(map(type, astuple(response))))
+    if response.messages is not None and not all(isinstance(message, dict) for message in response.messages):
+        raise TypeError("the response's messages are not all objects")
+    if response.error is None and response.error_type is not None:
+        response.error = response.error_type
+    return response
+
+
+def _is_plain_text(values: tuple[Any, ...]) -> bool:
+    """Whether the common fields are those of a plain text answer, of the types they should have: most are."""
+    _, text, prompt, payload, messages, first, last, per_token, tokens_in, tokens_out, cached, reasoning, at = values[
+        :_COMMON
+    ]
+    return (
+        type(text) is str
+        and (prompt is None or type(prompt) is str)
+        and payload is None
+        and messages is None
+        and (first is None or type(first) is float)
+        and (last is None or type(last) is float)
+        and (per_token is None or type(per_token) is float)
+        and (tokens_in is None or type(tokens_in) is int)
+        and (tokens_out is None or type(tokens_out) is int)
+        and (cached is None or type(cached) is int)
+        and (reasoning is None or type(reasoning) is int)
+        and (at is None or type(at) is datetime)
+    )
+
+
+def _has_rare(values: tuple[Any, ...]) -> bool:
+    """Whether any field beside the common ones is set: an error, a stop reason, a status of HTTP."""
+    try:
+        return values[_COMMON:] != _NOTHING_RARE
+    except Exception:  # noqa: BLE001 - an array, say, where a number belongs
+        return True
+
+
+def _coerce_types(response: InvocationResponse) -> None:
+    """Give each field a type that can be read back; TypeError where that cannot be done."""
+    for name, types in _SHAPE:
+        value = getattr(response, name)
+        if types and type(value) not in types:
+            setattr(response, name, _coerced(name, value, types[0]))
+
+
+def _coerced(name: str, value: Any, wanted: type) -> Any:
+    """The plain value of a subclass or of numpy's and pandas' own types; TypeError for anything else."""
+    if wanted is datetime and isinstance(value, datetime):
+        return datetime.fromisoformat(value.isoformat())
+    if wanted is str and isinstance(value, str):
+        return str.__str__(value)
+    if wanted is list and isinstance(value, (list, tuple)):
+        return list(value)
+    if wanted in (int, float) and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        number = float(value)
+        plain = wanted(number) if math.isfinite(number) else number
+        if plain == value and type(plain) is wanted:
+            return plain
+    raise TypeError(f"the response's {name} is {type(value).__name__} {value!r:.100}, not {wanted.__name__}")
+
+
+def _record(job: Job, response: InvocationResponse, scores: list[Score], attempts: int, elapsed: float) -> Record:
+    if response.http_status is not None or _has_rare(values := astuple(response)):
+        return _full_record(job, response, scores, attempts, elapsed)
+    # Half of the values that a whole record takes, and this is done for every case.
+    _, text, prompt, payload, messages, first, last, per_token, tokens_in, tokens_out, cached, reasoning, at = values[
+        :_COMMON
+    ]
+    return Record(
+        RECORD_VERSION,
+        job.case.id,
+        job.trial,
+        job.index,
+        "ok",
+        attempts,
+        elapsed,
+        job.case_fp,
+        job.scored_by,
+        0.0,
+        text,
+        first,
+        last,
+        per_token,
+        tokens_in,
+        tokens_out,
+        at,
+        None,
+        None,
+        prompt,
+        payload,
+        messages,
+        cached,
+        reasoning,
+        scores=scores,
+    )
+
+
+def _full_record(job: Job, response: InvocationResponse, scores: list[Score], attempts: int, elapsed: float) -> Record:
+    return Record(
+        RECORD_VERSION,
+        job.case.id,
+        job.trial,
+        job.index,
+        "ok" if response.error is None else "error",
+        attempts,
+        elapsed,
+        job.case_fp,
+        job.scored_by,
+        0.0,
+        *_fields(response),
+        scores=scores,
+    )

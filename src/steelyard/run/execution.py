@@ -1,0 +1,330 @@
+"""One call of `Runner.run`, step by step: plan, recover, work under the live display, close the books."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from steelyard.cache.cached import Cached
+from steelyard.cache.store import EvaluationDataStore, ManagedStore, open_store
+from steelyard.daemon_threads import DaemonThreads
+from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.errors import RunCancelled, SuiteError
+from steelyard.journal.reader import iter_records
+from steelyard.progress.display import LiveDisplay
+from steelyard.protocols import AtHome, CallByCall, Engine, RepeatedJudge, Scorer, Session, Tally, Target
+from steelyard.records import Job, Record
+from steelyard.run.case import CaseWork
+from steelyard.run.directory import Entry, RunDirectory
+from steelyard.run.metrics import compose
+from steelyard.run.options import RunOptions
+from steelyard.run.plan import Plan, cycling, manifest_of, plan_of, read_session
+from steelyard.run.recorder import Ledger
+from steelyard.run.result import Result, about_run
+from steelyard.run.send_policy import Conditions
+from steelyard.run.stop_rules import EarlyEnd
+from steelyard.scoring.judge.calibration import is_trusted
+from steelyard.scoring.pipeline import Panel
+from steelyard.stats.formatting import counted
+from steelyard.stats.prices import over_budget
+from steelyard.stats.spec import parse_progress_bar_stats
+from steelyard.stats.trials import TrialStats
+from steelyard.suite.evalset import EvalSet
+
+log = logging.getLogger("steelyard")
+
+_REFRESH_SECONDS = 0.2
+
+
+class Sitting:
+    """Everything that one run holds while it runs; made anew for each call."""
+
+    def __init__(
+        self, target: Target, suite: EvalSet, scorers: Sequence[Scorer], options: RunOptions, engine: Engine
+    ) -> None:
+        self.suite = suite
+        self.token = CancellationToken()
+        self.origin: dict[str, str | None] = {}
+        """What run.json says of where this comes from."""
+        self._target = target
+        self._scorers = scorers
+        self._options = options
+        self._engine = engine
+        self._spec = parse_progress_bar_stats(options.progress_bar_stats)
+        self._directory: RunDirectory | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._broken_off: str | None = None
+        self._session: Session | None = None
+        self._store: EvaluationDataStore | None = None
+        self._conditions = Conditions(target, scorers, options)
+        self._works_elsewhere = bool(getattr(engine, "works_elsewhere", False))
+        """Whether the calls are made by other processes, which open and watch their own connections."""
+
+    def follow(self, token: CancellationToken) -> Callable[[], None]:
+        """Stop when the caller's token is cancelled; what stops this run leaves that token alone."""
+        return token.on_cancel(lambda: self.token.cancel(token.reason or "cancelled"))
+
+    async def run(self, entry: Entry) -> Result:
+        """Prepare off the event loop, then work; a cancelled task still leaves its books closed."""
+        preparing = asyncio.create_task(DaemonThreads().run(self._prepare, entry))
+        try:
+            await asyncio.shield(preparing)
+            return await self._work()
+        except asyncio.CancelledError:
+            self.token.cancel("the task was cancelled")
+            await asyncio.wait([preparing])
+            raise
+        finally:
+            self._close()
+
+    def _prepare(self, entry: Entry) -> None:
+        """Everything before the first call: the session, the cache, the plan, the lock, the recovery."""
+        path = self._options.output_path
+        if self._options.initial_session_file is not None:
+            self._session = read_session(self._options.initial_session_file)
+        if not self._options.is_load:
+            self._store = open_store(self._options.cache)
+        self._conditions.check()
+        # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
+        plan = None if self.suite.one_shot else self._make_plan()
+        if (check_engine := getattr(self._engine, "check", None)) is not None:
+            check_engine(pace=self._options.arrivals is not None)
+        self._manifest = manifest_of(self._target, self.suite, self._scorers, self._options, session=self._session)
+        for name, value in self.origin.items():
+            setattr(self._manifest, name, value)
+        if path is not None:
+            self._directory = RunDirectory(Path(path), entry)
+            self._directory.enter(self._manifest, self.suite)
+        if plan is None:
+            self._spool()
+            plan = self._make_plan()
+        self._plan = plan
+        self._manifest.planned = plan.slots
+        keep = not self._options.low_memory
+        repeated = not self._options.is_load and (self._options.trials > 1 or self._options.num_runs > 1)
+        trials = TrialStats(plan.cases, plan.trials) if repeated else None
+        if self._directory is None:
+            self._ledger = Ledger(plan, replay=None, writer=None, trials=trials, keep=keep)
+        else:
+            judged = any(isinstance(scorer, RepeatedJudge) for scorer in self._scorers)
+            self._ledger = self._directory.open(
+                plan, self._manifest, keep=keep, judged=judged, trials=trials, check=self._check
+            )
+        self._conditions.tell_prices(self._ledger.spending)
+        if self._ledger.resumed:
+            log.info("resuming %s: %s", path, self._ledger.so_far())
+
+    def _make_plan(self) -> Plan:
+        return plan_of(self.suite, self._scorers, self._options, self._check)
+
+    def _spool(self) -> None:
+        # An iterator may have no end: with a limit, and nothing to look for, only so many are taken from it.
+        limit = self._options.limit if self._options.match is None else None
+        if self._directory is not None:
+            self.suite = self._directory.spool(self.suite, limit)
+        else:
+            self._scratch = tempfile.TemporaryDirectory(prefix="steelyard-")
+            self.suite = self.suite.spool(Path(self._scratch.name) / "cases.jsonl", limit)
+
+    def _check(self) -> None:
+        if self.token.cancelled:
+            raise RunCancelled(f"cancelled before the first call: {self.token.reason}")
+
+    async def _work(self) -> Result:
+        """Run the jobs under the live display, then close the books."""
+        if not self._works_elsewhere:
+            await self._conditions.open()
+        try:
+            work = self._case_work()
+            if self._options.warmup and not self._ledger.resumed:
+                await self._warm_up(work)
+            tally = await self._run_shown(work)
+        finally:
+            if not self._works_elsewhere:
+                await self._conditions.close()
+        return self._finish(tally)
+
+    async def _run_shown(self, work: CaseWork) -> Tally:
+        display = LiveDisplay(
+            description=self._plan.suite.id,
+            total=self._plan.slots,
+            initial=self._ledger.done_before,
+            duration=self._options.duration,
+            spec=self._spec,
+            mode=self._options.progress,
+        )
+        self._ledger.begin()
+        self._conditions.watch()
+        ticker = asyncio.create_task(self._show(display), name="steelyard-display")
+        try:
+            return await self._run_engine(work)
+        finally:
+            ticker.cancel()
+            self._conditions.stop_watching(getattr(self._engine, "loads", ()))
+            display.close(self._ledger.done, self._ledger.stats)
+
+    async def _warm_up(self, work: CaseWork) -> None:
+        """Send some requests that count for nothing: connections open, a model wakes up."""
+        conditions = self._conditions
+        tally = await self._engine.run(
+            # Past our own cache: what the warm-up put there would be the answers of the run.
+            work.for_warm_up(self._retrying(self._target)),
+            cycling(self._plan, requests=self._options.warmup, duration=None).jobs(),
+            lambda _: None,
+            parallelism=conditions.parallelism,
+            token=self.token,
+            permits=conditions.permits,
+        )
+        conditions.warmed_up = tally.finished
+
+    async def _run_engine(self, work: CaseWork) -> Tally:
+        jobs = self._until_the_suite_changes(
+            self._directory.jobs(self._ledger) if self._directory is not None else self._ledger.jobs(None)
+        )
+        if self._options.max_cost is not None:
+            jobs = self._until_spent(jobs, self._options.max_cost)
+        self._ledger.on_record = self._early_end().look
+        conditions = self._conditions
+        running = asyncio.create_task(
+            self._engine.run(
+                work,
+                jobs,
+                self._ledger.emit,
+                parallelism=conditions.parallelism,
+                token=self.token,
+                permits=conditions.permits,
+                pace=conditions.plan_sends(self._plan.slots or None),
+            )
+        )
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # Let the engine wind up first, so that the partial result says what really became of each case.
+            self.token.cancel("the task was cancelled")
+            self._finish(await running)
+            raise
+
+    def _early_end(self) -> EarlyEnd:
+        """What looks at each record, until nothing it could see would end the run."""
+
+        def done() -> None:
+            self._ledger.on_record = None
+
+        return EarlyEnd(self._options, self._ledger.stats, self._engine.in_flight, self.token.cancel, done)
+
+    def _until_the_suite_changes(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
+        """The jobs; a suite that is edited under us ends them, and what is in flight may finish."""
+        try:
+            yield from jobs
+        except SuiteError as error:
+            log.error("%s; stopping here, what is done stays done", error)
+            self._broken_off = str(error)
+
+    def _until_spent(self, jobs: Iterator[Job | None], limit: float) -> Iterator[Job | None]:
+        """The jobs until the budget is used up; what is in flight is paid for, and may finish."""
+        paid = self.origin.get("scored_from") is not None
+        spending, engine = self._ledger.spending, self._engine
+        while (reason := over_budget(spending, limit, engine.in_flight().count, answers_are_paid=paid)) is None:
+            try:
+                job = next(jobs)
+            except StopIteration:
+                return
+            yield job
+        log.warning("%s; stopping here, what is done stays done", reason)
+        self._broken_off = reason
+
+    def _case_work(self) -> CaseWork:
+        options, conditions = self._options, self._conditions
+        target = self._retrying(self._target)
+        if self._store is not None:
+            target = Cached(target, self._store, self._plan.suite.id, session=self._session)
+        scorers = [self._bound(scorer) if isinstance(scorer, RepeatedJudge) else scorer for scorer in self._scorers]
+        return CaseWork(
+            target,
+            Panel(scorers, num_runs=options.num_runs, timeout=options.timeout),
+            timeout=options.timeout,
+            seed=options.seed,
+            session=self._session,
+            token=self.token,
+            waits=conditions.waits,
+            remotes=conditions.remotes,
+            answered=AtHome(conditions.permits.answered) if conditions.permits is not None else None,
+        )
+
+    def _retrying(self, target: Target, paid: Callable[[float | None], None] | None = None) -> Target:
+        """The target with its costs told, behind its endpoint's limits, asked again after faults that may pass."""
+        options, conditions = self._options, self._conditions
+        policy = RetryPolicy(attempts=options.attempts, retry_on=options.retry_on)
+
+        def around(call: Target) -> Target:
+            return Retrying(conditions.limited(target, conditions.priced(target, call, paid)), policy)
+
+        return target.bound(around) if isinstance(target, CallByCall) else around(target)
+
+    def _bound(self, judge: RepeatedJudge) -> RepeatedJudge:
+        """The judge with retries; where a calibration was demanded and is not there, its word is only advice."""
+        bound = judge.bound(partial(self._retrying, paid=AtHome(self._ledger.judged)))
+        if (demanded := getattr(judge, "calibration", None)) is not None:
+            trusted, reason = is_trusted(demanded, judge.by)
+            if not trusted:
+                log.warning("judge %s is only advisory: %s", judge.name, reason)
+                bound.advisory = True
+        return bound
+
+    async def _show(self, display: LiveDisplay) -> None:
+        while True:
+            self._ledger.stats.active_seconds = self._ledger.active_seconds
+            display.refresh(self._ledger.done, self._ledger.stats, self._engine.in_flight(), self._conditions.allowed)
+            await asyncio.sleep(_REFRESH_SECONDS)
+
+    def _finish(self, tally: Tally) -> Result:
+        stopped = self.token.reason or self._broken_off
+        metrics = self._metrics(tally, stopped)
+        path = self._directory.path.absolute() if self._directory is not None else None
+        if excess := int(getattr(self._target, "excess", 0)):
+            calls = counted(excess, "call")
+            log.warning("%s outlived the time allowed, still running: a thread cannot be stopped", calls)
+        return Result(
+            metrics=metrics,
+            path=path,
+            responses=self._responses(),
+            cancelled=stopped is not None and not metrics["complete"],
+        )
+
+    def _metrics(self, tally: Tally, stopped: str | None) -> dict[str, Any]:
+        if self._directory is not None:
+            return self._directory.finish(self._manifest, self._ledger, tally, stopped, self._conditions)
+        return compose(
+            about=about_run(self._manifest, None),
+            books=self._ledger.close(tally, stopped),
+            stats=self._ledger.stats,
+            scores=self._ledger.scores,
+            errors=self._ledger.errors,
+            left_out=0,
+            stopped=stopped,
+            trials=self._ledger.trial_metrics(),
+            spending=self._ledger.spending,
+            sent=partial(self._conditions.to_metrics, tally),
+        )
+
+    def _responses(self) -> list[Record]:
+        """All records in case order: those of this sitting, or read back where earlier ones belong to them."""
+        if self._ledger.kept is None:
+            return []
+        if self._directory is not None and self._ledger.resumed:
+            return list(iter_records(self._directory.path))
+        return sorted(self._ledger.kept, key=lambda record: (record.index, record.trial))
+
+    def _close(self) -> None:
+        if self._directory is not None:
+            self._directory.close()
+        if self._store is not None and self._store is not self._options.cache and isinstance(self._store, ManagedStore):
+            self._store.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()

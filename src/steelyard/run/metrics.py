@@ -1,0 +1,153 @@
+"""The figures of a run, composed in one place: for `metrics.json`, `partial.json` and a run that is replayed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from steelyard.errors import BooksError
+from steelyard.records import Record
+from steelyard.stats.costs import Spending
+from steelyard.stats.errors import ErrorName, by_kind, by_type, error_name
+from steelyard.stats.intervals import rate_over_cases
+from steelyard.stats.running import RunningStats
+from steelyard.stats.scores import ScoreStats
+
+METRICS_VERSION = 1
+_LONGEST_EXAMPLE = 300
+
+
+class Books(msgspec.Struct, frozen=True, kw_only=True):
+    """Where each planned (case, trial) stands, each counted once."""
+
+    planned: int
+    ok: int
+    error: int
+    cancelled: int
+    not_started: int
+    to_redo: int = 0
+    """How many of the ok and error ones were to be scored or asked again, and were not reached."""
+    cut_short: bool = False
+    """Something ended a run before its time that had no number of slots to reach, only a time."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every planned (case, trial) has a record that stands."""
+        return self.planned == self.ok + self.error and not (self.to_redo or self.cut_short)
+
+    def check(self, stats: RunningStats, scores: ScoreStats) -> None:
+        """Raise BooksError unless the counts add up, among themselves and with the statistics."""
+        if self.planned != self.ok + self.error + self.cancelled + self.not_started:
+            raise BooksError(f"the books do not balance: {self}")
+        counted = (stats.total_requests - stats.failed_requests, stats.failed_requests)
+        if counted != (self.ok, self.error) or scores.n != self.ok + self.error:
+            raise BooksError(f"the statistics count {counted} ok and error, the scores {scores.n}; the books: {self}")
+
+
+class Errors:
+    """How often each error came, by type and by kind, with an example of each: the first in case order, whenever it
+    came."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[ErrorName] = Counter()
+        self._examples: dict[ErrorName, Record] = {}
+
+    def add(self, record: Record) -> None:
+        """Count an error record."""
+        name = error_name(record)
+        self.counts[name] += 1
+        self._examples[name] = min(record, self._examples.get(name, record), key=_case_order)
+
+    def to_metrics(self) -> dict[str, Any]:
+        """The counts, the most frequent first, and the examples."""
+        return {
+            "errors": by_type(self.counts),
+            "error_examples": self._shown(attrgetter("type")),
+            "error_kinds": by_kind(self.counts),
+            "error_kind_examples": self._shown(attrgetter("kind")),
+        }
+
+    def _shown(self, group: Callable[[ErrorName], str]) -> dict[str, dict[str, str]]:
+        """An example for each group of errors."""
+        found: dict[str, Record] = {}
+        for name, record in self._examples.items():
+            found[group(name)] = min(record, found.get(group(name), record), key=_case_order)
+        return {
+            name: {"id": record.id, "error": (record.error or "")[:_LONGEST_EXAMPLE]}
+            for name, record in sorted(found.items())
+        }
+
+
+def _case_order(record: Record) -> tuple[int, int]:
+    return record.index, record.trial
+
+
+def compose(
+    *,
+    about: Mapping[str, Any],
+    books: Books,
+    stats: RunningStats,
+    scores: ScoreStats,
+    errors: Errors,
+    left_out: int,
+    stopped: str | None,
+    trials: Mapping[str, Any] | None = None,
+    spending: Spending | None = None,
+    sent: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """The metrics of a run as they stand on disk. The books are checked first.
+
+    `sent` says, given the statistics, under which conditions the calls were made.
+    """
+    books.check(stats, scores)
+    flat = stats.to_stats()
+    interval = scores.pass_rate_ci95
+    if trials is not None and trials["trials"] > 1:
+        interval = trials["pass_rate_ci95"]  # trials of one case are not independent: clustered by case
+    return {
+        "v": METRICS_VERSION,
+        "complete": books.complete,
+        "stopped": stopped,
+        **about,
+        "n": books.ok + books.error,
+        "counts": {name: getattr(books, name) for name in ("planned", "ok", "error", "cancelled", "not_started")},
+        "to_redo": books.to_redo,
+        "pass_rate": scores.pass_rate,
+        "pass_rate_ci95": None if interval is None else list(interval),
+        "pass_rate_all": scores.pass_rate_all,
+        "error_rate": scores.error_rate,
+        "p50_latency_s": flat["time_to_last_token-p50"],
+        "scored": scores.scored,
+        "passed": scores.passed,
+        "unscored": scores.unscored,
+        "scoring_errors": scores.scoring_errors,
+        "cached": stats.cached_requests,
+        "left_out": left_out,
+        "active_seconds": stats.active_seconds,
+        **({} if spending is None else spending.to_metrics(n=books.ok + books.error, passed=scores.passed)),
+        **errors.to_metrics(),
+        "scores": _named_scores(scores, trials),
+        "stats": flat,
+        **({"nodes": stats.nodes.to_metrics()} if stats.nodes else {}),
+        **(sent(flat) if sent is not None else {}),
+        **({"trials": trials} if trials is not None else {}),
+    }
+
+
+def _named_scores(scores: ScoreStats, trials: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The figures of each scorer, with intervals over cases where each was tried several times.
+
+    Trials of one case are not independent: counted as if they were, they would make a figure look more certain.
+    """
+    named: dict[str, Any] = scores.to_metrics()["scores"]
+    if trials is not None and trials["trials"] > 1:
+        for name, score in named.items():
+            over_cases = trials["scores"][name]
+            score["mean_ci95"] = over_cases["mean_ci95"]
+            if score["pass_rate"] is not None and over_cases["cases"]:
+                score["pass_rate_ci95"] = list(rate_over_cases(score["pass_rate"], over_cases["cases"]))
+    return named

@@ -1,0 +1,160 @@
+"""What a run found: its figures in memory, its responses in memory or on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from steelyard.errors import ConfigurationError
+from steelyard.journal.answers import Invocations
+from steelyard.journal.files import OUTPUTS, RunState, read_metrics, run_state
+from steelyard.journal.manifest import Manifest, read_manifest
+from steelyard.journal.reader import iter_records
+from steelyard.journal.replay import DONE, ERRORED, Replay
+from steelyard.records import Record
+from steelyard.run.metrics import Books, Errors, compose
+from steelyard.stats.costs import Spending
+from steelyard.stats.prices import read_prices
+
+
+class Result:
+    """The outcome of a run: `metrics` as in metrics.json, and its records."""
+
+    def __init__(
+        self, *, metrics: dict[str, Any], path: Path | None, responses: list[Record], cancelled: bool = False
+    ) -> None:
+        self.metrics = metrics
+        self.path = path
+        self.responses = responses
+        """The records in case order; empty after a low-memory run or `Result.load`: see `load_responses`."""
+        self.cancelled = cancelled
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Latency, tokens, throughput and failures, flat."""
+        stats: dict[str, Any] = self.metrics["stats"]
+        return stats
+
+    @property
+    def complete(self) -> bool:
+        """Whether every planned case has a record."""
+        return bool(self.metrics["complete"])
+
+    def load_responses(self) -> list[Record]:
+        """All records, in case order: from memory if they are there, else from disk."""
+        return list(self.iter_responses())
+
+    def iter_responses(self) -> Iterator[Record]:
+        """The same, one at a time."""
+        if self.responses or self.path is None:
+            return iter(self.responses)
+        return iter_records(self.path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Result:
+        """The result in a run directory. A complete run's figures are read, an unfinished one's are replayed."""
+        run = Path(path)
+        metrics = read_metrics(run)
+        if metrics is not None:
+            return cls(metrics=metrics, path=run, responses=[])
+        if run_state(run) is RunState.FRESH:
+            raise ConfigurationError(f"{run} is not a run directory: it has neither run.json nor outputs.jsonl")
+        return cls(metrics=_replayed_metrics(run), path=run, responses=[])
+
+    def __repr__(self) -> str:
+        counts = self.metrics["counts"]
+        state = "complete" if self.complete else "incomplete"
+        return f"<Result {state} n={self.metrics['n']} ok={counts['ok']} error={counts['error']} path={self.path}>"
+
+
+def _replayed_metrics(run: Path) -> dict[str, Any]:
+    """The figures of an unfinished run, from its journal alone."""
+    manifest = read_manifest(run)
+    slots = _AsRecorded()
+    replay = Replay(run, slots, slots.states)
+    if (run / OUTPUTS).exists():
+        replay.read()
+    errored = replay.states.count(ERRORED)
+    replay.stats.update_failed(errored)
+    for _ in range(errored):
+        replay.scores.update([], failed=True)
+    replay.stats.active_seconds = replay.run_time
+    done = replay.states.count(DONE)
+    planned = max(manifest.planned if manifest is not None else 0, done + errored)
+    books = Books(planned=planned, ok=done, error=errored, cancelled=0, not_started=planned - done - errored)
+    errors = Errors()
+    errors.counts.update(replay.errors)
+    metrics = compose(
+        about=about_run(manifest, run),
+        books=books,
+        stats=replay.stats,
+        scores=replay.scores,
+        errors=errors,
+        left_out=replay.left_out,
+        stopped="not finished",
+        spending=_spending(run, replay, manifest),
+    )
+    # Every record may be there and the metrics not: until they are written the run is not complete.
+    return {**metrics, "complete": False}
+
+
+def _spending(run: Path, replay: Replay, manifest: Manifest | None) -> Spending:
+    """What an unfinished run has spent, its judges included."""
+    spending = replay.spending
+    invocations = Invocations(run)
+    invocations.read(lambda _id, _trial: None, lambda _slot, _case_fp: False)
+    spending.merge(invocations.spending)
+    if manifest is not None:
+        spending.currency = read_prices(manifest.options.get("prices"), manifest.model_id).currency
+    return spending
+
+
+def about_run(manifest: Manifest | None, run: Path | None) -> dict[str, Any]:
+    """What a run's metrics say of where they come from."""
+    if manifest is None:
+        return {"suite": run.name if run is not None else "", "target": {}, "model_id": None, "seed": 0}
+    return {
+        "suite": manifest.suite,
+        "target": manifest.target,
+        "model_id": manifest.model_id,
+        "seed": manifest.seed,
+        **({"scored_from": manifest.scored_from} if manifest.scored_from is not None else {}),
+    }
+
+
+class _AsRecorded:
+    """Slots numbered as they are met, for a reader that has the journal but not the suite."""
+
+    def __init__(self) -> None:
+        self.states = bytearray()
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._fingerprints: dict[int, str] = {}
+
+    def slot_of(
+        self,
+        id_digests: npt.NDArray[np.uint64],
+        trials: npt.NDArray[np.int64],
+        recorded: npt.NDArray[np.int64],  # noqa: ARG002 - numbered as they are met, wherever they stood
+    ) -> npt.NDArray[np.int64]:
+        pairs = zip(id_digests.tolist(), trials.tolist(), strict=True)
+        numbers = [self._numbers.setdefault(pair, len(self._numbers)) for pair in pairs]
+        self.states.extend(bytes(len(self._numbers) - len(self.states)))
+        return np.array(numbers, dtype=np.int64)
+
+    def index(self, slot: int, recorded: int) -> int:  # noqa: ARG002 - the plan's own form needs the slot
+        return recorded
+
+    def same_case(self, slot: int, case_fp: str) -> bool:
+        """Whether this is the case as it was asked last: a journal is read from its end."""
+        return self._fingerprints.setdefault(slot, case_fp) == case_fp
+
+    def all_current(self, slots: npt.NDArray[np.int64], case_fps: list[str], scored_bys: list[str]) -> bool:  # noqa: ARG002
+        """Never sure: what is current is learned entry by entry."""
+        return False
+
+    def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool:  # noqa: ARG002 - nothing is re-scored
+        return False

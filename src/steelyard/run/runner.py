@@ -1,0 +1,108 @@
+"""Binds target, suite, scorers and options: the one object that runs an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Unpack
+
+from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.local import LocalEngine
+from steelyard.engine.loop_thread import LoopFactory, LoopThread
+from steelyard.errors import ConfigurationError
+from steelyard.protocols import Engine
+from steelyard.run.directory import Entry
+from steelyard.run.execution import Sitting
+from steelyard.run.options import RunChanges, RunOptions
+from steelyard.run.result import Result
+from steelyard.scoring.base import as_scorers
+from steelyard.stats.spec import parse_progress_bar_stats
+from steelyard.suite.evalset import EvalSet
+from steelyard.targets.function import as_target
+
+
+class Runner:
+    """Runs a suite against a target: many cases at once, surviving crashes, resuming by itself.
+
+    `RunOptions` lists the options; they are keywords here and may be overridden in `run()`.
+    """
+
+    def __init__(
+        self,
+        target: object,
+        suite: EvalSet,
+        scorers: Iterable[object] = (),
+        *,
+        options: RunOptions | None = None,
+        engine: Engine | None = None,
+        token: CancellationToken | None = None,
+        **changes: Unpack[RunChanges],
+    ) -> None:
+        if not isinstance(suite, EvalSet):
+            raise ConfigurationError(f"suite must be an EvalSet, got {type(suite).__name__}")
+        self.target = as_target(target)
+        self.suite = suite
+        self.scorers = as_scorers(scorers)
+        self.options = _checked((options or RunOptions()).replace(**changes))
+        if not isinstance(self.target.default_parallelism, int) or self.target.default_parallelism < 1:
+            raise ConfigurationError(
+                f"the target's default_parallelism must be >= 1, got {self.target.default_parallelism!r}"
+            )
+        self.engine = engine
+        self.token = token
+        self.suite_file: str | None = None
+        """Where the suite was read from, for run.json."""
+        self.scored_from: str | None = None
+        """The run whose answers are scored again, for run.json."""
+
+    async def run(
+        self,
+        *,
+        force: bool = False,
+        retry_errors: bool = False,
+        salvage: bool = False,
+        **changes: Unpack[RunChanges],
+    ) -> Result:
+        """Run what is left of the suite.
+
+        An unfinished run in `output_path` is resumed; a complete one raises RunFinished unless `force`
+        (start over, the old files are moved aside) or `retry_errors` is given. `salvage` goes on with a
+        journal that has unreadable lines in its middle.
+        """
+        options = _checked(self.options.replace(**changes))
+        sitting = Sitting(self.target, self.suite, self.scorers, options, self.engine or LocalEngine())
+        sitting.origin = {"suite_file": self.suite_file, "scored_from": self.scored_from}
+        forget = sitting.follow(self.token) if self.token is not None else None
+        try:
+            return await sitting.run(Entry(force=force, retry_errors=retry_errors, salvage=salvage))
+        finally:
+            if options.output_path is not None:
+                self.suite = sitting.suite  # a one-shot's cases were written down: the next run reads them there
+            if forget is not None:
+                forget()
+
+    def run_sync(
+        self,
+        *,
+        force: bool = False,
+        retry_errors: bool = False,
+        salvage: bool = False,
+        loop_factory: LoopFactory | None = None,
+        **changes: Unpack[RunChanges],
+    ) -> Result:
+        """The same from code that is not async; works inside a running event loop too.
+
+        Ctrl-C cancels the run, commits what finished and raises KeyboardInterrupt.
+        """
+        coroutine = self.run(force=force, retry_errors=retry_errors, salvage=salvage, **changes)
+        running = LoopThread(coroutine, loop_factory)
+        try:
+            return running.result()
+        except KeyboardInterrupt:
+            running.cancel()
+            running.wait(5.0)
+            raise
+
+
+def _checked(options: RunOptions) -> RunOptions:
+    parse_progress_bar_stats(options.progress_bar_stats)
+    return options

@@ -1,0 +1,299 @@
+"""A scorer that asks a model. What it could not ask or understand is a scoring error, never a zero."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from steelyard.errors import ConfigurationError, describe
+from steelyard.protocols import Identity, InvocationContext, Target
+from steelyard.records import EvalCase, InvocationResponse, Sample, Score
+from steelyard.scoring.base import check_choice, check_share
+from steelyard.scoring.judge.escape import FENCE_VERSION, LONGEST_TEXT
+from steelyard.scoring.judge.question import (
+    DEFAULT_PROMPT,
+    example_turns,
+    find_prompt,
+    missing,
+    question_text,
+    variables_of,
+)
+from steelyard.scoring.judge.verdict import RULES_VERSION, NoVerdict, Verdict, read_verdict, with_note
+
+log = logging.getLogger("steelyard")
+
+_LONGEST_SHOWN_REPLY = 10_000
+_REPAIR = (
+    "Your reply could not be read: {error}. Reply again with the same verdict as one JSON object and nothing else: "
+    '{{"reason": "one to three sentences", "score": a number from 0 to 1, "passed": true or false}}'
+)
+
+Turns = list[dict[str, Any]]
+
+
+class _ReplyFailed(Exception):
+    """The target's reply is an error; the message is the target's own."""
+
+
+class Judge:
+    """Asks `target`, which is the model called `model`, what an answer is worth.
+
+    `prompt` is a built-in prompt with its version; `template` is one of your own in its place. `when="failed"` asks
+    only about answers that the scorers before it failed. `params` are the sampling parameters that the target sends;
+    they stand in `by`. `calibration` is for whoever runs the judge: it decides whether the judge is only `advisory`.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        target: object = None,
+        prompt: str = DEFAULT_PROMPT,
+        template: str | None = None,
+        examples: Sequence[Mapping[str, Any]] = (),
+        when: Literal["always", "failed"] = "always",
+        aggregate: Aggregate = "mean",
+        threshold: float = 0.5,
+        name: str = "judge",
+        params: Mapping[str, Any] | None = None,
+        calibration: object = None,
+    ) -> None:
+        for argument, value in (("model", model), ("name", name)):
+            if not isinstance(value, str) or not value.strip():
+                raise ConfigurationError(f"{argument} must be a text that is not empty, got {value!r}")
+        check_choice("when", when, ("always", "failed"))
+        check_choice("aggregate", aggregate, AGGREGATES)
+        check_share("threshold", threshold)
+        self.name = name
+        self.model = model
+        self.when = when
+        self.calibration = calibration
+        self.advisory = False
+        self._target = _checked_target(target, model)
+        self._aggregate: Aggregate = aggregate
+        self._threshold = float(threshold)
+        self._params = _checked_params(params)
+        self._prompt = find_prompt(prompt, template)
+        self._opening: Turns = [
+            {"role": "system", "content": self._prompt.system},
+            *example_turns(self._prompt, examples, self._threshold),
+        ]
+        self.by = f"{model}/{self._prompt.name}@{_digest(self._deciding())[:8]}"
+
+    def identity(self) -> Identity:
+        """Everything that decides a verdict, and what is made of several."""
+        return {
+            "kind": "judge",
+            "name": self.name,
+            "by": self.by,
+            "asked": _digest(self._deciding()),
+            "params": self._params,
+            "target": _facts(self._target),
+            "when": self.when,
+            "aggregate": self._aggregate,
+            "threshold": self._threshold,
+        }
+
+    def bound(self, wrap: Callable[[Target], Target]) -> Judge:
+        """The same judge, its target wrapped."""
+        judge = copy.copy(self)
+        judge._target = wrap(self._target)
+        return judge
+
+    def applies(self, case: EvalCase) -> bool:
+        """Whether the case has what the prompt judges by: `correctness_v1` needs an expected answer."""
+        return missing(self._prompt, variables_of(case, InvocationResponse())) is None
+
+    def fingerprint(self, case: EvalCase, response: InvocationResponse) -> str:
+        """16 hex digits of all that a sample depends on: one that is on record counts while they are the same."""
+        facts = [self.by, self._threshold, _facts(self._target), variables_of(case, response)]
+        return _digest(facts)[:16]
+
+    async def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
+        """One sample as a score; None when the prompt does not apply to the case."""
+        if not self.applies(case):
+            return None
+        return self.combine([await self.sample(case, response, InvocationContext(case_id=case.id))])
+
+    async def sample(self, case: EvalCase, response: InvocationResponse, context: InvocationContext) -> Sample:
+        """What the model says when it is asked once; a reply that is no verdict may be mended once."""
+        variables = variables_of(case, response)
+        lacking = missing(self._prompt, variables)
+        if lacking is not None:
+            return Sample(error=f"{self._prompt.name} does not apply: the case has no {lacking}")
+        swapped = self._prompt.pairwise and context.rng.random() < 0.5
+        try:
+            question = question_text(self._prompt, variables, swapped=swapped)
+            verdict = await self._verdict(case.id, [*self._opening, {"role": "user", "content": question}], context)
+        except NoVerdict as error:
+            return Sample(error=f"verdict not understood: {error}")
+        except _ReplyFailed as error:
+            return Sample(error=str(error))
+        except Exception as error:  # noqa: BLE001 - an outage, a template that cannot be filled in: a scoring error
+            return Sample(error=describe(error))
+        return self._sample(_unswapped(verdict) if swapped else verdict)
+
+    def combine(self, samples: Sequence[Sample], *, escalated: bool = False) -> Score:
+        """One score of several samples, in their order, with everything that was said."""
+        score = combine_samples(self.name, samples, aggregate=self._aggregate, threshold=self._threshold)
+        score.by = self.by
+        score.escalated = escalated
+        score.advisory = self.advisory
+        return score
+
+    async def _verdict(self, case_id: str, turns: Turns, context: InvocationContext) -> Verdict:
+        """The verdict of the first reply, or of the second, for which the model is shown what was wrong."""
+        reply = await self._reply(case_id, turns, context)
+        try:
+            return read_verdict(reply)
+        except NoVerdict as error:
+            shown = {"role": "assistant", "content": reply[:_LONGEST_SHOWN_REPLY].strip() or "(empty)"}
+            again = {"role": "user", "content": _REPAIR.format(error=error)}
+            return read_verdict(await self._reply(case_id, [*turns, shown, again], context))
+
+    async def _reply(self, case_id: str, turns: Turns, context: InvocationContext) -> str:
+        # Each call gets copies, and its own count of attempts: targets and retries may change what they are given.
+        asked = EvalCase(id=f"{case_id}#judge", messages=copy.deepcopy(turns), metadata={"judge": self.by})
+        reply = await self._target.invoke(asked, msgspec.structs.replace(context, attempt=1))
+        if not isinstance(reply, InvocationResponse):
+            raise TypeError(f"the judge's target returned {type(reply).__name__}, not an InvocationResponse")
+        if reply.error is not None:
+            raise _ReplyFailed(reply.error)
+        return reply.response_text or ""
+
+    def _sample(self, verdict: Verdict) -> Sample:
+        enough = verdict.score >= self._threshold
+        if verdict.passed is None or verdict.passed == enough:
+            return Sample(score=verdict.score, passed=enough, reason=verdict.reason)
+        said = "passed" if verdict.passed else "not passed"
+        side = "below" if verdict.passed else "not below"
+        note = f"said {said}, though {verdict.score:g} is {side} the threshold {self._threshold:g}"
+        return Sample(score=verdict.score, passed=verdict.passed, reason=with_note(verdict.reason, note))
+
+    def _deciding(self) -> dict[str, Any]:
+        """What decides a verdict on our side of the model."""
+        return {
+            "opening": self._opening,
+            "template": self._prompt.template,
+            "repair": _REPAIR,
+            "params": self._params,
+            "rules": [RULES_VERSION, FENCE_VERSION, LONGEST_TEXT],
+        }
+
+
+def _facts(target: Target) -> dict[str, Any]:
+    """The target's identity without what only warns (`~`): that must not have every answer judged again, for money."""
+    return {key: value for key, value in target.identity().items() if not key.startswith("~")}
+
+
+def _unswapped(verdict: Verdict) -> Verdict:
+    """The verdict on our answer, when it was shown as answer 2."""
+    tie = verdict.score == 0.5
+    return Verdict(
+        score=round(1.0 - verdict.score, 12),
+        passed=None if verdict.passed is None else tie or not verdict.passed,
+        reason=with_note(verdict.reason, "the answer judged was shown as answer 2"),
+    )
+
+
+def _checked_target(target: object, model: str) -> Target:
+    if target is None:
+        raise ConfigurationError(f"a judge needs a target: what is asked when {model!r} is to judge?")
+    if inspect.isclass(target) or not isinstance(target, Target):
+        raise ConfigurationError(f"a judge's target must be a Target (CallableTarget makes one), got {target!r}")
+    if target.model_id is not None and target.model_id != model:
+        log.warning("the judge is said to be %r, but its target asks %r", model, target.model_id)
+    return target
+
+
+def _checked_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
+    if params is not None and not isinstance(params, Mapping):
+        raise ConfigurationError(f"params must be a mapping, got {params!r}")
+    try:
+        checked: dict[str, Any] = json.loads(json.dumps(dict(params or {}), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"params cannot be written as JSON: {error}") from error
+    return checked
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+Aggregate: TypeAlias = Literal["mean", "all", "any", "majority"]
+AGGREGATES: tuple[Aggregate, ...] = ("mean", "all", "any", "majority")
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """The middle and the width of some scores; the deviation is the population's."""
+
+    mean: float
+    std_dev: float
+
+
+def spread_of(scores: Sequence[float]) -> Spread:
+    """Mean and population standard deviation of at least one score."""
+    mean = math.fsum(scores) / len(scores)
+    return Spread(mean, math.sqrt(math.fsum((score - mean) ** 2 for score in scores) / len(scores)))
+
+
+def combine_samples(name: str, samples: Sequence[Sample], *, aggregate: Aggregate, threshold: float) -> Score:
+    """One score of all samples, in their order. Those that failed are listed in `errors` and count for nothing."""
+    if not samples:
+        raise ValueError(f"{name}: there are no samples to combine")
+    good = [sample for sample in samples if sample.score is not None]
+    score = Score(
+        name,
+        samples=[sample.score for sample in samples],
+        errors=[sample.error or "no score" for sample in samples if sample.score is None],
+        reasons=[sample.reason for sample in samples],
+    )
+    if not good:
+        return score
+    spread = spread_of([sample.score for sample in good if sample.score is not None])
+    score.mean, score.std_dev = spread.mean, spread.std_dev
+    passes = [_passed(sample, threshold) for sample in good]
+    if aggregate == "mean":
+        score.value, score.passed = spread.mean, spread.mean >= threshold
+    else:
+        score.passed = _agreed(aggregate, passes)
+        score.value = float(score.passed)
+    score.reason = _reason(aggregate, samples, good, passes, score)
+    return score
+
+
+def _passed(sample: Sample, threshold: float) -> bool:
+    return sample.passed if sample.passed is not None else sample.score is not None and sample.score >= threshold
+
+
+def _agreed(aggregate: Aggregate, passes: Sequence[bool]) -> bool:
+    if aggregate == "majority":
+        return 2 * sum(passes) > len(passes)
+    return all(passes) if aggregate == "all" else any(passes)
+
+
+def _reason(
+    aggregate: Aggregate, samples: Sequence[Sample], good: Sequence[Sample], passes: Sequence[bool], score: Score
+) -> str | None:
+    """What the only sample said; of several the count, and what the first one that agrees with the outcome said."""
+    if len(samples) == 1:
+        return good[0].reason
+    if aggregate == "mean":
+        said = f"mean {score.mean:.3g} of {len(good)} samples"
+    else:
+        said = f"{sum(passes)} of {len(good)} samples passed"
+        if aggregate == "majority" and 2 * sum(passes) == len(passes):
+            said += ", a tie, which is not a pass"
+    if len(good) < len(samples):
+        said += f", {len(samples) - len(good)} failed"
+    agreeing = (sample.reason for sample, passed in zip(good, passes, strict=True) if passed == score.passed)
+    first = next((reason for reason in agreeing if reason), None)
+    return f"{said}: {first}" if first else said

@@ -1,0 +1,158 @@
+"""What a judge is asked: the variables of a case and its answer, and the conversation made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steelyard.errors import ConfigurationError, suggestion
+from steelyard.records import EvalCase, InvocationResponse
+from steelyard.scoring.base import check_share
+from steelyard.scoring.judge.prompts import CUSTOM_TASK, PROMPTS, Prompt
+
+DEFAULT_PROMPT = "correctness_v1"
+CUSTOM_NAME = "custom"
+
+_EXAMPLE_FIELDS = (
+    "question",
+    "answer",
+    "expected",
+    "system_prompt",
+    "context",
+    "other_answer",
+    "metadata",
+    "score",
+    "passed",
+    "reason",
+)
+
+
+def find_prompt(name: object, template: object) -> Prompt:
+    """The built-in prompt of that name, or the user's own template under a name that is no built-in's."""
+    if template is None:
+        if not isinstance(name, str) or name not in PROMPTS:
+            raise ConfigurationError(f"no prompt is named {name!r}; {suggestion(name, PROMPTS)}")
+        return PROMPTS[name]
+    from steelyard.scoring.judge.template import check_template
+
+    check_template(template)
+    if name == DEFAULT_PROMPT:
+        name = CUSTOM_NAME
+    if not isinstance(name, str) or not name or name in PROMPTS:
+        raise ConfigurationError(f"prompt names a template of your own, which cannot be called {name!r}")
+    return Prompt(name=name, task=CUSTOM_TASK, template=str(template))
+
+
+def variables_of(case: EvalCase, response: InvocationResponse) -> dict[str, Any]:
+    """What a template may use."""
+    asked = _asked(case)
+    return {
+        "question": _question(asked),
+        "answer": response.response_text or "",
+        "expected": case.expected,
+        "system_prompt": case.system_prompt,
+        "messages": response.messages or asked,
+        "metadata": case.metadata,
+        "context": case.metadata.get("context"),
+    }
+
+
+def missing(prompt: Prompt, variables: Mapping[str, Any]) -> str | None:
+    """What the prompt needs and the case does not have, in words; None when nothing is missing."""
+    for name in prompt.needs:
+        if variables[name] is None:
+            return "metadata.context" if name == "context" else name
+    if prompt.pairwise and _other_answer(variables) is None:
+        return "metadata.other_answer, or expected"
+    return None
+
+
+def question_text(prompt: Prompt, variables: Mapping[str, Any], *, swapped: bool = False) -> str:
+    """The user message. A pairwise prompt shows two answers, ours first unless `swapped`."""
+    from steelyard.scoring.judge.template import render
+
+    if prompt.pairwise:
+        pair = [variables["answer"], _other_answer(variables)]
+        first, second = reversed(pair) if swapped else pair
+        variables = {**variables, "answer_1": first, "answer_2": second}
+    return render(prompt.template, variables)
+
+
+def example_turns(prompt: Prompt, examples: Sequence[Mapping[str, Any]], threshold: float) -> list[dict[str, Any]]:
+    """Examples as earlier turns of the conversation: what was asked, and the verdict that was right."""
+    if isinstance(examples, (str, Mapping)) or not isinstance(examples, Sequence):
+        raise ConfigurationError(f"examples must be a list of mappings, got {examples!r}")
+    turns: list[dict[str, Any]] = []
+    for number, example in enumerate(examples):
+        try:
+            turns += _turns(prompt, example, threshold)
+        except ValueError as error:
+            raise ConfigurationError(f"examples[{number}]: {error}") from error
+    return turns
+
+
+def _turns(prompt: Prompt, example: Mapping[str, Any], threshold: float) -> list[dict[str, Any]]:
+    if not isinstance(example, Mapping):
+        raise ConfigurationError(f"must be a mapping, got {example!r}")
+    for name in example:
+        if name not in _EXAMPLE_FIELDS:
+            raise ConfigurationError(f"unknown key {name!r}; {suggestion(name, _EXAMPLE_FIELDS)}")
+    for name in ("answer", "score"):
+        if name not in example:
+            raise ConfigurationError(f"has no {name}")
+    check_share("score", example["score"])
+    metadata = dict(example.get("metadata") or {})
+    metadata |= {name: example[name] for name in ("context", "other_answer") if name in example}
+    case = EvalCase(
+        prompt=example.get("question"),
+        system_prompt=example.get("system_prompt"),
+        expected=example.get("expected"),
+        metadata=metadata,
+    )
+    variables = variables_of(case, InvocationResponse(response_text=example["answer"]))
+    lacking = missing(prompt, variables)
+    if lacking is not None:
+        raise ConfigurationError(f"{prompt.name} needs {lacking}")
+    verdict = {
+        "reason": example.get("reason") or "",
+        "score": example["score"],
+        "passed": example.get("passed", example["score"] >= threshold),
+    }
+    return [
+        {"role": "user", "content": question_text(prompt, variables)},
+        {"role": "assistant", "content": json.dumps(verdict, ensure_ascii=False)},
+    ]
+
+
+def _other_answer(variables: Mapping[str, Any]) -> Any:
+    other = variables["metadata"].get("other_answer")
+    return variables["expected"] if other is None else other
+
+
+def _asked(case: EvalCase) -> list[dict[str, Any]]:
+    prompt = [] if case.prompt is None else [{"role": "user", "content": case.prompt}]
+    return [*(case.messages or ()), *prompt]
+
+
+def _question(asked: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the only message, or the conversation with its roles."""
+    if len(asked) == 1:
+        return _content_text(asked[0].get("content"))
+    return "\n\n".join(f"{message.get('role')}: {_content_text(message.get('content'))}" for message in asked)
+
+
+def _content_text(content: Any) -> str:
+    """The text of a message; of parts that are not text only their kind is told."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(_part_text(part) for part in content)
+    return "" if content is None else json.dumps(content, ensure_ascii=False, default=str)
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, Mapping):
+        text = part.get("text")
+        return text if isinstance(text, str) else f"({part.get('type', 'part')})"
+    return str(part)

@@ -1,0 +1,111 @@
+"""Errors in the words of whoever runs a load test: by HTTP status, or by what happened to the connection."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+_STATUSES = {
+    400: "bad request",
+    401: "not authorised",
+    402: "payment required",
+    403: "forbidden",
+    404: "not found",
+    408: "request timeout",
+    409: "conflict",
+    413: "too large",
+    422: "not processable",
+    425: "too early",
+    429: "rate limited",
+    500: "server error",
+    501: "not implemented",
+    502: "bad gateway",
+    503: "unavailable",
+    504: "gateway timeout",
+    529: "overloaded",
+}
+_TYPES = {
+    "TimeoutError": "timeout",
+    "TimedOut": "connect timeout",
+    "CannotConnect": "cannot connect",
+    "ConnectionRefusedError": "connection refused",
+    "CannotResolve": "cannot resolve host",
+    "ConnectionLost": "connection lost",
+    "ConnectionResetError": "connection lost",
+    "ConnectionAbortedError": "connection lost",
+    "BrokenPipeError": "connection lost",
+    "TlsFailed": "TLS failed",
+    "CertificateRefused": "certificate refused",
+    "ProxyFailed": "proxy failed",
+    "ProxyRefused": "proxy refused",
+    "MalformedReply": "malformed reply",
+    "ResponseTooLarge": "response too large",
+}
+_OUR_OWN = ("TargetError", "TransientError", "TransportError")
+"""Types that say nothing of what happened: with a good status, it was the answer that was wanting."""
+
+
+class Failed(Protocol):
+    """What decides the kind of an error, of a record or of a journal's entry."""
+
+    @property
+    def error_type(self) -> str | None: ...
+    @property
+    def http_status(self) -> int | None: ...
+
+
+class ErrorName(NamedTuple):
+    """What an error counts as: the type of its exception, and its kind in words."""
+
+    type: str
+    kind: str
+
+
+def error_name(failed: Failed) -> ErrorName:
+    """The type and the kind of a failed call."""
+    name = failed.error_type or "error"
+    return ErrorName(name, _kind(name, failed.http_status))
+
+
+def _kind(name: str, status: int | None) -> str:
+    """`429 rate limited`, `timeout`, `connection lost`; the type where neither status nor type has such words."""
+    if status is not None and status >= 300:
+        words = _STATUSES.get(status)
+        return f"{status} {words}" if words else str(status)
+    if name in _TYPES:
+        return _TYPES[name]
+    return f"{status} without a whole answer" if status is not None and name in _OUR_OWN else name
+
+
+def ranked(counts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """The sums by name, the most frequent first."""
+    sums: Counter[str] = Counter()
+    for name, count in counts:
+        sums[name] += count
+    return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+
+def by_type(counts: Mapping[ErrorName, int]) -> dict[str, int]:
+    """How often each type of exception came, the most frequent first."""
+    return ranked((name.type, count) for name, count in counts.items())
+
+
+def by_kind(counts: Mapping[ErrorName, int]) -> dict[str, int]:
+    """How often each kind of error came, the most frequent first."""
+    return ranked((name.kind, count) for name, count in counts.items())
+
+
+class ErrorRow(NamedTuple):
+    """A kind of error, how often it came, and the case and message of one; None where that is not known any more."""
+
+    kind: str
+    number: int
+    example: Mapping[str, str] | None
+
+
+def error_rows(metrics: Mapping[str, Any]) -> list[ErrorRow]:
+    """The kinds of errors in a run's metrics; the types of their exceptions where an older run tells no kinds."""
+    names = ("error_kinds", "error_kind_examples") if "error_kinds" in metrics else ("errors", "error_examples")
+    counts, examples = (metrics.get(name, {}) for name in names)
+    return [ErrorRow(kind, count, examples.get(kind)) for kind, count in counts.items()]

@@ -1,0 +1,247 @@
+"""What an answer costs: the tokens that its provider counted, at the prices of the suite or of a public list."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from steelyard.errors import ConfigurationError, TargetError, suggestion
+from steelyard.protocols import InvocationContext, RemoteTarget, Target, TargetAround
+from steelyard.records import EvalCase, InvocationResponse
+from steelyard.stats.costs import Spending, format_money
+
+_MILLION = 1_000_000
+_LISTED_CURRENCY = "USD"
+_DECIMALS = 12
+_LISTED = {"input": "input", "output": "output", "cached_input": "cache_read", "cache_write": "cache_write"}
+"""What the public list calls each price."""
+_KEYS = ("input", "output", "cached_input", "cache_write", "per", "currency")
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """What a million tokens of a model cost. Reasoning is billed as output, as providers do."""
+
+    input: float
+    output: float
+    cached_input: float | None = None
+    """Of input tokens that the provider had in its prompt cache; as other input when None."""
+    cache_write: float | None = None
+    """Of input tokens that the provider wrote to its prompt cache; as other input when None."""
+    currency: str = _LISTED_CURRENCY
+    source: str = "the suite"
+    above: tuple[tuple[int, Prices], ...] = ()
+    """Other prices for requests of more input tokens than these, the highest number first."""
+
+
+def cost_of(response: InvocationResponse, prices: Prices) -> float | None:
+    """The cost of an answer, failed or not; nothing when it came from the cache, None when its tokens are not known.
+
+    `num_tokens_input` are all input tokens, those from the provider's prompt cache and those written to it included.
+    """
+    if response.cached:
+        return 0.0
+    tokens, output = response.num_tokens_input, response.num_tokens_output
+    if tokens is None or output is None:
+        return None
+    for more_than, others in prices.above:
+        if tokens > more_than:
+            prices = others
+            break
+    cached = min(response.num_tokens_input_cached or 0, tokens)
+    written = min(response.num_tokens_input_cache_write or 0, tokens - cached)
+    cost = (tokens - cached - written) * prices.input + output * prices.output
+    cost += cached * (prices.input if prices.cached_input is None else prices.cached_input)
+    cost += written * (prices.input if prices.cache_write is None else prices.cache_write)
+    return round(cost / _MILLION, _DECIMALS)
+
+
+class Priced(TargetAround):
+    """A target whose answers say what they cost, unless they said so themselves.
+
+    `on_cost` hears of every call, None where its cost is not known: for judges, whose answers are not recorded.
+    """
+
+    def __init__(
+        self, target: Target, prices: Prices | None, on_cost: Callable[[float | None], None] | None = None
+    ) -> None:
+        self._target = target
+        self._prices = prices
+        self._on_cost = on_cost
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        """The target's answer with its cost. What came before a fault is priced too: it will be on the bill."""
+        try:
+            response = await self._target.invoke(case, context)
+        except TargetError as error:
+            if error.partial is not None:
+                error.partial = self._priced(error.partial)
+            raise
+        return self._priced(response)
+
+    def _priced(self, response: InvocationResponse) -> InvocationResponse:
+        if not isinstance(response, InvocationResponse):
+            return response  # not ours to judge: the work names it for what it is
+        cost = response.cost
+        if cost is None and self._prices is not None:
+            cost = cost_of(response, self._prices)
+            if cost is not None:
+                # A copy: a function of the user's may hand out the same one again.
+                response = msgspec.structs.replace(response, cost=cost)
+        if self._on_cost is not None:
+            self._on_cost(cost)
+        return response
+
+
+class PriceBook(msgspec.Struct, frozen=True):
+    """The prices of a run: by model, as the suite gives them; for the rest a public list, if it is installed."""
+
+    models: Mapping[str | None, Prices] = {}
+
+    @property
+    def currency(self) -> str:
+        """The one currency of all prices."""
+        return next((prices.currency for prices in self.models.values()), _LISTED_CURRENCY)
+
+    def of(self, target: Target) -> Prices | None:
+        """What the target's tokens cost; None when nobody knows. Reads the list: not for the event loop."""
+        if target.model_id in self.models:
+            return self.models[target.model_id]
+        # Only an endpoint says who is paid; and the list's prices cannot be added to others than its own.
+        if not isinstance(target, RemoteTarget) or target.model_id is None or self.currency != _LISTED_CURRENCY:
+            return None
+        return listed_prices(target.model_id, target.endpoint)
+
+    def unknown_because(self, target: Target) -> str:
+        """Why `of` knows no price, and what helps."""
+        model = f"model {target.model_id!r}" if target.model_id is not None else "the target"
+        why = f"the suite has no `prices` for {model}"
+        if isinstance(target, RemoteTarget) and target.model_id is not None and self.currency == _LISTED_CURRENCY:
+            where = target.endpoint
+            listed = f"genai-prices knows none at {where}" if _has_list() else "genai-prices is not installed"
+            return f"{why}, and {listed}"
+        return why
+
+
+def read_prices(raw: Mapping[str, Any] | None, model_id: str | None) -> PriceBook:
+    """The book that a suite's `prices` describe: one set, for the model of its target, or a set for each model."""
+    if not raw:
+        return PriceBook()
+    if not isinstance(raw, Mapping):
+        raise ConfigurationError(f"prices must be a mapping, got {raw!r}")
+    models: dict[str | None, Prices]
+    if all(isinstance(value, Mapping) for value in raw.values()):
+        models = {str(model): _read_set(given, f"prices.{model}") for model, given in raw.items()}
+    else:
+        models = {model_id: _read_set(raw, "prices")}
+    currencies = sorted({prices.currency for prices in models.values()})
+    if len(currencies) > 1:
+        raise ConfigurationError(f"prices must be in one currency, got {', '.join(currencies)}")
+    return PriceBook(models)
+
+
+def _read_set(raw: Mapping[str, Any], where: str) -> Prices:
+    for key in raw:
+        if key not in _KEYS:
+            raise ConfigurationError(f"unknown key {where}.{key}; {suggestion(key, _KEYS)}")
+    for key in ("input", "output"):
+        if raw.get(key) is None:
+            raise ConfigurationError(f"{where} must say what {key} tokens cost: {where}.{key}")
+    scale = _MILLION / _number(raw.get("per", _MILLION), f"{where}.per", above=0)
+    currency = raw.get("currency", _LISTED_CURRENCY)
+    if not isinstance(currency, str) or not currency.strip():
+        raise ConfigurationError(f"{where}.currency must be text, got {currency!r}")
+    given = [name for name in ("input", "output", "cached_input", "cache_write") if raw.get(name) is not None]
+    prices = {name: _number(raw[name], f"{where}.{name}") * scale for name in given}
+    return Prices(**prices, currency=currency.strip())  # type: ignore[arg-type]
+
+
+def _number(value: object, where: str, *, above: float | None = None) -> float:
+    try:
+        # Text too: `1_000_000` is text to a suite file, and a number to whoever wrote it.
+        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or (above is not None and number <= above):
+        least = "at least 0" if above is None else f"above {above:g}"
+        raise ConfigurationError(f"{where} must be a number {least}, got {value!r}")
+    return number
+
+
+def listed_prices(model: str, endpoint: str) -> Prices | None:
+    """What the genai-prices package, if installed, says of a model at an endpoint; as of today, without a network."""
+    if not endpoint.startswith("https://"):
+        return None  # nobody is paid over plain HTTP, and the list takes a quarter of a second to load
+    try:
+        from genai_prices import Usage, calc_price
+    except ImportError:
+        return None
+    try:
+        found = calc_price(Usage(), model, provider_api_url=endpoint)
+    except (LookupError, ValueError):
+        return None
+    # An older list may not know all of these.
+    listed = {name: getattr(found.model_price, f"{key}_mtok", None) for name, key in _LISTED.items()}
+    if listed["input"] is None or listed["output"] is None or found.model_price.requests_kcount is not None:
+        return None  # not sold by the token alone: half a price would be a wrong one
+    return _with_tiers(listed, f"genai-prices: {found.model.id} at {found.provider.id}")
+
+
+def _with_tiers(listed: Mapping[str, Any], source: str) -> Prices:
+    """Prices from the list, with those for long requests: past a number of input tokens, all tokens cost more."""
+    starts = {tier.start for price in listed.values() for tier in getattr(price, "tiers", ())}
+
+    def at(tokens: int, above: tuple[tuple[int, Prices], ...] = ()) -> Prices:
+        prices = {name: None if price is None else _at(price, tokens) for name, price in listed.items()}
+        return Prices(**prices, source=source, above=above)  # type: ignore[arg-type]
+
+    return at(0, tuple((start, at(start + 1)) for start in sorted(starts, reverse=True)))
+
+
+def _at(price: Any, tokens: int) -> float:
+    """The price for a request of so many input tokens."""
+    reached = [tier.price for tier in getattr(price, "tiers", ()) if tokens > tier.start]
+    return float(reached[-1] if reached else getattr(price, "base", price))
+
+
+def _has_list() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("genai_prices") is not None
+
+
+def over_budget(spending: Spending, limit: float, in_flight: int = 0, *, answers_are_paid: bool = False) -> str | None:
+    """Why no more may be asked: what is spent, and what those under way will cost by the average, reaches the limit.
+
+    None while it does not. A budget for answers of which not one has a known cost cannot be kept: that is a reason too.
+    Answers that are only scored again were paid for before: then the judges alone are held against the limit.
+    """
+    if answers_are_paid:
+        total, per_call = spending.judges, spending.judges / spending.calls if spending.calls else 0.0
+    elif spending.unknown and not spending.calls:
+        return f"max_cost {limit:g} cannot be kept: no answer has a known cost ({spending.unknown:,} so far)"
+    else:
+        total, per_call = spending.total, spending.per_call
+    if total + in_flight * per_call < limit:
+        return None
+    spent = format_money(total, spending.currency)
+    under_way = f", with {in_flight:,} in flight" if in_flight else ""
+    return f"{spent} spent{under_way}: max_cost is {limit:g}"
+
+
+def check_budget(limit: float, target: Target, book: PriceBook, judges: Iterable[Target] = ()) -> None:
+    """Refuse a budget for an endpoint whose prices nobody knows, before anything is asked.
+
+    A judge on one's own machine has none that anybody would miss; a target there is what the budget is for.
+    """
+    asked = [target, *(judge for judge in judges if is_paid(judge))]
+    for one in asked:
+        if isinstance(one, RemoteTarget) and book.of(one) is None:
+            raise ConfigurationError(f"max_cost {limit:g} cannot be kept: {book.unknown_because(one)}")
+
+
+def is_paid(target: Target) -> bool:
+    """Whether somebody is likely paid for its answers: nobody is over plain HTTP."""
+    return isinstance(target, RemoteTarget) and target.endpoint.startswith("https://")

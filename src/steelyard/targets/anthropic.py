@@ -1,0 +1,354 @@
+"""Anthropic's messages API, and whoever else speaks it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from steelyard.records import EvalCase
+from steelyard.targets.endpoint import EndpointTarget
+from steelyard.targets.wire import (
+    Answer,
+    Call,
+    Conversation,
+    Reader,
+    Usage,
+    asked_turns,
+    before_done,
+    encoded,
+    reported,
+)
+from steelyard.transport.sse import Event
+
+DEFAULT_MAX_TOKENS = 4096
+"""The API wants to be told; `params: {max_tokens: …}` says another number."""
+
+_API_VERSION = "2023-06-01"
+
+
+class AnthropicMessages(EndpointTarget):
+    """A model behind `POST {base_url}/v1/messages`. `api_version` is the `anthropic-version` that is asked for."""
+
+    kind = "anthropic-messages"
+    default_base_url = "https://api.anthropic.com"
+    base_url_variables = ("ANTHROPIC_BASE_URL",)
+    key_variables = ("ANTHROPIC_API_KEY",)
+    path = "/v1/messages"
+    turns_field = b',"messages":'
+    reserved = ("model", "messages", "stream", "tools", "system")
+    tool_shape = "anthropic"
+
+    def _fixed_fields(self) -> dict[str, Any]:
+        return {"max_tokens": DEFAULT_MAX_TOKENS, **super()._fixed_fields()}
+
+    def _opening(self, case: EvalCase) -> Conversation:
+        turns, system = split_system(asked_turns(case), case.system_prompt)
+        rest = self._tools_of(case)
+        return Conversation(turns, rest if system is None else b',"system":' + encoded(system) + rest)
+
+    def _make_url(self) -> str:
+        path = self.path.removeprefix("/v1") if self._address.path.endswith("/v1") else self.path
+        return self._address.url(path)
+
+    def _own_headers(self) -> list[tuple[str, str]]:
+        return [("anthropic-version", self.api_version or _API_VERSION)]
+
+    def _key_header(self, key: str) -> tuple[str, str]:
+        return ("x-api-key", key)
+
+    def _read_stream(self, stream: list[Event]) -> Answer:
+        return read_anthropic_stream(stream)
+
+    def _read_whole(self, body: bytes) -> Answer:
+        return read_anthropic_whole(body)
+
+    def _results(self, results: Sequence[tuple[Call, str, bool]]) -> list[dict[str, Any]]:
+        blocks = [
+            {"type": "tool_result", "tool_use_id": call.id, "content": text, **({"is_error": True} if failed else {})}
+            for call, text, failed in results
+        ]
+        return [{"role": "user", "content": blocks}]
+
+
+_SYSTEM_ROLES = ("system", "developer")
+_is_data_url = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.-]+)*;base64,(.*)", re.DOTALL).fullmatch
+
+
+def split_system(
+    messages: Sequence[dict[str, Any]], system_prompt: str | None
+) -> tuple[list[dict[str, Any]], str | list[dict[str, Any]] | None]:
+    """The turns in this API's shape, and apart from them the system prompt, which is no turn here."""
+    turns: list[dict[str, Any]] = []
+    parts: list[Any] = [] if system_prompt is None else [system_prompt]
+    for message in messages:
+        role = message.get("role")
+        if role in _SYSTEM_ROLES:
+            content = message.get("content")
+            parts.extend(content if isinstance(content, list) else [content or ""])
+        elif role == "tool":
+            _add_result(turns, message)
+        else:
+            turns.append(_turn(message))
+    return turns, _system(parts)
+
+
+def _system(parts: list[Any]) -> str | list[dict[str, Any]] | None:
+    if not parts:
+        return None
+    if all(isinstance(part, str) for part in parts):
+        return "\n\n".join(parts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+
+
+def _add_result(turns: list[dict[str, Any]], message: Mapping[str, Any]) -> None:
+    """Put a tool's result into the user's turn: results of calls that were made together belong in one."""
+    block = {
+        "type": "tool_result",
+        "tool_use_id": message.get("tool_call_id"),
+        "content": _content(message.get("content")) or "",
+    }
+    last = turns[-1] if turns else None
+    if last is not None and last["role"] == "user" and _is_results(last["content"]):
+        last["content"].append(block)
+    else:
+        turns.append({"role": "user", "content": [block]})
+
+
+def _is_results(content: Any) -> bool:
+    return isinstance(content, list) and all(
+        isinstance(block, dict) and block.get("type") == "tool_result" for block in content
+    )
+
+
+def _turn(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    calls = message.get("tool_calls")
+    if isinstance(content, str) and not calls:
+        return message if len(message) == 2 else {"role": message["role"], "content": content}
+    blocks = _content(content) or []
+    if isinstance(blocks, str):
+        blocks = [{"type": "text", "text": blocks}]
+    return {"role": message.get("role"), "content": [*blocks, *map(_tool_use, calls or ())]}
+
+
+def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or {}
+    arguments = function.get("arguments") or "{}"
+    given = input_object(arguments) if isinstance(arguments, str) else arguments
+    return {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": given}
+
+
+def _content(content: Any) -> Any:
+    return [_block(part) for part in content] if isinstance(content, list) else content
+
+
+def _block(part: Any) -> Any:
+    """A part of a message as a block: texts and images are translated, everything else is left as it is."""
+    if not isinstance(part, Mapping):
+        return {"type": "text", "text": str(part)}
+    kind = part.get("type")
+    if kind in ("input_text", "output_text"):
+        return {"type": "text", "text": part.get("text", "")}
+    if kind not in ("image_url", "input_image"):
+        return part
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, Mapping) else image
+    data = _is_data_url(url) if isinstance(url, str) else None
+    if data is not None:
+        return {"type": "image", "source": {"type": "base64", "media_type": data[1], "data": data[2]}}
+    return {"type": "image", "source": {"type": "url", "url": url}}
+
+
+MALFORMED_INPUT = "INVALID_JSON"
+"""The key under which a tool call's input stands that is no JSON object: the API takes nothing else back."""
+
+_THINKING = ("thinking", "redacted_thinking")
+
+
+class _OutputDetails(msgspec.Struct, gc=False):
+    thinking_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    output_tokens_details: _OutputDetails | None = None
+
+    def updated(self, later: _Usage) -> _Usage:
+        """The counts of a stream are running totals: the last one that was told stands."""
+        pairs = ((name, getattr(later, name)) for name in self.__struct_fields__)
+        return msgspec.structs.replace(self, **{name: value for name, value in pairs if value is not None})
+
+    def plain(self) -> Usage:
+        """`input_tokens` leaves out what was read from the cache or written to it; all three were sent."""
+        told = [
+            count
+            for count in (self.input_tokens, self.cache_read_input_tokens, self.cache_creation_input_tokens)
+            if count is not None
+        ]
+        details = self.output_tokens_details
+        return Usage(
+            sum(told) if told else None,
+            self.output_tokens,
+            self.cache_read_input_tokens,
+            None if details is None else details.thinking_tokens,
+            self.cache_creation_input_tokens,
+        )
+
+
+class _Message(msgspec.Struct, gc=False):
+    content: list[dict[str, Any]] | None = None
+    stop_reason: str | None = None
+    usage: _Usage | None = None
+
+
+class _Delta(msgspec.Struct, gc=False):
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    partial_json: str | None = None
+    citation: Any = None
+    stop_reason: str | None = None
+
+
+class _StreamEvent(msgspec.Struct, gc=False):
+    type: str = ""
+    index: int = 0
+    message: _Message | None = None
+    content_block: dict[str, Any] | None = None
+    delta: _Delta | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_MESSAGES = Reader(_Message)
+_EVENTS = Reader(_StreamEvent)
+
+
+class _Block:
+    """A content block under construction."""
+
+    __slots__ = ("citations", "fields", "inputs", "signatures", "texts", "thoughts")
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+        self.texts: list[str] = []
+        self.thoughts: list[str] = []
+        self.signatures: list[str] = []
+        self.inputs: list[str] = []
+        self.citations: list[Any] = []
+
+    def add(self, delta: _Delta) -> None:
+        for pieces, piece in (
+            (self.texts, delta.text),
+            (self.thoughts, delta.thinking),
+            (self.signatures, delta.signature),
+            (self.inputs, delta.partial_json),
+            (self.citations, delta.citation),
+        ):
+            if piece:
+                pieces.append(piece)
+
+    def whole(self) -> dict[str, Any]:
+        """The block as the API would have given it in one piece."""
+        for name, pieces in (("text", self.texts), ("thinking", self.thoughts), ("signature", self.signatures)):
+            if pieces:
+                self.fields[name] = self.fields.get(name, "") + "".join(pieces)
+        if self.inputs:
+            self.fields["input"] = "".join(self.inputs)
+        if self.citations:
+            self.fields["citations"] = [*(self.fields.get("citations") or ()), *self.citations]
+        return self.fields
+
+
+def read_anthropic_whole(body: bytes) -> Answer:
+    """The answer in one object."""
+    message = _MESSAGES.read(body)
+    if message.content is None:
+        raise reported(msgspec.json.decode(body))
+    answer = _answer(message.content, message.stop_reason)
+    answer.usage = None if message.usage is None else message.usage.plain()
+    return answer
+
+
+def read_anthropic_stream(stream: list[Event]) -> Answer:
+    """The answer in a stream, which is whole with its `message_stop` and not before."""
+    told, _ = before_done(stream)
+    pieces, fault = _EVENTS.read_all(told)
+    blocks: dict[int, _Block] = {}
+    usage = _Usage()
+    has_usage = terminated = False
+    stop_reason: str | None = None
+    first: dict[bool, float] = {}
+    for event, piece in zip(told, pieces, strict=False):
+        later = piece.usage if piece.message is None else piece.message.usage
+        if later is not None:
+            usage, has_usage = usage.updated(later), True
+        if piece.type == "content_block_start":
+            blocks[piece.index] = _Block(piece.content_block or {})
+        elif piece.type == "content_block_delta" and piece.delta is not None:
+            blocks.setdefault(piece.index, _Block({"type": "text"})).add(piece.delta)
+        elif piece.type == "message_delta" and piece.delta is not None:
+            stop_reason = piece.delta.stop_reason or stop_reason
+        elif piece.type == "message_stop":
+            terminated = True
+        elif piece.error is not None and fault is None:
+            fault = reported(msgspec.json.decode(event.data))
+        if (is_reasoning := _token_kind(piece)) is not None:
+            first.setdefault(is_reasoning, event.at)
+    answer = _answer([blocks[index].whole() for index in sorted(blocks)], stop_reason)
+    answer.usage = usage.plain() if has_usage else None
+    answer.first_content, answer.first_reasoning = first.get(False), first.get(True)
+    answer.terminated = answer.complete = terminated
+    answer.fault = fault
+    return answer
+
+
+def _token_kind(piece: _StreamEvent) -> bool | None:
+    """True when the event brings reasoning, False when it brings a part of the answer, None when it brings neither."""
+    block, delta = piece.content_block, piece.delta
+    if block is not None:
+        if block.get("type") in _THINKING:
+            return True if block.get("thinking") or block.get("data") else None
+        return False if block.get("text") or block.get("type") != "text" else None
+    if delta is None or piece.type != "content_block_delta":
+        return None
+    if delta.thinking:
+        return True
+    return False if delta.text or delta.partial_json else None
+
+
+def _answer(blocks: list[dict[str, Any]], stop_reason: str | None) -> Answer:
+    blocks = [block for block in blocks if block.get("type") != "text" or block.get("text")]
+    calls = [_call(block) for block in blocks if "input" in block]
+    text = "".join(block["text"] for block in blocks if block.get("type") == "text")
+    return Answer(
+        messages=[{"role": "assistant", "content": blocks}] if blocks else [],
+        text=text,
+        refusal="" if stop_reason == "refusal" else None,
+        calls=[call for call, block in calls if block.get("type") == "tool_use"],
+        stop_reason=stop_reason,
+    )
+
+
+def _call(block: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
+    """A tool's call; its input in the block becomes the object that the API wants to see again."""
+    given = block["input"]
+    text = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+    if isinstance(given, str):
+        block["input"] = input_object(given)
+    return Call(str(block.get("id") or ""), str(block.get("name") or ""), text), block
+
+
+def input_object(text: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(text) if text.strip() else {}
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {MALFORMED_INPUT: text}

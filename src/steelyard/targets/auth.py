@@ -1,0 +1,262 @@
+"""The arguments of an endpoint, checked before anything is called."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from steelyard.errors import ConfigurationError, TargetError
+from steelyard.masking import Secret
+
+Headers: TypeAlias = tuple[tuple[str, str], ...]
+
+_SECRET_LENGTH = 8
+"""Shorter values are too common to be taken out of a text: `1`, `true`, `beta`."""
+
+_is_header_name = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
+
+
+def check_texts(*, model: object, **others: object) -> None:
+    """Refuse what is no text; only the model must be there. A proxy may have a password in it, and is not shown."""
+    if not isinstance(model, str) or not model.strip():
+        raise ConfigurationError(f"model must be a text that is not empty, got {model!r}")
+    for name, value in others.items():
+        if value is not None and not isinstance(value, str):
+            raise ConfigurationError(f"{name} must be text, got {type(value).__name__}: put it in quotes")
+
+
+def check_counts(**counts: object) -> None:
+    """Refuse what is no whole number from 1 on."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigurationError(f"{name} must be >= 1, got {value!r}")
+
+
+def check_switches(**switches: object) -> None:
+    """Refuse what is neither true nor false: `"false"`, for one, would count as true."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"{name} must be true or false, got {value!r}")
+
+
+def checked_params(params: Mapping[str, Any] | None, reserved: Collection[str]) -> dict[str, Any]:
+    """More fields of the body, as plain JSON; those that have a place of their own are refused."""
+    if params is not None and not isinstance(params, Mapping):
+        raise ConfigurationError(f"params must be a mapping, got {params!r}")
+    for name in params or {}:
+        if name in reserved:
+            raise ConfigurationError(f"params cannot set {name!r}: it comes from the target's arguments or the case")
+    try:
+        checked: dict[str, Any] = json.loads(json.dumps(dict(params or {}), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"params cannot be written as JSON: {error}") from error
+    return checked
+
+
+def checked_headers(headers: Mapping[str, str] | None) -> Headers:
+    """Extra headers; their values may be secrets, so that errors name only the header."""
+    if headers is not None and not isinstance(headers, Mapping):
+        raise ConfigurationError(f"headers must be a mapping of names to texts, got {type(headers).__name__}")
+    checked = []
+    for name, value in (headers or {}).items():
+        if not isinstance(name, str) or not _is_header_name(name):
+            raise ConfigurationError(f"headers has an impossible name: {name!r}")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ConfigurationError(f"headers[{name!r}] must be text, got {type(value).__name__}")
+        text = str(value).strip()
+        if not all(character == "\t" or character.isprintable() for character in text):
+            raise ConfigurationError(f"headers[{name!r}] has a line break or another control character in it")
+        checked.append((name, text))
+    return tuple(checked)
+
+
+def scrubbed(text: str, secrets: Iterable[str]) -> str:
+    """The text with each secret in it blotted out, also where only its part after `Bearer ` stands there."""
+    for secret in secrets:
+        for part in {secret, secret.rpartition(" ")[2]}:
+            if len(part) >= _SECRET_LENGTH:
+                text = text.replace(part, "***")
+    return text
+
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".lan", ".home", ".home.arpa", ".test", ".svc")
+
+
+class Address:
+    """A base URL taken apart. What may be secret in it (`user:password@`, the query) is only sent, never shown."""
+
+    def __init__(self, base_url: str) -> None:
+        parts = _split(base_url)
+        self.host = parts.hostname or ""
+        port = parts.port or _DEFAULT_PORTS[parts.scheme]
+        shown_host = f"[{self.host}]" if ":" in self.host else self.host
+        self.endpoint = f"{parts.scheme}://{shown_host}:{port}"
+        place = f"{shown_host}:{parts.port}" if parts.port else shown_host
+        self.path = parts.path.rstrip("/")
+        self.shown = f"{parts.scheme}://{place}{self.path}"
+        self.authorization = _basic(parts)
+        self._query = parts.query
+        self.secrets = _secrets(parts)
+
+    def url(self, path: str, query: str = "") -> str:
+        """The URL of a call: the base, the call's own path, both queries."""
+        queries = "&".join(one for one in (self._query, query) if one)
+        return f"{self.shown}{path}?{queries}" if queries else f"{self.shown}{path}"
+
+    @property
+    def has_query(self) -> bool:
+        return bool(self._query)
+
+    @property
+    def is_azure(self) -> bool:
+        return self.host.endswith((".azure.com", ".azure.us", ".azure.cn"))
+
+    @property
+    def is_public(self) -> bool:
+        """Whether the host is out in the world: neither this machine, nor a private address, nor a bare name."""
+        host = self.host.rstrip(".")
+        try:
+            return ipaddress.ip_address(host.partition("%")[0]).is_global
+        except ValueError:
+            return "." in host and not host.endswith(_LOCAL_ENDINGS)
+
+
+def _split(base_url: str) -> SplitResult:
+    if not isinstance(base_url, str):
+        raise ConfigurationError(f"base_url must be text, got {base_url!r}")
+    text = base_url.strip()
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise ConfigurationError(f"base_url is no URL: {error}") from error
+    if parts.scheme not in _DEFAULT_PORTS:
+        raise ConfigurationError(f"base_url must begin with http:// or https://, got {_harmless(text)!r}")
+    if not parts.hostname or not text.isprintable() or " " in text:
+        raise ConfigurationError(f"base_url must name a host, got {_harmless(text)!r}")
+    if not _has_good_port(parts):
+        raise ConfigurationError(f"base_url must have a port from 1 to 65535, or none, got {_harmless(text)!r}")
+    return parts
+
+
+def _has_good_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:  # no number, or too large a one
+        return False
+
+
+def _harmless(url: str) -> str:
+    """What may be shown of a mistyped URL: before an @ there may be a password, in the query a key."""
+    return url.partition("?")[0].rpartition("@")[2]
+
+
+def _basic(parts: SplitResult) -> Secret | None:
+    """`user:password@` as the header that it stands for."""
+    if parts.username is None:
+        return None
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return Secret("Basic " + base64.b64encode(pair.encode()).decode())
+
+
+def _secrets(parts: SplitResult) -> tuple[Secret, ...]:
+    """What may be secret in a base URL, as it is sent and as it is meant: servers repeat either."""
+    values = [pair.partition("=")[2] for pair in parts.query.split("&")]
+    if parts.password is not None:
+        values.append(parts.password)
+    return tuple(Secret(text) for value in values for text in dict.fromkeys((value, unquote(value))) if text)
+
+
+def find_key(given: Secret | None, named: str | None, usual: Sequence[str]) -> Secret | None:
+    """The key that was given, or that stands in the named variable, or in the first of the usual ones that has one."""
+    if given is not None:
+        return given
+    if named is not None:
+        value = os.environ.get(named, "").strip()
+        if not value:
+            raise ConfigurationError(f"api_key_env names {named}, which is not set in the environment")
+        return Secret(value)
+    for name in usual:
+        if value := os.environ.get(name, "").strip():
+            return Secret(value)
+    return None
+
+
+def checked_key(api_key: str | Secret | None) -> Secret | None:
+    """The key out of a call or a suite file, kept where nothing prints it."""
+    if api_key is None or isinstance(api_key, Secret):
+        return api_key
+    if not isinstance(api_key, str) or not api_key.strip():
+        raise ConfigurationError(f"api_key must be a text that is not empty, got {type(api_key).__name__}")
+    return Secret(api_key.strip())
+
+
+_LETS_IN = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
+"""Headers that stand in for a key."""
+
+
+class Entrance:
+    """A key and extra headers. A pickled one has no key in it but the one that was given."""
+
+    def __init__(
+        self,
+        address: Address,
+        key_names: Sequence[str],
+        *,
+        api_key: str | Secret | None,
+        api_key_env: str | None,
+        headers: Mapping[str, str] | None,
+    ) -> None:
+        self._address = address
+        self._key_names = tuple(key_names)
+        self._given_key = checked_key(api_key)
+        self._key_variable = api_key_env
+        self._extra = checked_headers(headers)
+        self._secrets: tuple[str, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_secrets": ()}
+
+    @property
+    def header_names(self) -> list[str]:
+        """The names of the extra headers: their values may be secrets."""
+        return sorted(name.lower() for name, _ in self._extra)
+
+    def check(self) -> None:
+        """ConfigurationError when the endpoint is out in the world and there is nothing to let us in."""
+        if self._find_key() is not None or self._brings_its_own_key() or not self._address.is_public:
+            return
+        raise ConfigurationError(
+            f"no key for {self._address.endpoint}: set {' or '.join(self._key_names)} in the environment, "
+            "name another variable as api_key_env, or give the header that lets you in"
+        )
+
+    def headers(self, own: Sequence[tuple[str, str]], key_header: Callable[[str], tuple[str, str]]) -> Headers:
+        """All headers of a request; the extra ones take the place of ours."""
+        key, basic = self._find_key(), self._address.authorization
+        ours = list(own)
+        if basic is not None:
+            ours.append(("authorization", basic.reveal()))
+        elif key is not None:
+            ours.append(key_header(key.reveal()))
+        secrets = (key, basic, *self._address.secrets)
+        self._secrets = tuple(secret.reveal() for secret in secrets if secret is not None)
+        extra = set(self.header_names)
+        return (*(pair for pair in ours if pair[0] not in extra), *self._extra)
+
+    def keep_secrets(self, error: TargetError) -> None:
+        """Take keys and header values out of a message: some servers repeat what they were sent."""
+        error.args = (scrubbed(str(error), (*self._secrets, *(value for _, value in self._extra))),)
+
+    def _find_key(self) -> Secret | None:
+        return find_key(self._given_key, self._key_variable, self._key_names)
+
+    def _brings_its_own_key(self) -> bool:
+        names = self.header_names
+        return not _LETS_IN.isdisjoint(names) or self._address.authorization is not None or self._address.has_query

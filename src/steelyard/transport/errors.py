@@ -1,0 +1,298 @@
+"""What can go wrong on the wire, as kinds.
+
+TransportError (transient: asking again may help)
+├── CannotResolve        no address for the host: more often a resolver that is busy than a host that is not there
+├── CannotConnect        nobody listens there, or no route, or no more sockets
+├── TlsFailed            the handshake broke off
+├── ProxyFailed          the proxy could not be reached, or could not reach the host
+├── TimedOut             no connection within `connect_timeout`
+├── ConnectionLost       closed before the answer was whole; `reply` is the part that came
+└── MalformedReply       what came is not HTTP
+TargetError (final: the next try would end the same way)
+├── CertificateRefused   the server's certificate is not trusted, or the CA bundle cannot be read
+├── ProxyRefused         the proxy wants other credentials, or does not allow the host
+├── ResponseTooLarge     longer than `max_response_bytes`
+└── RequestRefused       a URL or header that must not be sent
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from steelyard.errors import TargetError, TransientError, TransportError
+from steelyard.protocols import HttpReply
+
+_CREDENTIALS = re.compile(r"//[^/\s@]*@")
+
+
+class CannotResolve(TransportError):
+    """No address was found for the host."""
+
+
+class CannotConnect(TransportError):
+    """No connection could be made."""
+
+
+class TlsFailed(TransportError):
+    """The TLS handshake broke off."""
+
+
+class ProxyFailed(TransportError):
+    """The proxy could not be reached, or could not reach the host."""
+
+
+class TimedOut(TransportError):
+    """No connection was there in time."""
+
+
+class ConnectionLost(TransportError):
+    """The connection was closed before the answer was whole."""
+
+
+class MalformedReply(TransportError):
+    """What came back is not HTTP."""
+
+
+class CertificateRefused(TargetError):
+    """The server's certificate is not trusted."""
+
+
+class ProxyRefused(TargetError):
+    """The proxy will not pass this request on."""
+
+
+class ResponseTooLarge(TargetError):
+    """The answer was longer than is allowed."""
+
+
+class RequestRefused(TargetError):
+    """A request that must not be sent as it is."""
+
+
+# By libcurl's numbers, which never change: pycurl has names for some of them only.
+_TRANSIENT_CODES: dict[int, tuple[type[TransportError], str]] = {
+    6: (CannotResolve, "cannot resolve"),  # COULDNT_RESOLVE_HOST
+    7: (CannotConnect, "cannot connect to"),  # COULDNT_CONNECT
+    35: (TlsFailed, "no TLS connection with"),  # SSL_CONNECT_ERROR
+    5: (ProxyFailed, "no proxy to"),  # COULDNT_RESOLVE_PROXY
+    97: (ProxyFailed, "the proxy failed on the way to"),  # PROXY
+    28: (TimedOut, "no connection in time with"),  # OPERATION_TIMEDOUT
+    52: (ConnectionLost, "no answer from"),  # GOT_NOTHING
+    65: (ConnectionLost, "no answer from"),  # SEND_FAIL_REWIND: libcurl wanted to send it again, and could not
+    18: (ConnectionLost, "the answer broke off from"),  # PARTIAL_FILE
+    56: (ConnectionLost, "the connection was lost with"),  # RECV_ERROR
+    55: (ConnectionLost, "the connection was lost with"),  # SEND_ERROR
+    1: (MalformedReply, "not HTTP from"),  # UNSUPPORTED_PROTOCOL
+    8: (MalformedReply, "not HTTP from"),  # WEIRD_SERVER_REPLY
+    61: (MalformedReply, "an answer that cannot be decoded from"),  # BAD_CONTENT_ENCODING
+}
+_FINAL: dict[int, tuple[type[TargetError], str]] = {
+    60: (CertificateRefused, "will not trust"),  # PEER_FAILED_VERIFICATION
+    77: (CertificateRefused, "cannot read the CA bundle to check"),  # SSL_CACERT_BADFILE
+    83: (CertificateRefused, "will not trust"),  # SSL_ISSUER_ERROR
+    63: (ResponseTooLarge, "too long an answer from"),  # FILESIZE_EXCEEDED
+    3: (RequestRefused, "cannot use the URL of"),  # URL_MALFORMAT
+}
+_KEPT_CONNECTION_DIED = 65
+_MALFORMED_CHUNK = re.compile(r"chunk", re.IGNORECASE)
+
+
+def fault(code: int, words: str, url: str, reply: HttpReply | None, *, proxy_status: int = 0) -> TargetError:
+    """The error that libcurl's code stands for: our words and its own, the host but no credentials."""
+    words = _CREDENTIALS.sub("//", words) or f"error {code} of libcurl"
+    if code == _KEPT_CONNECTION_DIED:
+        words = "it closed a kept connection when the request was sent"
+    if reply is None and proxy_status >= 300:
+        return _proxy_fault(proxy_status, words, url)
+    if code in _FINAL:
+        final, lead = _FINAL[code]
+        return final(f"{lead} {origin(url)}: {words}")
+    kind, lead = _TRANSIENT_CODES.get(code, (TransportError, "no whole answer from"))
+    if kind is ConnectionLost and _MALFORMED_CHUNK.search(words):
+        kind, lead = MalformedReply, "not HTTP from"
+    return kind(f"{lead} {origin(url)}: {words}{_so_far(reply)}", reply=reply)
+
+
+def _proxy_fault(status: int, words: str, url: str) -> TargetError:
+    message = f"the proxy answered {status} on the way to {origin(url)}: {words}"
+    return ProxyFailed(message) if status >= 500 or status in (408, 429) else ProxyRefused(message)
+
+
+def _so_far(reply: HttpReply | None) -> str:
+    if reply is None:
+        return ""
+    return f" (after status {reply.status} and {sum(map(len, reply.chunks)):,} bytes)"
+
+
+def origin(url: str) -> str:
+    """Scheme, host and port of a URL: what may be told of it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "that URL"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
+_OVERLOADED = frozenset({429, 503, 529})
+_NO_CREDIT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
+"""Said with status 429, though asking again cannot help: the account has nothing left to spend."""
+_REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-ms-request-id", "x-amzn-requestid")
+
+_LONGEST_TEXT = 300
+_LONGEST_MESSAGE = 2_000
+_LARGEST_PAGE = 100_000
+_TAG = re.compile(r"<(/?)([a-z]*)[^<>]*>", re.IGNORECASE)
+_UNSEEN = frozenset({"script", "style"})
+
+
+def failure(reply: HttpReply, *, provider_message: str | None = None) -> TargetError | TransientError:
+    """The error that an answer with an error status is; `provider_message` stands in for what its body says.
+
+    408, 409, 425, 429 and every 5xx are transient, unless the account is out of credit or the server itself says
+    whether to try again (`x-should-retry`). Of these 429, 503 and 529 say that the endpoint has too much to do.
+    """
+    payload = _payload(reply.body)
+    kind = _kind(payload)
+    message = provider_message or _redirect(reply) or _message(payload) or _plain(reply.body) or "no message"
+    identifier = request_id(reply.headers)
+    text = f"HTTP {reply.status}{f' ({kind})' if kind else ''}: {message}"
+    if identifier:
+        text += f" [request id {identifier}]"
+    if not _worth_another_try(reply, kind):
+        return TargetError(text)
+    return TransientError(text, retry_after=retry_after(reply.headers), overloaded=reply.status in _OVERLOADED)
+
+
+def _worth_another_try(reply: HttpReply, kind: str | None) -> bool:
+    told = reply.headers.get("x-should-retry", "").lower()
+    if told in ("true", "false"):
+        return told == "true"
+    if kind in _NO_CREDIT:
+        return False
+    return reply.status in _TRANSIENT_STATUSES or reply.status >= 500
+
+
+def request_id(headers: Mapping[str, str]) -> str | None:
+    """The provider's own name for the call, if it gave one."""
+    for name in _REQUEST_IDS:
+        if found := headers.get(name):
+            return found[:200]
+    return None
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds for which the endpoint asked to be left alone; None when it did not, or not in a way that makes sense.
+
+    A date is read against the reply's own `Date` where there is one, so that a wrong clock here does no harm.
+    """
+    milliseconds = _seconds(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = headers.get("retry-after")
+    seconds = _seconds(value)
+    if seconds is not None or value is None:
+        return seconds
+    moment, now = _moment(value), _moment(headers.get("date")) or datetime.now(UTC)
+    return (moment - now).total_seconds() if moment is not None and moment >= now else None
+
+
+def _seconds(value: str | None) -> float | None:
+    try:
+        seconds = float(value) if value is not None else math.nan
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+def _moment(value: str | None) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(value) if value else None
+    except (ValueError, OverflowError):
+        return None
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+
+
+def error_message(body: bytes) -> str | None:
+    """What an error body says, whichever provider wrote it: JSON in its many shapes, plain text, or a page."""
+    return _message(_payload(body)) or _plain(body)
+
+
+def _payload(body: bytes) -> Any:
+    """The body as JSON, or None; of a list, as some gateways send, its first element."""
+    try:
+        payload = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return payload[0] if isinstance(payload, list) and payload else payload
+
+
+def _message(payload: Any) -> str | None:
+    """The message inside a JSON error body: under `error`, `message` or `detail`, however deep."""
+    if isinstance(payload, str):
+        return payload.strip()[:_LONGEST_MESSAGE] or None
+    if not isinstance(payload, dict):
+        return None
+    for key in ("error", "message", "detail", "msg"):
+        message = _details(payload[key]) if isinstance(payload.get(key), list) else _message(payload.get(key))
+        if message:
+            return message
+    return None
+
+
+def _details(problems: list[Any]) -> str | None:
+    """A validator's list of problems in one line: where each was found, and what it is."""
+    parts = []
+    for problem in problems[:5]:
+        message = _message(problem)
+        place = problem.get("loc") if isinstance(problem, dict) else None
+        if message:
+            parts.append(f"{'.'.join(map(str, place))}: {message}" if isinstance(place, list) else message)
+    return "; ".join(parts)[:_LONGEST_MESSAGE] or None
+
+
+def _kind(payload: Any) -> str | None:
+    """The provider's word for the kind of error: its code where that is a word, else its type."""
+    inner = payload.get("error", payload) if isinstance(payload, dict) else None
+    if not isinstance(inner, dict):
+        inner = payload if isinstance(payload, dict) else {}
+    kinds = [inner.get("code"), inner.get("type")]
+    return next((kind[:100] for kind in kinds if isinstance(kind, str) and kind and not kind.isdigit()), None)
+
+
+def _plain(body: bytes) -> str | None:
+    """The first words of a body that is not JSON, without a page's tags."""
+    text = body[:_LARGEST_PAGE].decode("utf-8", "replace")
+    if "<" in text:
+        text = html.unescape(_without_tags(text))
+    return " ".join(text.split())[:_LONGEST_TEXT] or None
+
+
+def _without_tags(page: str) -> str:
+    """The words of a page; what stands in a script or a style sheet is none of them."""
+    words = []
+    position, unseen = 0, False
+    for tag in _TAG.finditer(page):
+        if not unseen:
+            words.append(page[position : tag.start()])
+        position = tag.end()
+        if tag[2].lower() in _UNSEEN:
+            unseen = not tag[1]
+    return " ".join([*words, "" if unseen else page[position:]])
+
+
+def _redirect(reply: HttpReply) -> str | None:
+    """Where the server wanted the request sent instead: not followed, for the key would go along."""
+    place = reply.headers.get("location")
+    if not 300 <= reply.status < 400 or place is None:
+        return None
+    return f"redirected to {place.partition('?')[0][:_LONGEST_TEXT]}, which is not followed: put it in base_url"

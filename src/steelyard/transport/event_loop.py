@@ -1,0 +1,228 @@
+"""libcurl's multi interface on an asyncio event loop: its sockets, its timer, and what has finished."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import selectors
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Protocol
+
+import pycurl
+
+Finished = Callable[[pycurl.Curl, int, str], None]
+"""Takes in a transfer that has ended: its handle, libcurl's error code (0 is none) and libcurl's words for it."""
+
+
+Broken = Callable[[str], None]
+"""Told, once, when libcurl has lost its way: the bridge is of no more use, and no transfer on it will end by itself."""
+
+
+class Bridge:
+    """Drives transfers from the loop it was made on. `finished` is called in batches, outside libcurl's callbacks."""
+
+    def __init__(self, connections: int, finished: Finished, broken: Broken) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._finished = finished
+        self._broken = broken
+        self._watch = new_watch(self._give_up)
+        self._attached = 0
+        self._collecting: asyncio.Handle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0
+        self._due: float | None = None
+        self._starting = False
+        self._given_up = False
+        self._multi = pycurl.CurlMulti()
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch.on_socket)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
+        self._multi.setopt(pycurl.M_MAXCONNECTS, connections)
+        self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, connections)
+        # One request a connection: with several multiplexed on one, each would wait behind the others' bytes.
+        self._multi.setopt(pycurl.M_PIPELINING, 0)
+        self._loop.add_reader(self._watch.fileno(), self._on_ready)
+
+    def start(self, handles: Iterable[pycurl.Curl]) -> None:
+        """Send these requests now, as far as their connections are there."""
+        self._starting = True
+        for handle in handles:
+            self._multi.add_handle(handle)
+            self._attached += 1
+        self._starting = False
+        self._act(pycurl.SOCKET_TIMEOUT, 0)
+
+    def stop(self, handle: pycurl.Curl) -> None:
+        """Take a transfer out, whatever it was doing; its connection is closed unless it had finished."""
+        self._attached -= 1
+        try:
+            self._multi.remove_handle(handle)
+        except pycurl.error as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Close every connection and let go of the loop."""
+        for handle in (self._collecting, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._loop.remove_reader(self._watch.fileno())
+        self._multi.close()
+        self._watch.close()
+
+    def _on_timer(self, milliseconds: int) -> None:
+        """Remember when libcurl wants to be called; a timer that comes too early is left alone and set again then."""
+        if self._starting:
+            return  # it wants to be called at once, and is about to be
+        if milliseconds < 0:
+            self._due = None
+            return
+        # Not the loop's own clock: uvloop's stands still within a turn, and would be early at the end of a long one.
+        self._due = monotonic() + milliseconds / 1000
+        if self._timer is None or self._timer_at > self._due:
+            self._set_timer(self._due)
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = self._loop.call_later(max(0.0, due - monotonic()), self._on_time), due
+
+    def _on_time(self) -> None:
+        self._timer = None
+        if self._due is None:
+            return
+        if self._due > monotonic():  # called early, libcurl would do nothing, and not ask again
+            self._set_timer(self._due)
+            return
+        self._due = None
+        self._act(pycurl.SOCKET_TIMEOUT, 0)
+        if self._due is None and not self._given_up:
+            # libcurl's clock may run a little behind this one: nothing was due yet, and it does not say so again.
+            self._on_timer(self._multi.timeout())
+
+    def _on_ready(self) -> None:
+        for descriptor, events in self._watch.ready():
+            self._act(descriptor, events)
+
+    def _act(self, descriptor: int, events: int) -> None:
+        try:
+            _, running = self._multi.socket_action(descriptor, events)
+        except pycurl.error as error:
+            self._give_up(error)
+            return
+        if running < self._attached and self._collecting is None:
+            self._collecting = self._loop.call_soon(self._collect)
+
+    def _give_up(self, error: Exception) -> None:
+        if not self._given_up:
+            self._given_up = True
+            self._loop.call_soon(self._broken, str(error))
+
+    def _collect(self) -> None:
+        self._collecting = None
+        left = 1
+        while left and not self._given_up:
+            left, finished, failed = self._multi.info_read()
+            for handle, code, words in (*((handle, 0, "") for handle in finished), *failed):
+                self.stop(handle)
+                if self._given_up:
+                    return
+                self._finished(handle, code, words)
+
+
+READ, WRITE = 1, 2
+"""libcurl's CURL_POLL_IN and OUT, also its CURL_CSELECT_IN and OUT. Anything else it says means: wait no longer."""
+
+_MOST_AT_ONCE = 64
+"""Sockets served before everything else on the loop gets its turn. The kernel hands out those that wait in turn."""
+
+Ready = list[tuple[int, int]]
+Failed = Callable[[Exception], None]
+"""Told when a socket cannot be watched: libcurl, asked to stop by its callback, would leave its transfers hanging."""
+
+
+class Watch(Protocol):
+    """Sockets and what they are waited for."""
+
+    def fileno(self) -> int: ...
+
+    def on_socket(self, what: int, descriptor: int, _multi: object, _data: object) -> None:
+        """Take note of what libcurl waits for at a socket: this is the callback that it is given."""
+
+    def ready(self) -> Ready:
+        """Sockets that can be served now, without waiting; a bounded number, none of them passed over for ever."""
+
+    def close(self) -> None: ...
+
+
+class EpollWatch:
+    """Linux: one system call a change."""
+
+    _MASKS = (0, select.EPOLLIN, select.EPOLLOUT, select.EPOLLIN | select.EPOLLOUT) if hasattr(select, "epoll") else ()
+
+    def __init__(self, failed: Failed) -> None:
+        self._failed = failed
+        self._epoll = select.epoll()
+        self._interests: dict[int, int] = {}
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def on_socket(self, what: int, descriptor: int, _multi: object, _data: object) -> None:
+        known, interest = self._interests.get(descriptor, 0), what & (READ | WRITE)
+        try:
+            if known and not interest:
+                del self._interests[descriptor]
+                self._epoll.unregister(descriptor)
+            elif interest and not known:
+                self._epoll.register(descriptor, self._MASKS[interest])
+                self._interests[descriptor] = interest
+            elif interest != known:
+                self._epoll.modify(descriptor, self._MASKS[interest])
+                self._interests[descriptor] = interest
+        except OSError as error:
+            self._failed(error)
+
+    def ready(self) -> Ready:
+        # Anything but "may be written" is for the reader to find out: bytes, an end or an error.
+        return [
+            (descriptor, (READ if events & ~select.EPOLLOUT else 0) | (WRITE if events & select.EPOLLOUT else 0))
+            for descriptor, events in self._epoll.poll(0, _MOST_AT_ONCE)
+        ]
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
+class SelectorWatch:
+    """Where there is no epoll: kqueue, by way of the standard library."""
+
+    def __init__(self, failed: Failed) -> None:
+        self._failed = failed
+        self._selector = selectors.DefaultSelector()
+
+    def fileno(self) -> int:
+        return self._selector.fileno()
+
+    def on_socket(self, what: int, descriptor: int, _multi: object, _data: object) -> None:
+        known = descriptor in self._selector.get_map()
+        interest = what & (READ | WRITE)  # the values of EVENT_READ and EVENT_WRITE too
+        try:
+            if known and interest:
+                self._selector.modify(descriptor, interest)
+            elif known:
+                self._selector.unregister(descriptor)
+            elif interest:
+                self._selector.register(descriptor, interest)
+        except OSError as error:
+            self._failed(error)
+
+    def ready(self) -> Ready:
+        return [(key.fd, events) for key, events in self._selector.select(0)]
+
+    def close(self) -> None:
+        self._selector.close()
+
+
+def new_watch(failed: Failed) -> Watch:
+    """The quickest kind of watch that this system has."""
+    return EpollWatch(failed) if hasattr(select, "epoll") else SelectorWatch(failed)

@@ -1,0 +1,55 @@
+"""Lengths of time as people write them: `500ms`, `60s`, `2m`, `1.5h`, or a bare number of seconds."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import msgspec
+
+from steelyard.errors import ConfigurationError
+
+_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_duration(value: object, name: str = "duration") -> float:
+    """Seconds, 0 or more; anything else is an error that says what can be written."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+        return float(value)
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    unit = None if found is None else _UNITS.get(found[2].lower())
+    if found is None or unit is None:
+        raise ConfigurationError(f"{name} must be a length of time like 500ms, 60s or 2m, got {value!r}")
+    return float(found[1]) * unit
+
+
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second"), 1.0),
+    **dict.fromkeys(("m", "min", "minute"), 60.0),
+    **dict.fromkeys(("h", "hour"), 3600.0),
+    **dict.fromkeys(("d", "day"), 86_400.0),
+}
+_RATE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*/\s*([a-z]+)\s*", re.IGNORECASE)
+
+
+class RateLimit(msgspec.Struct, frozen=True):
+    """So many in so many seconds."""
+
+    count: float
+    per_seconds: float
+
+    @property
+    def per_second(self) -> float:
+        return self.count / self.per_seconds
+
+
+def parse_rate(value: object, name: str = "rate") -> RateLimit:
+    """The rate that is written; anything but a number above 0 and a unit of time is an error that says so."""
+    found = _RATE.fullmatch(value) if isinstance(value, str) else None
+    seconds = None if found is None else _SECONDS.get(found[2].lower())
+    if found is None or seconds is None or float(found[1]) == 0:
+        raise ConfigurationError(
+            f"{name} must be a number above 0 and a unit, like 10/s, 600/min or 5000/h, got {value!r}"
+        )
+    return RateLimit(float(found[1]), seconds)

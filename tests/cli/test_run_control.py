@@ -1,0 +1,297 @@
+"""Ctrl-C and SIGTERM, on the real program: what finished is kept, the rest resumable, nothing holds up the exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import Ended, Workshop, finish, start, wait_until
+
+LIMIT = 5.5
+"""Seconds from the signal to the end: five, and a little for a busy machine."""
+
+# Cases c0..c2 are answered at once; the others hang in their own way until the file `calm` is there.
+HANG = """
+import asyncio, sys, time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def note(case_id):
+    with open(HERE / "calls.txt", "a") as calls:
+        calls.write(case_id + "\\n")
+    return case_id >= "c3" and not (HERE / "calm").exists()
+
+async def waits(case):
+    if note(case.id):
+        await asyncio.sleep(60)
+    return case.prompt.upper()
+
+def sleeps(case):
+    if note(case.id):
+        time.sleep(60)
+    return case.prompt.upper()
+
+async def swallows(case):
+    hangs = note(case.id)
+    until = time.monotonic() + 60
+    while hangs and time.monotonic() < until:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+    return case.prompt.upper()
+
+async def blocks(case):
+    if note(case.id):
+        time.sleep(60)
+    return case.prompt.upper()
+
+async def delegates(case):
+    if note(case.id):
+        await asyncio.to_thread(time.sleep, 60)
+    return case.prompt.upper()
+
+if __name__ == "__main__":
+    import json, signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    case = json.loads(sys.stdin.read())
+    if note(case["id"]):
+        (HERE / "child.pid").write_text(str(__import__("os").getpid()))
+        time.sleep(60)
+    print(case["prompt"].upper())
+"""
+KINDS = ["waits", "sleeps", "swallows", "blocks", "delegates", "program"]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Workshop:
+    shop = Workshop(tmp_path)
+    shop.agent(HANG)
+    return shop
+
+
+def started(shop: Workshop, kind: str, *words: str) -> subprocess.Popen[str]:
+    """A run that has three answers and hangs on the rest, two at a time where its loop lets it."""
+    if kind == "program":
+        shop.suite(target={"command": {"argv": [sys.executable, "agent.py"]}})
+    else:
+        shop.suite(target={"python": f"agent.py:{kind}"})
+    process = start(shop.folder, "run", "suite.yaml", "--out", "RUN", "-j", "1" if kind == "blocks" else "2", *words)
+    outputs, calls = shop.run / "outputs.jsonl", shop.folder / "calls.txt"
+    hanging = 4 if kind == "blocks" else 5
+    wait_until(lambda: calls.exists() and len(calls.read_text().split()) >= hanging)
+    wait_until(lambda: outputs.exists() and outputs.read_bytes().count(b"\n") >= 3)
+    if kind == "program":
+        wait_until((shop.folder / "child.pid").exists)
+    return process
+
+
+def interrupt(process: subprocess.Popen[str], number: signal.Signals) -> tuple[Ended, float]:
+    process.send_signal(number)
+    began = time.monotonic()
+    ended = finish(process)
+    return ended, time.monotonic() - began
+
+
+def resume_command(ended: Ended) -> list[str]:
+    (line,) = [line for line in ended.err.splitlines() if "resume with: " in line]
+    return shlex.split(line.partition("resume with: ")[2])
+
+
+def resume(shop: Workshop, ended: Ended) -> None:
+    """Type the command that was printed, as it stands: it finishes, and nothing finished is asked again."""
+    (shop.folder / "calm").touch()
+    shop.asked()
+    done = subprocess.run(resume_command(ended), cwd=shop.folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert sorted(shop.asked()) == ["c3", "c4", "c5"]
+    assert shop.metrics()["counts"]["ok"] == 6
+    assert not (shop.run / "partial.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [*((kind, signal.SIGINT) for kind in KINDS), ("waits", signal.SIGTERM), ("blocks", signal.SIGTERM)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_signal_ends_the_run_in_time_with_balanced_books_and_the_command_that_resumes(
+    shop: Workshop, kind: str, number: signal.Signals
+) -> None:
+    ended, seconds = interrupt(started(shop, kind), number)
+    assert ended.code == 128 + number, ended.err
+    assert seconds < LIMIT
+    assert "Traceback" not in ended.err
+    assert "3 of 6 done, not complete" in ended.out
+    assert number.name in ended.out
+    partial = json.loads((shop.run / "partial.json").read_bytes())
+    counts = partial["counts"]
+    assert partial["complete"] is False
+    assert partial["stopped"] == number.name
+    assert counts["planned"] == 6 == counts["ok"] + counts["error"] + counts["cancelled"] + counts["not_started"]
+    assert counts["ok"] == 3
+    assert not (shop.run / "metrics.json").exists()
+    resume(shop, ended)
+
+
+def test_a_program_that_ignores_sigterm_is_ended_with_the_run(shop: Workshop) -> None:
+    process = started(shop, "program")
+    child = int((shop.folder / "child.pid").read_text())
+    interrupt(process, signal.SIGINT)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def test_a_second_signal_ends_the_programs_too(shop: Workshop) -> None:
+    process = started(shop, "program")
+    child = int((shop.folder / "child.pid").read_text())
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "once more to kill" not in process.stderr.readline():
+        pass
+    interrupt(process, signal.SIGINT)
+    try:
+        wait_until(lambda: not is_alive(child), seconds=2)
+    finally:
+        if is_alive(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_json_of_an_interrupted_run_is_whole(shop: Workshop) -> None:
+    ended, _ = interrupt(started(shop, "waits", "--json"), signal.SIGINT)
+    metrics = json.loads(ended.out)
+    assert metrics["complete"] is False
+    assert metrics["counts"]["ok"] == 3
+
+
+@pytest.mark.parametrize("kind", ["swallows", "blocks"])
+def test_a_second_signal_kills_at_once_and_loses_nothing_finished(shop: Workshop, kind: str) -> None:
+    process = started(shop, kind)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "once more to kill" not in process.stderr.readline():
+        pass
+    ended, seconds = interrupt(process, signal.SIGINT)
+    assert ended.code == 130
+    assert seconds < 1.0
+    resume(shop, ended)
+
+
+def test_a_signal_while_a_retry_is_waited_for_ends_the_run(shop: Workshop) -> None:
+    shop.agent("""
+        from pathlib import Path
+        def answer(case):
+            (Path(__file__).parent / "calls.txt").write_text("asked")
+            raise ConnectionError("again")
+    """)
+    process = start(shop.folder, "run", "suite.yaml", "--out", "RUN", "--retries", "1000")
+    wait_until((shop.folder / "calls.txt").exists)
+    ended, seconds = interrupt(process, signal.SIGINT)
+    assert ended.code == 130
+    assert seconds < LIMIT
+    assert "0 of 6 done" in ended.out
+
+
+ENDLESS = """
+from itertools import count
+from pathlib import Path
+from steelyard import EvalCase, EvalSet, Runner
+
+def cases():
+    for number in count():
+        if number == 5000:
+            Path("reading").touch()
+        yield EvalCase(id=f"c{number}", prompt="p")
+
+runner = Runner(lambda case: "x", EvalSet(id="endless", cases=cases))
+"""
+
+
+def test_a_signal_while_the_suite_is_read_calls_nothing_and_says_how_to_go_on(shop: Workshop) -> None:
+    shop.agent(ENDLESS)
+    process = start(shop.folder, "run", "agent.py:runner", "--out", "RUN", "--force", "-n", "1000000000")
+    wait_until((shop.folder / "reading").exists)
+    ended, seconds = interrupt(process, signal.SIGINT)
+    assert ended.code == 130, ended.err
+    assert seconds < LIMIT
+    assert ended.out == ""
+    assert "Traceback" not in ended.err
+    assert "--force" in resume_command(ended)
+    assert not shop.run.exists()
+
+
+def test_a_signal_while_a_large_journal_is_recovered_leaves_it_as_it_was(shop: Workshop) -> None:
+    ids = range(150_000)
+    with open(shop.folder / "cases.jsonl", "w") as cases:
+        cases.writelines(f'{{"id": "c{number}", "prompt": "p"}}\n' for number in ids)
+    text = "id: large\ntarget: {simulated: {latency: 0, tokens_per_second: 0}}\ncases: cases.jsonl\n"
+    (shop.folder / "suite.yaml").write_text(text)
+    words = ("run", "suite.yaml", "--out", "RUN", "--no-progress")
+    assert finish(start(shop.folder, *words, "-n", "1")).code == 0
+    line = (shop.run / "outputs.jsonl").read_text()
+    with open(shop.run / "outputs.jsonl", "a") as outputs:
+        outputs.writelines(line.replace('"id":"c0"', f'"id":"c{number}"', 1) for number in ids[1:-1])
+    for name in ("metrics.json", "outputs.idx", ".lock"):
+        (shop.run / name).unlink()
+    before = (shop.run / "outputs.jsonl").read_bytes()
+    process = start(shop.folder, *words)
+    wait_until((shop.run / ".lock").exists)
+    ended, seconds = interrupt(process, signal.SIGINT)
+    assert ended.code == 130, ended.err
+    assert seconds < LIMIT
+    assert (shop.run / "outputs.jsonl").read_bytes().startswith(before)
+    done = subprocess.run(resume_command(ended), cwd=shop.folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "150,000 of 150,000 done" in done.stdout
+
+
+SCRIPT = """
+import sys
+from agent import waits
+from steelyard import EvalCase, EvalSet, Runner
+
+suite = EvalSet(id="s", cases=[EvalCase(id=f"c{number}", prompt=f"c{number}") for number in range(6)])
+runner = Runner(waits, suite, output_path="RUN", parallelism=2, progress="off")
+try:
+    result = runner.run_sync()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    raise
+print(result.metrics["counts"]["ok"])
+"""
+
+
+def test_ctrl_c_in_a_python_script_commits_and_raises_keyboard_interrupt(shop: Workshop) -> None:
+    (shop.folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py"]
+    process = subprocess.Popen(command, cwd=shop.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    outputs = shop.run / "outputs.jsonl"
+    wait_until(lambda: outputs.exists() and outputs.read_bytes().count(b"\n") >= 3)
+    ended, seconds = interrupt(process, signal.SIGINT)
+    assert ended.code in (-signal.SIGINT, 130, 1)
+    assert seconds < LIMIT
+    assert ended.out == "interrupted\n"
+    counts = json.loads((shop.run / "partial.json").read_bytes())["counts"]
+    assert counts["ok"] == 3
+    assert counts["planned"] == 6 == counts["ok"] + counts["cancelled"] + counts["not_started"]
+    (shop.folder / "calm").touch()
+    shop.asked()
+    done = subprocess.run(command, cwd=shop.folder, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "6\n"
+    assert sorted(shop.asked()) == ["c3", "c4", "c5"]

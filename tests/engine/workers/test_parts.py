@@ -1,0 +1,735 @@
+"""What the cluster's engine is made of, each part by itself: no cluster is started here."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import pickle
+import platform
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steelyard._version import __version__
+from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.rate_limit import EndpointLimits, Limited
+from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.engine.workers import worker as worker_module
+from steelyard.engine.workers.driver import ClusterRun
+from steelyard.engine.workers.messages import CALL, Batch, Greeting, Letter, Outbox
+from steelyard.engine.workers.pending import NOT_YET, Given, Seat, Share, Supply, lost_record, share_out
+from steelyard.engine.workers.pickling import Home, pack_work, unpack_work
+from steelyard.engine.workers.remote_limits import Calls, Post
+from steelyard.engine.workers.worker import HostedRun
+from steelyard.errors import ConfigurationError, SteelyardError, TransientError
+from steelyard.journal.reader import decode_entry
+from steelyard.journal.writer import encode_record
+from steelyard.masking import Secret
+from steelyard.protocols import AtHome, InvocationContext, Tally
+from steelyard.records import EvalCase, InvocationResponse, Job
+from steelyard.report.summary import node_lines as lines
+from steelyard.run.config import EngineChoice
+from steelyard.stats.running import NodeStats, RunningStats
+from steelyard.units import RateLimit
+from tests.support.cli import run_cli
+from tests.support.engine import drop, make_job, make_jobs
+from tests.support.journal import a_record
+from tests.support.ray import needs_ray
+
+
+class SimulatedWorker:
+    """Hears of its share late, and has as many calls in flight as the last one that it heard of lets it begin."""
+
+    def __init__(self) -> None:
+        self.share = Share()
+        self.die()
+
+    def die(self) -> None:
+        self.share.clear()
+        self.heard = (0, 0)
+        self.inside = 0
+
+    def step(self, what: str, number: int) -> None:
+        match what:
+            case "hear":
+                self.heard = (self.share.number, self.share.told)
+            case "begin":
+                self.inside = max(self.inside, min(self.heard[1], self.inside + number))
+            case "end":
+                self.inside = max(0, self.inside - number)
+            case "report":
+                self.share.heard(self.heard[0], self.inside)
+            case "die":
+                self.die()
+
+
+STEPS = st.tuples(
+    st.sampled_from(["total", "hear", "begin", "end", "report", "die"]), st.integers(0, 3), st.integers(1, 40)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, max_size=50))
+def test_never_more_in_flight_than_is_allowed_whatever_arrives_when(steps) -> None:
+    """Shares change, arrive late, are reported late: a share moves only when it is free, a smaller total binds soon."""
+    workers = [SimulatedWorker() for _ in range(4)]
+    shares = [worker.share for worker in workers]
+    total, bound = 20, 0
+    for what, place, number in steps:
+        if what == "total":
+            total = number
+        workers[place].step(what, number)
+        share_out(total, shares, expected=number % 2)
+        held = sum(share.held for share in shares)
+        assert sum(worker.inside for worker in workers) <= held <= max(total, bound)
+        assert sum(share.told for share in shares) <= total
+        bound = held
+
+
+def test_what_one_worker_gives_up_another_gets_only_when_it_is_free() -> None:
+    first, second = Share(), Share()
+    share_out(10, [first])
+    assert first.told == 10
+    share_out(10, [first, second])
+    assert (first.told, second.told) == (5, 0)
+    first.heard(first.number, 7)
+    share_out(10, [first, second])
+    assert second.told == 3
+    first.heard(first.number, 2)
+    share_out(10, [first, second])
+    assert (first.told, second.told) == (5, 5)
+
+
+def test_room_is_left_for_workers_that_are_expected_and_goes_to_the_others_when_they_do_not_come() -> None:
+    only = Share()
+    share_out(9, [only], expected=2)
+    assert only.told == 3
+    share_out(9, [only])
+    assert only.told == 9
+
+
+def test_a_share_of_a_worker_that_is_gone_is_free_at_once() -> None:
+    first, second = Share(), Share()
+    share_out(8, [first, second])
+    second.clear()
+    share_out(8, [first])
+    assert first.told == 8
+
+
+def test_a_lost_job_is_handed_out_again_only_so_often() -> None:
+    supply = Supply(make_jobs(1), 2)
+    given_out = supply.next(probation=True)
+    assert isinstance(given_out, Given)
+    assert [supply.lose(given_out), supply.next(probation=True) is given_out] == [True, True]
+    assert [supply.lose(given_out), supply.next(probation=True) is given_out] == [True, True]
+    assert not supply.lose(given_out)
+    assert supply.next(probation=True) is None
+    assert supply.started == 1
+
+
+def test_a_job_that_may_be_lost_only_once_more_goes_to_a_worker_that_has_no_other_such() -> None:
+    supply = Supply(make_jobs(3), 1)
+    first, second = supply.next(probation=True), supply.next(probation=True)
+    assert isinstance(first, Given)
+    assert isinstance(second, Given)
+    assert supply.lose(first)
+    assert supply.lose(second)
+    assert supply.next(probation=True) is first
+    third = supply.next(probation=False)
+    assert isinstance(third, Given)
+    assert third.job.index == 2
+    assert supply.next(probation=False) is None
+    assert not supply.is_empty
+
+
+def test_jobs_that_are_not_there_yet_are_no_end() -> None:
+    def jobs() -> Iterator[Job | None]:
+        yield None
+        yield make_job(0)
+
+    supply = Supply(jobs(), 3)
+    assert supply.next(probation=True) == NOT_YET
+    assert isinstance(supply.next(probation=True), Given)
+
+
+def test_the_record_of_a_lost_case_reads_back() -> None:
+    record = lost_record(Given(make_job(4), time.monotonic(), losses=4), "host/1", "SIGKILL")
+    entry = decode_entry(encode_record(record).strip())
+    assert entry is not None
+    assert (entry.id, entry.status, entry.error_type, entry.node) == ("c4", "error", "WorkerLost", "host/1")
+    assert "4 workers died" in (entry.error or "")
+
+
+def test_a_worker_has_few_jobs_waiting_and_none_when_the_run_nears_its_end() -> None:
+    seat = Seat(0)
+    seat.share.tell(8)
+    assert seat.wants(ahead=True) == 8 + 2
+    assert seat.wants(ahead=False) == 8
+    seat.share.tell(0)
+    assert seat.wants(ahead=True) == 0
+
+
+def test_an_outbox_gives_in_order_what_fits_a_batch_and_says_when_it_is_full() -> None:
+    async def main() -> None:
+        emptied = []
+        outbox = Outbox(lambda: emptied.append(True))
+        for number in range(300):
+            outbox.put(("said", number, b"x" * 4096))
+        assert outbox.is_full
+        taken: list[int] = []
+        while len(taken) < 300:
+            batch = await outbox.take()
+            assert sum(len(item[2]) for item in batch) <= 64 * 1024
+            taken += [item[1] for item in batch]
+        assert taken == list(range(300))
+        assert emptied == [True]
+        assert not outbox.is_full
+
+    asyncio.run(main())
+
+
+def test_one_item_larger_than_a_batch_is_sent_all_the_same() -> None:
+    async def main() -> None:
+        outbox = Outbox(lambda: None)
+        outbox.put(("said", 1, b"x" * 10_000_000))
+        assert [item[1] for item in await outbox.take()] == [1]
+
+    asyncio.run(main())
+
+
+def test_an_item_waits_a_moment_for_others_unless_it_is_urgent() -> None:
+    async def main() -> None:
+        outbox = Outbox(lambda: None)
+        taking = asyncio.create_task(outbox.take())
+        await asyncio.sleep(0)
+        outbox.put(("ended", 1, True))
+        await asyncio.sleep(0.001)
+        assert not taking.done()
+        outbox.put(("call", 2, None), urgent=True)
+        assert [item[1] for item in await taking] == [1, 2]
+
+    asyncio.run(main())
+
+
+def overloaded(wait: float | None = None) -> TransientError:
+    return TransientError("too many", retry_after=wait, overloaded=True)
+
+
+def calls_in(items: list[Any]) -> list[tuple[Any, ...]]:
+    return [content[1:] for kind, _, content in items if kind == CALL]
+
+
+def test_a_refusal_is_told_once_and_others_pause_as_long() -> None:
+    async def main() -> None:
+        outbox = Outbox(lambda: None)
+        here, there = Post(outbox), Post(Outbox(lambda: None))
+        refused, other = here.limits(0, False, True), there.limits(0, False, True)
+        sent = [refused.leave_now(0.0) for _ in range(5)]
+        for one in sent:
+            refused.failed(one, overloaded(0.2))
+        told = calls_in(await outbox.take())
+        assert told == [("overloaded", (0.2,))]
+        assert other.leave_now(0.0) is not None
+        there.deliver([], [(0, 0.2)])
+        assert other.leave_now(0.0) is None
+        began = time.monotonic()
+        await other.leave(0.0, InvocationContext("c"))
+        assert time.monotonic() - began >= 0.15
+
+    asyncio.run(main())
+
+
+def test_leave_is_asked_of_the_driver_and_what_comes_of_it_is_told_there() -> None:
+    """A worker and the driver with nothing between them but their letters."""
+
+    async def main() -> None:
+        limits = EndpointLimits(rate=RateLimit(1000, 1.0), tokens_per_min=60_000)
+        outbox = Outbox(lambda: None)
+        post = Post(outbox)
+        calls = Calls([limits], lambda call, value: post.deliver([(call, value)], []))
+        far = post.limits(0, True, True)
+        asking = asyncio.create_task(far.leave(10.0, context := InvocationContext("c")))
+        await serve(outbox, calls)
+        sent = await asking
+        assert context.waiting > 0
+        far.failed(sent, overloaded(5.0))
+        far.ended()
+        await serve(outbox, calls)
+        assert limits.leave_now(1.0) is None  # the driver's own limits heard of the refusal
+        calls.close()
+
+    asyncio.run(main())
+
+
+def test_a_refusal_costs_a_worker_no_try_while_the_endpoint_answers_others() -> None:
+    class Busy:
+        model_id, default_parallelism = None, 1
+        asked = 0
+
+        async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+            self.asked += 1
+            if self.asked > 8:
+                return InvocationResponse(response_text="at last")
+            far.answered(0, InvocationResponse(response_text="another's"))
+            raise overloaded()
+
+    async def main() -> InvocationResponse:
+        nonlocal far
+        outbox = Outbox(lambda: None)
+        post = Post(outbox)
+        far = post.limits(0, True, True)
+
+        async def grant() -> None:
+            while True:
+                asked = [call for kind, call, content in await outbox.take() if kind == CALL and content[1] == "leave"]
+                post.deliver([(call, True) for call in asked], [])
+
+        granting = asyncio.create_task(grant())
+        target: Any = Limited(Busy(), far)  # type: ignore[arg-type]
+        response = await Retrying(target, RetryPolicy(attempts=3)).invoke(EvalCase(id="c"), InvocationContext("c"))
+        granting.cancel()
+        return response
+
+    far: Any = None
+    assert asyncio.run(main()).response_text == "at last"
+
+
+async def serve(outbox: Outbox, calls: Calls) -> None:
+    await asyncio.sleep(0)
+    for kind, call, content in await outbox.take():
+        if kind == CALL:
+            calls.take(call, *content)
+    await asyncio.sleep(0)
+
+
+def test_leave_of_a_worker_that_is_gone_is_given_back() -> None:
+    ended: list[int] = []
+
+    class Limits(EndpointLimits):
+        def ended(self) -> None:
+            ended.append(1)
+
+    async def main() -> None:
+        limits = Limits(rate=RateLimit(1000, 1.0))
+        calls = Calls([limits], lambda call, value: None)
+        calls.take(1, 0, "leave", (0.0,))
+        calls.take(2, 0, "leave", (0.0,))
+        await asyncio.sleep(0.01)
+        calls.take(3, 0, "ended", ())
+        calls.close()
+
+    asyncio.run(main())
+    assert len(ended) == 2
+
+
+def test_a_callback_at_home_is_called_at_home() -> None:
+    async def main() -> None:
+        costs: list[Any] = []
+        outbox = Outbox(lambda: None)
+        Post(outbox).callback(0)(0.25)
+        calls = Calls([AtHome(costs.append)], lambda call, value: None)
+        await serve(outbox, calls)
+        assert costs == [0.25]
+
+    asyncio.run(main())
+
+
+@needs_ray
+def test_a_lock_deep_inside_is_named_with_the_way_to_it() -> None:
+    lock = threading.Lock()
+
+    async def work(job: Job, emit: Any) -> None:
+        assert lock
+
+    with pytest.raises(ConfigurationError, match=r"work\.lock \(lock\) cannot be sent"):
+        pack_work(work, Home())
+
+
+class RenamedKey(Secret):
+    """A key by any other name."""
+
+
+@needs_ray
+@pytest.mark.parametrize("kind", [Secret, RenamedKey])
+def test_a_key_is_refused_by_its_type_whatever_its_class_is_called(kind: type[Secret]) -> None:
+    key = kind("sk-not-for-workers")
+
+    async def work(job: Job, emit: Any) -> None:
+        assert key
+
+    with pytest.raises(ConfigurationError, match="not sent to workers") as refused:
+        pack_work(work, Home())
+    assert "sk-not-for-workers" not in str(refused.value)
+
+
+@needs_ray
+def test_a_token_and_limits_do_not_travel() -> None:
+    async def main() -> None:
+        home, token = Home(), CancellationToken()
+        limits = EndpointLimits(tokens_per_min=5)
+        packed = pack_work({"token": token, "twice": token, "limits": limits, "again": limits}, home)  # type: ignore[arg-type]
+        here = CancellationToken()
+        unpacked: Any = unpack_work(packed, here, Post(Outbox(lambda: None)))
+        assert unpacked["token"] is unpacked["twice"] is here
+        assert home.kept == [limits]
+
+    asyncio.run(main())
+
+
+def test_without_ray_the_extra_is_named(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'steelyard\[ray\]'"):
+        EngineChoice(engine="ray").make(tmp_path, 1.0)
+
+
+SUITE = "id: s\ntarget: {simulated: {model: m}}\ncases: [{id: a, prompt: hello}]\n"
+
+
+@needs_ray
+@pytest.mark.parametrize("command", [("run",), ("sweep", "-j", "1,2")])
+def test_a_cluster_that_is_not_there_ends_in_seconds_and_nothing_is_written(tmp_path, command) -> None:
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    began = time.monotonic()
+    words = ("suite.yaml", "--engine", "ray", "--ray-address", "127.0.0.1:1", "--out", "run")
+    ended = run_cli(tmp_path, *command, *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert "no Ray cluster at '127.0.0.1:1'" in ended.err
+    assert time.monotonic() - began < 30
+    assert not list(tmp_path.rglob("run.json"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("engine: rya", "engine must be one of local, ray, got 'rya'"),
+        ("workers: 3", "ray_address and workers go with the engine ray"),
+    ],
+)
+def test_a_suite_that_asks_for_an_engine_that_cannot_be_is_refused(tmp_path, keys, message) -> None:
+    (tmp_path / "suite.yaml").write_text(f"{SUITE}run: {{{keys}}}\n")
+    ended = run_cli(tmp_path, "run", "suite.yaml")
+    assert ended.code == 2
+    assert message in ended.err
+
+
+@needs_ray
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.0 400 what?\r\n\r\n", None])
+def test_what_listens_at_the_address_and_is_not_ray_is_refused_at_once(monkeypatch, says) -> None:
+    """Ray itself would try for ever. It closes, it speaks another language, it says nothing at all."""
+    from steelyard.engine.ray import connect
+
+    monkeypatch.setattr(connect, "_REACH_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            line, _ = server.accept()
+            with line:
+                line.recv(100)
+                if says is None:
+                    line.recv(100)
+                line.sendall(says or b"")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(ConfigurationError, match=r"no Ray cluster at '127.0.0.1:\d+'"):
+            connect.Connection(f"127.0.0.1:{server.getsockname()[1]}", None).open()
+        answering.join()
+
+
+class FakeInit:
+    """Stands in for `ray.init`: takes note, and fails or takes its time as it is told."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.given: dict[str, Any] = {}
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, **given: Any) -> None:
+        self.given = given
+        self.begun.set()
+        if self.error is not None:
+            raise self.error
+        self.go_on.wait(60)
+
+
+@pytest.fixture
+def ray_init(monkeypatch) -> FakeInit:
+    import ray
+
+    made = FakeInit()
+    monkeypatch.setattr(ray, "init", made)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return made
+
+
+@needs_ray
+def test_an_engine_that_is_closed_while_it_connects_does_not_wait_for_that(ray_init) -> None:
+    from steelyard.engine.ray.engine import RayEngine
+
+    engine, failures = RayEngine(workers=1), []
+
+    def check() -> None:
+        try:
+            engine.check()
+        except ConfigurationError as error:
+            failures.append(str(error))
+
+    checking = threading.Thread(target=check)
+    checking.start()
+    assert ray_init.begun.wait(30)
+    engine.close()
+    checking.join(30)
+    ray_init.go_on.set()
+    assert failures == ["the connection to the cluster was given up before there was one"]
+
+
+@needs_ray
+@pytest.mark.parametrize(("variable", "address"), [(None, "local"), ("10.0.0.5:6379", "10.0.0.5:6379")])
+def test_without_an_address_no_cluster_is_taken_that_merely_happens_to_run_here(
+    monkeypatch, ray_init, variable, address
+) -> None:
+    """Unless the environment names one, as it does within a job of Ray's."""
+    from steelyard.engine.ray import connect
+
+    if variable is not None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+    monkeypatch.setattr(connect, "_greet", lambda place: None)
+    ray_init.go_on.set()
+    connection = connect.Connection(None, None)
+    connection.open()
+    connection.close()
+    assert ray_init.given["address"] == address
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("Version mismatch: Python: 3.9"), "the cluster at 'host:1' does not match this process: .*3.9"),
+        (ConnectionError("no"), "no Ray cluster at 'host:1': ConnectionError: no; .*RAY_AUTH_MODE=token"),
+        (ValueError("bad"), "no Ray cluster at 'host:1': ValueError: bad"),
+    ],
+)
+def test_what_ray_fails_at_is_named_as_what_it_is(monkeypatch, ray_init, error, message) -> None:
+    from steelyard.engine.ray import connect
+
+    monkeypatch.setattr(connect, "_greet", lambda place: None)
+    ray_init.error = error
+    with pytest.raises(ConfigurationError, match=message):
+        connect.Connection("host:1", None).open()
+
+
+@needs_ray
+def test_a_folder_that_is_too_large_to_be_sent_is_named(monkeypatch, ray_init) -> None:
+    from ray.exceptions import RuntimeEnvSetupError
+
+    from steelyard.engine.ray import connect
+
+    monkeypatch.setattr(connect, "_greet", lambda place: None)
+    ray_init.error = RuntimeEnvSetupError("600 MB")
+    with pytest.raises(ConfigurationError, match=r"^the folder /suites/large cannot be sent to the workers: "):
+        connect.Connection("host:1", "/suites/large").open()
+
+
+@needs_ray
+def test_spans_are_refused_with_workers_elsewhere(tmp_path) -> None:
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    ended = run_cli(tmp_path, "run", "suite.yaml", "--engine", "ray", "--otel", "--out", "run")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--otel needs the local engine" in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+@needs_ray
+@pytest.mark.parametrize("address", ["ray://somewhere:10001", "somewhere:port", ":6379"])
+def test_an_address_that_is_none_is_refused(address) -> None:
+    from steelyard.engine.ray.connect import Connection
+
+    with pytest.raises(ConfigurationError, match="host:port"):
+        Connection(address, None).open()
+
+
+@needs_ray
+@pytest.mark.parametrize(("name", "version"), [("python", "3.9.1"), ("steelyard", "0.0.0"), ("ray", "1.13.0")])
+def test_a_worker_with_another_version_is_named(name, version) -> None:
+    import ray
+
+    from steelyard.engine.ray.connect import check_same_versions
+
+    ours = {"python": platform.python_version(), "steelyard": __version__, "ray": ray.__version__}
+    check_same_versions(Greeting(node="n", pid=1, **ours))
+    with pytest.raises(ConfigurationError, match=f"worker on n .*{version} there"):
+        check_same_versions(Greeting(node="n", pid=1, **{**ours, name: version}))
+
+
+def answer(node: str | None, seconds: float, error: str | None = None) -> InvocationResponse:
+    return InvocationResponse(node=node, time_to_last_token=seconds, error=error)
+
+
+def test_figures_by_node_merge_exactly() -> None:
+    whole, parts = RunningStats(), [RunningStats(), RunningStats()]
+    for number in range(300):
+        one = answer(f"n{number % 3}", number / 7, "broken" if number % 10 == 0 else None)
+        whole.update(one)
+        parts[number % 2].update(one)
+    parts[0].merge(parts[1])
+    assert parts[0].nodes.to_metrics() == whole.nodes.to_metrics()
+    assert whole.nodes.to_metrics()["n0"]["requests"] == 100
+
+
+def test_without_a_cluster_there_are_no_nodes() -> None:
+    stats = RunningStats()
+    stats.update(answer(None, 1.0))
+    stats.update_all([answer(None, 1.0)])
+    assert not stats.nodes
+
+
+def test_the_summary_shows_a_node_that_is_slow_or_fails() -> None:
+    nodes = NodeStats()
+    for number in range(300):
+        sick = number % 3 == 0
+        nodes.update(answer(f"n{number % 3}", 3.0 if sick else 1.0, "broken" if sick and number % 2 else None))
+    said = lines(nodes.to_metrics())
+    assert said[0].strip() == "served by 3 nodes"
+    assert said[1].strip() == (
+        "n0 stands out: 50.0% errors, 0.0% elsewhere; its median time to last token is 3.00s, 1.00s elsewhere"
+    )
+    assert len(said) == 2
+
+
+def test_nodes_that_are_alike_are_only_counted() -> None:
+    nodes = NodeStats()
+    for number in range(100):
+        nodes.update(answer(f"n{number % 2}", 1.0 + number % 5))
+    assert lines(nodes.to_metrics()) == ["  served by 2 nodes"]
+
+
+def test_one_node_is_counted_as_one() -> None:
+    nodes = NodeStats()
+    nodes.update(answer("n0", 1.0))
+    assert lines(nodes.to_metrics()) == ["  served by 1 node"]
+
+
+def test_limits_say_whether_they_must_be_counted_in_one_place() -> None:
+    assert not EndpointLimits().is_counted
+    assert EndpointLimits(rate=RateLimit(1, 1.0)).is_counted
+    assert not EndpointLimits(pauses=False).pauses
+
+
+def test_a_worker_that_does_not_hear_its_driver_any_more_begins_nothing(monkeypatch) -> None:
+    """Its jobs may have been given to others; those in flight go on, and the rest when it hears from it again."""
+
+    async def main() -> None:
+        now = time.monotonic()
+        monkeypatch.setattr(worker_module.time, "monotonic", lambda: now)
+        hosted = HostedRun("n", 8, 1.0)
+        hosted.read(Letter(jobs=list(enumerate(make_jobs(6))), share=4, number=1))
+        assert hosted.allowed == 4
+        now += 6.0
+        assert hosted.allowed == 0
+        changes: list[int] = []
+        hosted.on_change(lambda: changes.append(hosted.allowed))
+        hosted.read(Letter())
+        assert changes == [4]
+
+    asyncio.run(main())
+
+
+class FakeActor:
+    """A worker that delivers a record, but not the news that its job has ended, and then is heard of no more."""
+
+    def __init__(self, dies: bool) -> None:
+        self._dies = dies
+        self._exchanges = 0
+        self.given: list[tuple[int, Job]] = []
+        for name in ("begin", "tell", "exchange"):
+            setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
+
+    async def _begin(self, *args: Any) -> None: ...
+
+    async def _tell(self, run: int, letter: Any) -> None:
+        self.given += letter.jobs
+
+    async def _exchange(self, run: int, letter: Any) -> Batch:
+        self._exchanges += 1
+        await self._tell(run, letter)
+        while not self.given:  # noqa: ASYNC110 - as short as can be
+            await asyncio.sleep(0.001)
+        if self._exchanges == 1:
+            ticket, job = self.given[0]
+            record = a_record(id=job.case.id, index=job.index)
+            return Batch([("said", ticket, pickle.dumps(record))], 1, 1, 1)
+        if self._dies:
+            raise ConnectionError("gone")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+class FakeStaff:
+    def __init__(self, dies: bool) -> None:
+        self.actor = FakeActor(dies)
+
+    async def worker(self, seat: int) -> tuple[Any, Greeting]:
+        return self.actor, Greeting("n", 1, "", "", "")
+
+    def lose(self, seat: int) -> None: ...
+
+    def is_loss(self, error: BaseException) -> bool:
+        return isinstance(error, ConnectionError)
+
+    def cause(self, error: Exception) -> Exception:
+        return error
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_record_that_came_counts_as_finished_whatever_became_of_its_worker(dies) -> None:
+    """Else the books would not balance: it is in the journal."""
+    records: list[Any] = []
+    token = CancellationToken()
+
+    def take(record: Any) -> None:
+        records.append(record)
+        token.cancel()
+
+    async def main() -> Tally:
+        run = ClusterRun(
+            1,
+            FakeStaff(dies),
+            b"",
+            Home(),
+            Supply(make_jobs(5), 3),
+            take,
+            seats=1,
+            parallelism=2,
+            token=token,
+            permits=None,
+            grace=0.01,
+        )
+        return await run.run()
+
+    tally = asyncio.run(main())
+    assert len(records) == tally.finished == 1
+    assert tally.started == tally.finished + tally.cancelled
+
+
+def test_workers_that_die_one_after_the_other_with_nothing_to_do_end_the_run() -> None:
+    class Stillborn(FakeStaff):
+        async def worker(self, seat: int) -> tuple[Any, Greeting]:
+            raise ConnectionError("out of memory")
+
+    async def main() -> None:
+        supply = Supply(make_jobs(5), 3)
+        options: dict[str, Any] = {"seats": 1, "parallelism": 2, "permits": None, "grace": 0.01}
+        await ClusterRun(1, Stillborn(True), b"", Home(), supply, drop, token=CancellationToken(), **options).run()
+
+    with pytest.raises(SteelyardError, match=r"workers die before they do anything: .*out of memory"):
+        asyncio.run(main())

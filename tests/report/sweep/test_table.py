@@ -1,0 +1,84 @@
+"""The table of a sweep: aligned, complete, and honest about levels that say little."""
+
+from __future__ import annotations
+
+import pytest
+
+from steelyard.load.levels import level_of
+from steelyard.report.sweep.table import sweep_table
+from tests.support.sweep import level, metrics_of, swept
+
+
+def test_the_table_has_a_row_for_each_level_and_the_advice_under_it() -> None:
+    slo = "ttft_p99<1s,error_rate<=1%"
+    levels = [
+        level(1, 9.5, slo=slo),
+        level(1000, 12_345, slo=slo, first=0.3),
+        level(2000, 13_000, slo=slo, errors=0.12),
+    ]
+    assert sweep_table(swept(levels, slo=slo), "runs/x").splitlines() == [
+        "capitals on gpt-4.1: 3 levels measured, complete",
+        "",
+        "                                time to first token      time to last token    output",
+        "   level  answers/s  errors     p50     p90     p99     p50     p90     p99  tokens/s   passed",
+        "       1       9.50    0.0%   100ms   150ms   200ms   400ms   600ms   800ms       228    90.0%",
+        "*  1,000     12,345    0.0%   300ms   450ms   600ms   1.20s   1.80s   2.40s   296,280    90.0%",
+        "   2,000     13,000   12.0%   100ms   150ms   200ms   400ms   600ms   800ms   312,000    90.0%",
+        "",
+        "  2,000: the error rate is 12% (limit 1%)",
+        "",
+        "  recommended: 1,000: at 2,000 the error rate is 12% (limit 1%)",
+        "",
+        "results in runs/x",
+    ]
+
+
+def test_levels_that_say_little_are_marked_and_explained() -> None:
+    levels = [level(1, 10, requests=4), level(10, 90, reached=False), level(20, 200, busy=True)]
+    lines = sweep_table(swept(levels)).splitlines()
+    assert [line[:8] for line in lines if line[2:8].strip().isdigit()] == ["*      1", "!     10", "!     20"]
+    assert "  1: only 4 requests: too few for steady figures, give it more time" in lines
+    assert "  10: not reached: at most 5 were in flight at once" in lines
+    assert "  20: not valid: this client was the bottleneck: its event loop was busy 97% of the time" in lines
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    table = sweep_table(swept([level(1, 0, errors=1.0, first=None, pass_rate=None)]))
+    row = next(line for line in table.splitlines() if line.startswith("       1"))
+    assert row.split() == ["1", "0", "100.0%", *["–"] * 6, "0", "–"]
+    assert "no level can be recommended: at 1 the error rate is 100% (limit 1%)" in table
+
+
+def test_an_interrupted_sweep_says_why_it_stopped() -> None:
+    lines = sweep_table(swept([level(1, 10)], stopped="SIGINT")).splitlines()
+    assert lines[:2] == ["capitals on gpt-4.1: 1 level measured, not complete", "  stopped: SIGINT"]
+
+
+def test_a_sweep_without_a_level_has_no_table() -> None:
+    assert sweep_table(swept([], stopped="SIGINT")).splitlines() == [
+        "capitals on gpt-4.1: 0 levels measured, not complete",
+        "  stopped: SIGINT",
+    ]
+
+
+@pytest.mark.parametrize("suite", ["\x1b[31mred", "two\nlines"])
+def test_names_cannot_steer_the_terminal(suite: str) -> None:
+    table = sweep_table(swept([level(1, 10)], suite=suite))
+    assert "\x1b" not in table
+    assert "two\nlines" not in table
+
+
+def test_the_errors_of_a_level_are_told_by_kind_with_the_words_of_one() -> None:
+    kinds = {"429 rate limited": 1200, "timeout": 30, "a": 3, "b": 2, "c": 1}
+    examples = {"429 rate limited": {"id": "c1", "error": "TransientError: HTTP 429: slow down"}}
+    metrics = {**metrics_of(10, errors=0.5, peak=1), "error_kinds": kinds, "error_kind_examples": examples}
+    table = sweep_table(swept([level_of(1, "level-1", metrics, ())]))
+    assert "1: 1,200 × 429 rate limited, 30 × timeout, 3 × a, 2 × b and 1 others;" in table
+    assert "mostly TransientError: HTTP 429: slow down" in " ".join(table.split())
+
+
+def test_a_level_of_an_older_sweep_has_no_kinds() -> None:
+    old = swept([level(1, 10, errors=0.5)])
+    del old["levels"][0]["error_kinds"]
+    old["levels"][0]["worst_error"] = "ValueError: bad"
+    assert "mostly ValueError: bad" in sweep_table(old)

@@ -1,0 +1,303 @@
+"""`steelyard gate`: silent when a run is good enough, a line and an exit code when it is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steelyard.errors import ConfigurationError
+from steelyard.report.gate import Allowance, hold_to, parse_drop
+from steelyard.report.rules import Leave, parse_rule
+from tests.support.cli import Ended, Workshop, run_cli
+from tests.support.compare import finished, journal, outcome
+from tests.support.journal import write_journal
+from tests.support.junit import assert_valid_junit
+
+
+@pytest.fixture(autouse=True)
+def no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+
+
+def gate(folder: Path, *words: str) -> Ended:
+    return run_cli(folder, "gate", *words)
+
+
+def compared(folder: Path, baseline: str, run: str, *words: str) -> Ended:
+    """A complete run against a complete baseline, a letter a case."""
+    finished(folder / "old", baseline)
+    finished(folder / "new", run)
+    return gate(folder, "new", "--baseline", "old", *words)
+
+
+def test_a_run_that_keeps_its_rules_is_met_with_silence(tmp_path: Path) -> None:
+    finished(tmp_path / "run", "ppppf")
+    ended = gate(tmp_path, "run", "--rule", "pass_rate>=0.8", "--rule", "n==5")
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+
+
+def test_each_broken_rule_is_a_line_and_the_exit_is_1(tmp_path: Path) -> None:
+    finished(tmp_path / "run", "pppff")
+    ended = gate(tmp_path, "run", "--rule", "pass_rate>=0.8", "--rule", "n==5", "--rule", "cost<2")
+    assert ended.code == 1
+    first, second = ended.out.splitlines()
+    assert first == "pass_rate>=0.8: is 0.6"
+    assert second.startswith("cost<2: is not known: no call has a known cost; give the suite `prices`")
+
+
+def test_verbose_prints_every_rule_and_json_too(tmp_path: Path) -> None:
+    finished(tmp_path / "run", "pp")
+    said = gate(tmp_path, "run", "--rule", "n==2", "--rule", "n==3", "-v")
+    assert said.out.splitlines() == ["ok      the run: is complete", "ok      n==2: is 2", "broken  n==3: is 2"]
+    told = json.loads(gate(tmp_path, "run", "--rule", "n==2", "--json").out)
+    assert (told["passed"], told["checks"][1]) == (True, {"rule": "n==2", "ok": True, "value": 2.0, "reason": "is 2"})
+
+
+def test_the_suite_s_own_gate_holds(tmp_path: Path) -> None:
+    shop = Workshop(tmp_path)
+    shop.failing("c0")
+    shop.suite(gate={"min_pass_rate": 0.9, "max_error_rate": 0.5, "rules": ["counts.ok>=6", "n==6"]})
+    assert shop.by_command().code == 1
+    ended = gate(tmp_path, "RUN")
+    assert (ended.code, ended.out) == (1, "counts.ok>=6: is 5\n")
+    said = gate(tmp_path, "RUN", "-v").out
+    assert "ok      pass_rate>=0.9: is 1" in said
+    assert "ok      failure_rate<=0.5: is 0.1667" in said
+
+
+def test_another_suite_s_gate_can_be_named_and_a_missing_one_is_said(tmp_path: Path) -> None:
+    shop = Workshop(tmp_path)
+    path = shop.suite(gate={"rules": ["n==6"]})
+    shop.by_command()
+    path.rename(tmp_path / "moved.yaml")
+    ended = gate(tmp_path, "RUN", "--rule", "n>0")
+    assert (ended.code, ended.out) == (0, "")
+    assert "the suite file suite.yaml is not to be found from here" in ended.err
+    assert gate(tmp_path, "RUN", "--suite", "moved.yaml").code == 0
+
+
+@pytest.mark.parametrize("rules", ["n==6", [6], ["n is 6"], ["no_such_metric>1"]])
+def test_a_bad_rule_in_a_suite_is_exit_2_and_named(tmp_path: Path, rules: object) -> None:
+    shop = Workshop(tmp_path)
+    shop.by_command()
+    shop.suite(gate={"rules": rules})
+    ended = gate(tmp_path, "RUN")
+    assert (ended.code, ended.out) == (2, "")
+    assert "rule" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["run"], "nothing to hold it to"),
+        (["nowhere"], "nowhere is not a run directory"),
+        (["nowhere", "--rule", "n>0"], "nowhere is not a run directory"),
+        (["run", "--rule", "pas_rate>1"], "did you mean 'pass_rate'?"),
+        (["run", "--max-slowdown", "1.1"], "need a --baseline"),
+        (["run", "--baseline", "run", "--max-slowdown", "0.5"], "1 or more, got 0.5"),
+        (["run", "--baseline", "run", "--max-regression", "pass_rate"], "a drop within 0..1, got 'pass_rate'"),
+        (["run", "--baseline", "run", "--max-regression", "pass_rate=2"], "got 'pass_rate=2'"),
+        (["run", "--baseline", "run", "--max-regression", "score.exat=0.1"], "did you mean 'score.exact'?"),
+        (["run", "--baseline", "nowhere"], "nowhere is not a run directory"),
+        (["run", "--rule", "n>0", "--junit", "nowhere/x.xml"], "cannot write nowhere/x.xml"),
+    ],
+)
+def test_a_mistake_is_exit_2_and_named(tmp_path: Path, words: list[str], named: str) -> None:
+    finished(tmp_path / "run", "pp")
+    ended = gate(tmp_path, *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert named in ended.err
+
+
+def test_an_unfinished_run_fails_unless_that_is_allowed(tmp_path: Path) -> None:
+    journal(tmp_path / "run", "ppp")
+    ended = gate(tmp_path, "run", "--rule", "n==3")
+    assert (ended.code, ended.out) == (1, "the run: is not complete: 3 of 3 done\n")
+    assert gate(tmp_path, "run", "--rule", "n==3", "--allow-incomplete").code == 0
+
+
+def test_an_unchanged_run_is_not_worse_than_its_baseline(tmp_path: Path) -> None:
+    ended = compared(tmp_path, "ppppffff", "ppppffff")
+    assert (ended.code, ended.out) == (0, "")
+
+
+def test_a_run_that_is_shown_to_be_worse_breaks_the_gate(tmp_path: Path) -> None:
+    ended = compared(tmp_path, "p" * 40, "f" * 10 + "p" * 30)
+    assert ended.code == 1
+    assert ended.out.startswith("pass_rate not worse than old: is 0.75 against 1 on 40 cases: −0.250, 95 % CI ")
+    assert ended.out.endswith(": it is worse\n")
+
+
+def test_a_few_changes_that_may_be_chance_do_not_break_it(tmp_path: Path) -> None:
+    """Four of sixty: the bootstrap alone would call that worse, the exact test does not (p = 0.125)."""
+    assert compared(tmp_path, "p" * 60, "f" * 4 + "p" * 56).code == 0
+
+
+def test_errors_that_the_baseline_did_not_have_break_it_too(tmp_path: Path) -> None:
+    """Errors leave the pass rate alone: without a rule of their own a run could fail on all hard cases and pass."""
+    ended = compared(tmp_path, "p" * 20 + "f" * 20, "p" * 20 + "e" * 20)
+    assert ended.code == 1
+    assert ended.out.startswith("error_rate not worse than old: is 0.5 against 0")
+
+
+def test_what_else_is_different_from_the_baseline_is_said_when_asked(tmp_path: Path) -> None:
+    ended = compared(tmp_path, "pppp", "pppppp", "-v")
+    assert ended.code == 0
+    assert "note    2 of 6 cases are not in the baseline" in ended.out.splitlines()
+    assert gate(tmp_path, "new", "--baseline", "old").out == ""
+
+
+def test_cases_that_a_run_has_lost_are_said(tmp_path: Path) -> None:
+    """A run without the cases that it would fail is no better, and only looks so."""
+    compared(tmp_path, "ppff", "pp")
+    told = json.loads(gate(tmp_path, "new", "--baseline", "old", "--json").out)
+    assert "2 of 4 cases of the baseline are not in this run" in told["notes"]
+    gate(tmp_path, "new", "--baseline", "old", "--markdown", "gate.md")
+    assert "2 of 4 cases of the baseline" in (tmp_path / "gate.md").read_text()
+
+
+def test_runs_without_verdicts_are_held_to_what_they_have(tmp_path: Path) -> None:
+    """A load test scores nothing: it can be held to its errors and its times all the same."""
+    for name in ("old", "new"):
+        finished(tmp_path / name, "p" * 10, scorers=())
+    assert gate(tmp_path, "new", "--baseline", "old", "--max-slowdown", "2").code == 0
+    asked = gate(tmp_path, "new", "--baseline", "old", "--max-regression", "pass_rate=0")
+    assert asked.out == "pass_rate not worse than old: is not known: no case has it in both runs\n"
+
+
+def test_verdicts_that_only_one_run_has_are_not_known_to_be_no_worse(tmp_path: Path) -> None:
+    finished(tmp_path / "old", "p" * 10)
+    finished(tmp_path / "new", "p" * 10, scorers=())
+    finished(tmp_path / "failed", "e" * 10)
+    for run in ("new", "failed"):
+        assert "pass_rate not worse than old: is not known" in gate(tmp_path, run, "--baseline", "old").out
+    assert "pass_rate not worse than failed: is not known" in gate(tmp_path, "failed", "--baseline", "failed").out
+
+
+def test_an_allowance_asks_for_evidence(tmp_path: Path) -> None:
+    """With a margin the interval must rule out a larger drop: few cases cannot, many can."""
+    ended = compared(tmp_path, "p" * 30, "p" * 30, "--max-regression", "pass_rate=0.05")
+    assert ended.code == 1
+    assert "a drop of more than 0.05 cannot be ruled out; about" in ended.out
+    few = compared(tmp_path / "more", "p" * 100, "p" * 100, "--max-regression", "pass_rate=0.05")
+    assert few.code == 0
+
+
+def test_a_drop_beyond_the_allowance_is_called_that(tmp_path: Path) -> None:
+    ended = compared(tmp_path, "p" * 60, "f" * 30 + "p" * 30, "--max-regression", "pass_rate=2%")
+    assert "by more than 0.02" in ended.out
+    assert ended.out.endswith(": it is worse by more than 0.02\n")
+
+
+def test_a_score_s_mean_can_be_held_against_the_baseline(tmp_path: Path) -> None:
+    ended = compared(tmp_path, "p" * 40, "f" * 20 + "p" * 20, "--max-regression", "score.exact=0")
+    assert "score.exact not worse than old: is 0.5 against 1 on 40 cases" in ended.out
+    assert parse_drop("scores.exact.mean = 2%") == ("score.exact", 0.02)
+
+
+@pytest.mark.parametrize(
+    ("factor", "allowed", "ok"), [(1.0, 1.0, True), (1.3, 1.0, False), (1.05, 1.1, True), (1.3, 1.1, False)]
+)
+def test_a_slowdown_is_the_typical_case_s_ratio(tmp_path: Path, factor: float, allowed: float, ok: bool) -> None:
+    for run, times in (("old", 1.0), ("new", factor)):
+        records = [outcome("p", i, time_to_last_token=times * (1 + i % 7)) for i in range(40)]
+        write_journal(tmp_path / run, records)
+    gated = hold_to(
+        tmp_path / "new",
+        [],
+        baseline=tmp_path / "old",
+        allowance=Allowance(slowdown=allowed),
+        leave=Leave(incomplete=True),
+    )
+    check = gated.checks[-1]
+    assert check.value == pytest.approx(factor)
+    assert check.ok is ok, check
+
+
+def test_too_few_times_cannot_show_that_it_is_not_slower(tmp_path: Path) -> None:
+    ended = compared(tmp_path, "ppp", "ppp", "--max-slowdown", "1.5")
+    assert ended.code == 1
+    assert "too few cases to tell" in ended.out
+
+
+def test_a_busy_client_says_nothing_of_a_slowdown(tmp_path: Path) -> None:
+    compared(tmp_path, "p" * 10, "p" * 10)
+    path = tmp_path / "new" / "metrics.json"
+    metrics = json.loads(path.read_bytes())
+    metrics["client"] = {"bottleneck": True, "reason": "its event loop was busy"}
+    path.write_text(json.dumps(metrics))
+    words = ("new", "--baseline", "old", "--max-slowdown", "3")
+    assert "in new the client was the bottleneck: its event loop was busy" in gate(tmp_path, *words).out
+    assert gate(tmp_path, *words, "--allow-client-bottleneck").code == 0
+
+
+def test_a_baseline_without_a_common_case_is_refused(tmp_path: Path) -> None:
+    finished(tmp_path / "run", "pp")
+    write_journal(tmp_path / "old", [outcome("p", 7)])
+    with pytest.raises(ConfigurationError, match="nothing can be paired"):
+        hold_to(tmp_path / "run", [], baseline=tmp_path / "old")
+    assert gate(tmp_path, "run", "--baseline", "old").code == 2
+
+
+def test_junit_has_a_test_case_for_each_rule(tmp_path: Path) -> None:
+    finished(tmp_path / "run", "pp")
+    ended = gate(tmp_path, "run", "--rule", "n==2", "--rule", "n==3", "--junit", "gate.xml")
+    assert ended.code == 1
+    suite = assert_valid_junit((tmp_path / "gate.xml").read_text(encoding="utf-8"))[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "0")
+    assert [child.tag for child in suite] == ["properties", *["testcase"] * 3, "system-out", "system-err"]
+    failure = suite.find("testcase/failure")
+    assert failure is not None
+    assert (failure.get("message"), failure.text) == ("is 2", "n==3: is 2")
+
+
+def test_hostile_names_break_no_format(tmp_path: Path) -> None:
+    name = "<b>]]>&\"'|`@me\x1b[31m\u202e"
+    run = tmp_path / "run"
+    finished(run, "pp")
+    metrics = json.loads((run / "metrics.json").read_bytes())
+    metrics["scores"][name] = {**metrics["scores"]["exact"], "mean": 0.1}
+    (run / "metrics.json").write_text(json.dumps(metrics | {"suite": name, "model_id": name}))
+    rule = f"score.{name}.mean>0.5"
+    ended = gate(tmp_path, "run", "--rule", rule, "--junit", "g.xml", "--markdown", "g.md")
+    assert ended.code == 1
+    assert "\x1b" not in ended.out
+    assert "\u202e" not in ended.out
+    case = assert_valid_junit((tmp_path / "g.xml").read_text(encoding="utf-8")).find("testsuite/testcase[2]")
+    assert case is not None
+    assert "<b>]]>&\"'|`@me" in str(case.get("name"))
+    text = (tmp_path / "g.md").read_text(encoding="utf-8")
+    for sign in ("<b>", "`", "@me", "\x1b", "\u202e"):
+        assert sign not in text
+    assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {4}
+
+
+def test_a_summary_is_written_for_a_pull_request_and_appended_for_github(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    finished(tmp_path / "run", "pp")
+    assert gate(tmp_path, "run", "--rule", "n==2", "--markdown", "gate.md").out == ""
+    written = (tmp_path / "gate.md").read_text(encoding="utf-8")
+    assert written.startswith("### ✅ gate passed\n")
+    assert summary.read_text(encoding="utf-8") == f"before\n{written}\n"
+    gate(tmp_path, "run", "--rule", "n==3")
+    assert "❌ gate failed: 1 of 2 broken" in summary.read_text(encoding="utf-8")
+
+
+def test_a_summary_that_cannot_be_written_changes_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "nowhere" / "x.md"))
+    finished(tmp_path / "run", "pp")
+    ended = gate(tmp_path, "run", "--rule", "n==2")
+    assert (ended.code, ended.out) == (0, "")
+    assert "GITHUB_STEP_SUMMARY" in ended.err
+
+
+def test_rules_are_read_before_any_is_judged(tmp_path: Path) -> None:
+    finished(tmp_path / "run", "ff")
+    with pytest.raises(ConfigurationError, match="no metric"):
+        hold_to(tmp_path / "run", [parse_rule("pass_rate>=1"), parse_rule("nothing>1")])

@@ -1,0 +1,250 @@
+"""A judge asks a model through its target; outages and unreadable replies are scoring errors, never zeros."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+
+import msgspec
+import pytest
+
+from steelyard import EvalCase, InvocationContext, InvocationResponse, TransientError
+from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.errors import ConfigurationError
+from steelyard.protocols import Scorer
+from steelyard.records import Sample
+from steelyard.scoring.judge.judge import Judge
+from tests.support.judge import ANSWER, CASE, Script, judge, sample, verdict
+
+
+def test_a_verdict_becomes_a_sample() -> None:
+    target = Script(verdict(0.8, True, "nearly"))
+    assert sample(judge(target)) == Sample(score=0.8, passed=True, reason="nearly")
+    asked = target.asked[0]
+    assert asked.id == "fr#judge"
+    assert [message["role"] for message in target.messages()] == ["system", "user"]
+    assert all(text in target.messages()[1]["content"] for text in ("Capital of France?", "It is Paris.", "Paris"))
+
+
+def test_a_judge_is_a_scorer_of_one_sample() -> None:
+    one = judge(Script(verdict(0.25, False, "no")), name="grader")
+    assert isinstance(one, Scorer)
+    score = asyncio.run(one.score(CASE, ANSWER))
+    assert score is not None
+    assert (score.name, score.value, score.passed, score.reason, score.by) == ("grader", 0.25, False, "no", one.by)
+    assert (score.samples, score.mean, score.std_dev, score.reasons) == ([0.25], 0.25, 0.0, ["no"])
+
+
+@pytest.mark.parametrize(("score", "passed"), [(0.69, False), (0.7, True)])
+def test_a_verdict_without_passed_is_held_against_the_threshold(score, passed) -> None:
+    assert sample(judge(Script(f'{{"score": {score}}}'), threshold=0.7)).passed is passed
+
+
+@pytest.mark.parametrize(
+    ("score", "passed", "note"),
+    [
+        (0.2, True, "so [said passed, though 0.2 is below the threshold 0.5]"),
+        (0.5, False, "so [said not passed, though 0.5 is not below the threshold 0.5]"),
+    ],
+)
+def test_passed_is_what_the_judge_says_and_a_contradiction_is_noted(score, passed, note) -> None:
+    assert sample(judge(Script(verdict(score, passed, "so")))) == Sample(score=score, passed=passed, reason=note)
+
+
+def test_a_reply_that_is_no_verdict_is_mended_once_with_the_reply_and_the_error_shown() -> None:
+    target = Script("I would say 0.5", verdict(0.5, True, "half"))
+    assert sample(judge(target)) == Sample(score=0.5, passed=True, reason="half")
+    assert len(target.asked) == 2
+    first, second = target.messages(0), target.messages(1)
+    assert second[: len(first)] == first
+    assert second[-2] == {"role": "assistant", "content": "I would say 0.5"}
+    assert second[-1]["role"] == "user"
+    assert "there is no JSON object in the reply" in second[-1]["content"]
+
+
+def test_a_second_reply_that_is_no_verdict_is_an_error_and_there_is_no_third() -> None:
+    target = Script("well", '{"score": "high"}')
+    assert sample(judge(target)) == Sample(error="verdict not understood: score is not a number")
+    assert len(target.asked) == 2
+
+
+def test_an_empty_reply_is_shown_as_something_when_it_is_mended() -> None:
+    target = Script(InvocationResponse(), verdict())
+    assert sample(judge(target)).score == 1.0
+    assert target.messages()[-2]["content"] == "(empty)"
+
+
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (ConnectionError("refused"), "ConnectionError: refused"),
+        (InvocationResponse(error="HTTP 500"), "HTTP 500"),
+        (InvocationResponse(response_text=verdict(), error="cut off"), "cut off"),
+        (42, "TypeError: the judge's target returned int, not an InvocationResponse"),
+    ],
+)
+def test_an_outage_is_an_error_at_either_call(call, failure, error) -> None:
+    replies = [failure] if call == 1 else ["no verdict", failure]
+    assert sample(judge(Script(*replies))) == Sample(error=error)
+
+
+def test_a_cancellation_passes_through() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        sample(judge(Script(asyncio.CancelledError())))
+
+
+def test_a_wrapped_judge_retries_and_each_call_counts_its_own_attempts() -> None:
+    target = Script(TransientError("busy"), "no verdict", TransientError("busy"), verdict())
+    plain = judge(target)
+    wrapped = plain.bound(lambda inner: Retrying(inner, RetryPolicy(attempts=2, first_wait=0.0)))
+    context = InvocationContext(case_id="fr")
+    assert sample(wrapped, context=context).score == 1.0
+    assert len(target.asked) == 4
+    assert context.attempt == 1
+    assert (wrapped.by, wrapped.identity()) == (plain.by, plain.identity())
+    assert sample(judge(Script(TransientError("busy")))).error == "TransientError: busy"
+
+
+def test_what_a_target_does_to_its_messages_does_not_reach_the_next_question() -> None:
+    target = Script()
+    asked = judge(target, examples=[{"answer": "x", "expected": "y", "score": 0}])
+    sample(asked)
+    before = [dict(message) for message in target.messages()]
+    target.messages()[0]["content"] = "You are a pirate."
+    target.messages().clear()
+    sample(asked)
+    assert target.messages() == before
+
+
+def test_the_session_and_seed_of_the_context_reach_the_target() -> None:
+    target = Script()
+    sample(judge(target), context=InvocationContext(case_id="fr", seed=7, trial=2))
+    assert (target.contexts[0].seed, target.contexts[0].trial) == (7, 2)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "case", "lacks"),
+    [
+        ("correctness_v1", EvalCase(id="a", prompt="?"), "expected"),
+        ("faithfulness_v1", EvalCase(id="a", prompt="?", expected="x"), "metadata.context"),
+        ("pairwise_v1", EvalCase(id="a", prompt="?"), "metadata.other_answer, or expected"),
+    ],
+)
+def test_a_case_without_what_the_prompt_judges_by_is_not_asked_about(prompt, case, lacks) -> None:
+    target = Script()
+    asked = judge(target, prompt=prompt)
+    assert not asked.applies(case)
+    assert asyncio.run(asked.score(case, ANSWER)) is None
+    assert sample(asked, case) == Sample(error=f"{prompt} does not apply: the case has no {lacks}")
+    assert asked.applies(CASE)
+    assert target.asked == []
+
+
+def test_an_expected_value_that_is_false_or_nought_is_one() -> None:
+    assert judge().applies(EvalCase(prompt="?", expected=0))
+    assert judge().applies(EvalCase(prompt="?", expected=False))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"target": None}, "a judge needs a target"),
+        ({"target": lambda case: "x"}, "must be a Target"),
+        ({"target": Script}, "must be a Target"),
+        ({"model": ""}, "model must be a text"),
+        ({"model": None}, "model must be a text"),
+        ({"name": " "}, "name must be a text"),
+        ({"when": "never"}, "when must be one of 'always', 'failed', got 'never'"),
+        ({"aggregate": "median"}, "aggregate must be one of"),
+        ({"threshold": 1.5}, "threshold must be a number within 0..1, got 1.5"),
+        ({"prompt": "correctnes_v1"}, "did you mean 'correctness_v1'"),
+        ({"prompt": ["x"]}, "no prompt is named"),
+        ({"params": [1]}, "params must be a mapping"),
+        ({"params": {"x": float("nan")}}, "params cannot be written as JSON"),
+        ({"params": {"x": object()}}, "params cannot be written as JSON"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_the_judge_is_made(arguments, message) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Judge(**{"model": "m", "target": Script(), **arguments})
+
+
+def test_there_is_no_default_model() -> None:
+    with pytest.raises(TypeError, match="model"):
+        Judge(target=Script())  # type: ignore[call-arg]
+
+
+def test_a_target_that_is_another_model_than_said_is_warned_of(caplog) -> None:
+    with caplog.at_level(logging.WARNING, "steelyard"):
+        judge(Script(model_id="m"))
+        judge(Script(model_id=None))
+        assert caplog.messages == []
+        judge(Script(model_id="other"))
+    assert caplog.messages == ["the judge is said to be 'm', but its target asks 'other'"]
+
+
+BASE = {"prompt": "helpfulness_v1"}
+EXAMPLE = [{"question": "?", "answer": "!", "score": 1}]
+
+
+@pytest.mark.parametrize(
+    ("change", "in_by"),
+    [
+        ({"model": "n"}, True),
+        ({"prompt": "safety_v1"}, True),
+        ({"template": "{{ answer }}"}, True),
+        ({"examples": EXAMPLE}, True),
+        ({"params": {"temperature": 0}}, True),
+        ({"aggregate": "all"}, False),
+        ({"threshold": 0.7}, False),
+        ({"when": "failed"}, False),
+        ({"name": "other"}, False),
+        ({"target": Script(base_url="elsewhere")}, False),
+    ],
+)
+def test_identity_changes_with_whatever_decides_a_verdict(change, in_by) -> None:
+    if "template" in change:
+        change = {**change, "prompt": "mine_v1"}
+    first, second = judge(**BASE), judge(**{**BASE, **change})
+    assert first.identity() != second.identity()
+    assert (first.by != second.by) == in_by
+    assert msgspec.json.encode(second.identity())
+
+
+def test_by_names_model_prompt_and_eight_digits_and_is_the_same_in_every_process() -> None:
+    assert judge(model="gpt-4.1-mini").by == "gpt-4.1-mini/correctness_v1@794ac711"
+    assert judge(template="{{ answer }}").by.startswith("m/custom@")
+    assert judge(template="{{ answer }}", prompt="mine_v2").by.startswith("m/mine_v2@")
+
+
+def test_what_only_warns_in_the_targets_identity_has_nothing_judged_again() -> None:
+    one, other = (judge(Script(**{"~source": source})) for source in ("a", "b"))
+    assert one.identity() == other.identity()
+    assert one.fingerprint(CASE, ANSWER) == other.fingerprint(CASE, ANSWER)
+
+
+def test_a_sample_counts_while_question_answer_reference_and_judge_are_the_same() -> None:
+    def fingerprint(case: EvalCase = CASE, text: str = "It is Paris.", **arguments) -> str:
+        return judge(**arguments).fingerprint(case, InvocationResponse(response_text=text))
+
+    replaced = msgspec.structs.replace
+    variants = [
+        fingerprint(),
+        fingerprint(replace_expected := replaced(CASE, expected="Lyon")),
+        fingerprint(replaced(CASE, prompt="?")),
+        fingerprint(replaced(CASE, metadata={"context": "none"})),
+        fingerprint(text="Lyon"),
+        fingerprint(threshold=0.9),
+        fingerprint(prompt="safety_v1"),
+        fingerprint(target=Script(base_url="elsewhere")),
+    ]
+    assert len(set(variants)) == len(variants)
+    assert fingerprint(replace_expected) == variants[1]
+    assert fingerprint(aggregate="any", name="other") == variants[0]
+
+
+def test_a_judge_survives_pickling_and_still_judges() -> None:
+    again = pickle.loads(pickle.dumps(judge(template="Is {{ answer }} right?")))
+    assert sample(again).score == 1.0

@@ -1,0 +1,141 @@
+"""exact's options, contains and regex."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steelyard.errors import ConfigurationError
+from steelyard.scoring import Contains, Exact, Regex
+from tests.support.scorers import scored, scored_or_none
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "text"),
+    [
+        ({"ignore_case": True}, "Paris", "PARIS"),
+        ({"ignore_whitespace": True}, "New York", " New \n\t York "),
+        ({"ignore_punctuation": True}, "Paris", "Paris."),
+        ({"ignore_punctuation": True}, "Paris", "“Paris”!"),
+        ({"ignore_punctuation": True}, "パリ", "「パリ」。"),
+        ({"ignore_punctuation": True}, "5", "$5"),
+        ({"unicode": "NFKC"}, "Paris 1", "\uff30aris\u00a0\uff11"),
+        ({"unicode": "NFKC"}, "office", "oﬃce"),
+        ({"ignore_case": True, "ignore_punctuation": True, "ignore_whitespace": True}, "yes, it is", "YES  it is."),
+    ],
+)
+def test_an_option_of_exact_makes_equal_what_is_not_without_it(options, expected, text) -> None:
+    assert scored(Exact(**options), text, expected).passed
+    assert not scored(Exact(), text, expected).passed
+
+
+def test_the_reason_of_exact_quotes_the_answer_as_it_was_given() -> None:
+    found = scored(Exact(ignore_case=True, ignore_punctuation=True), " London – ", "Paris")
+    assert found.reason == "expected 'Paris', got 'London –'"
+
+
+def test_exact_takes_composed_and_decomposed_letters_for_the_same_unless_told_not_to() -> None:
+    assert scored(Exact(), "cafe\u0301", "caf\u00e9").passed
+    assert not scored(Exact(unicode=None), "cafe\u0301", "caf\u00e9").passed
+
+
+@given(st.text(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from(["NFC", "NFKC", None]))
+def test_every_text_equals_itself_whatever_is_ignored(text, case, whitespace, punctuation, form) -> None:
+    exact = Exact(ignore_case=case, ignore_whitespace=whitespace, ignore_punctuation=punctuation, unicode=form)
+    assert scored(exact, text, text).passed
+
+
+@pytest.mark.parametrize(
+    ("scorer", "expected", "text", "passed"),
+    [
+        (Contains(), "Paris", "It is Paris.", True),
+        (Contains(), "paris", "It is Paris.", False),
+        (Contains(ignore_case=True), "paris", "It is PARIS.", True),
+        (Contains(ignore_case=True), "STRASSE", "die Straße", True),
+        (Contains(), ["Rome", "Paris"], "It is Paris.", True),
+        (Contains(), ["Rome", "Oslo"], "It is Paris.", False),
+        (Contains(all=True), ["is", "Paris"], "It is Paris.", True),
+        (Contains(all=True), ["is", "Rome"], "It is Paris.", False),
+        (Contains(), 42, "It is 42.", True),
+        (Contains(), True, "it is true", True),
+        (Contains(), "caf\u00e9", "un cafe\u0301", True),
+        (Contains(), "x", None, False),
+        (Contains(not_contains="sorry"), "Paris", "Paris, sorry", False),
+        (Contains(not_contains=["sorry", "cannot"]), "Paris", "Paris", True),
+        (Contains(not_contains="SORRY", ignore_case=True), "Paris", "Paris, sorry", False),
+        (Contains(not_contains="sorry"), None, "I am sorry", False),
+        (Contains(not_contains="sorry"), None, "Paris", True),
+    ],
+)
+def test_contains_looks_for_the_expected_and_the_forbidden_texts(scorer, expected, text, passed) -> None:
+    assert scored(scorer, text, expected).passed is passed
+
+
+def test_contains_says_which_texts_are_missing_or_forbidden() -> None:
+    assert scored(Contains(all=True), "a", ["a", "b", "c"]).reason == "the answer does not contain 'b' or 'c'"
+    assert scored(Contains(not_contains="b"), "abc", "a").reason == "the answer contains 'b'"
+
+
+@pytest.mark.parametrize("scorer", [Exact(), Contains(), Regex()])
+def test_a_case_that_expects_nothing_is_not_scored(scorer) -> None:
+    assert scored_or_none(scorer, "anything") is None
+
+
+@pytest.mark.parametrize("all_of_them", [True, False])
+def test_contains_does_not_apply_to_an_empty_list(all_of_them) -> None:
+    assert scored_or_none(Contains(all=all_of_them), "anything", []) is None
+
+
+def test_an_empty_expected_text_is_an_error_because_every_answer_contains_it() -> None:
+    with pytest.raises(ValueError, match="empty text"):
+        scored(Contains(), "anything", "")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "expected", "text", "passed"),
+    [
+        (Regex(pattern=r"\bParis\b"), None, "It is Paris.", True),
+        (Regex(pattern=r"\bParis\b"), None, "Parisian", False),
+        (Regex(pattern=r"\bParis\b"), "Rome", "Paris", True),
+        (Regex(), r"^\d+$", "42", True),
+        (Regex(), r"^\d+$", " 42\n", True),
+        (Regex(), [r"^\d+$", "none"], "none", True),
+        (Regex(), r"^\d+$", "x", False),
+        (Regex(pattern="paris", flags="i"), None, "PARIS", True),
+        (Regex(pattern="^b$", flags="m"), None, "a\nb", True),
+        (Regex(pattern="a.b", flags="s"), None, "a\nb", True),
+        (Regex(pattern="a b # spaces do not count", flags="x"), None, "ab", True),
+        (Regex(pattern="yes|no", fullmatch=True), None, "yes", True),
+        (Regex(pattern="yes|no", fullmatch=True), None, "yes, sir", False),
+        (Regex(pattern="."), None, None, False),
+    ],
+)
+def test_regex_searches_the_scorers_pattern_or_else_the_cases(scorer, expected, text, passed) -> None:
+    assert scored(scorer, text, expected).passed is passed
+
+
+def test_a_bad_pattern_of_a_case_raises_so_that_it_is_a_scoring_error() -> None:
+    with pytest.raises(re.error):
+        scored(Regex(), "x", "(")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Regex(pattern="("), r"pattern '\(' is not a regular expression"),
+        (lambda: Regex(pattern=3), "pattern must be a text, got 3"),  # type: ignore[arg-type]
+        (lambda: Regex(flags="q"), "flags must be letters of 'aimsx', got 'q'"),
+        (lambda: Regex(fullmatch="no"), "fullmatch must be true or false, got 'no'"),  # type: ignore[arg-type]
+        (lambda: Exact(unicode="UTF-8"), "unicode must be one of .*, got 'UTF-8'"),  # type: ignore[arg-type]
+        (lambda: Exact(ignore_case="no"), "ignore_case must be true or false, got 'no'"),  # type: ignore[arg-type]
+        (lambda: Contains(all=1), "all must be true or false, got 1"),  # type: ignore[arg-type]
+        (lambda: Contains(not_contains=""), "not_contains must be a text or a list of texts, got ''"),
+        (lambda: Contains(not_contains=[3]), r"not_contains .*, got \[3\]"),  # type: ignore[list-item]
+    ],
+)
+def test_a_bad_argument_is_refused_with_its_value(make, said) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        make()

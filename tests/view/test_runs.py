@@ -1,0 +1,202 @@
+"""The runs in a folder: which there are, what state each is in, and that looking changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from steelyard.errors import ConfigurationError
+from steelyard.journal.lock import RunLock
+from steelyard.view import runs as runs_module
+from steelyard.view.runs import Runs
+from tests.support.journal import CountedModel, a_record, cases, reopen, run_in, write_journal
+from tests.support.report import large_run
+from tests.support.view import served
+
+
+@pytest.fixture(autouse=True)
+def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs_module, "_FRESH", 0.0)
+
+
+def states(folder: Path) -> dict[str, str]:
+    return {one.name: one.state for one in Runs(folder).headlines()}
+
+
+def test_each_state_is_told_from_the_files_and_the_lock(tmp_path: Path) -> None:
+    for name in ("complete", "killed", "writing", "broken"):
+        run_in(tmp_path / name, CountedModel(), cases(5))
+    data = (tmp_path / "killed" / "outputs.jsonl").read_bytes()
+    reopen(tmp_path / "killed", data[:-30])
+    reopen(tmp_path / "writing", data)
+    reopen(tmp_path / "broken", data.replace(b'{"v"', b'{v"', 1))
+    (tmp_path / "broken" / "outputs.idx").unlink()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "readme.txt").write_text("not a run")
+    with RunLock(tmp_path / "writing"):
+        found = states(tmp_path)
+    assert found == {"complete": "complete", "killed": "interrupted", "writing": "running", "broken": "damaged"}
+    assert states(tmp_path)["writing"] == "interrupted"
+
+
+def test_the_headline_of_a_complete_run_is_that_of_its_metrics(tmp_path: Path) -> None:
+    metrics = run_in(tmp_path / "run", CountedModel(), cases(30)).metrics
+    (one,) = Runs(tmp_path).headlines()
+    assert (one.done, one.planned, one.errors) == (30, 30, 0)
+    assert (one.pass_rate, one.passed, one.scored) == (metrics["pass_rate"], metrics["passed"], metrics["scored"])
+    assert one.p50 == metrics["stats"]["time_to_last_token-p50"]
+    assert one.suite == "journal"
+
+
+def test_the_headline_of_an_unfinished_run_comes_from_its_index_and_follows_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    large_run(run, 100)
+    runs = Runs(tmp_path)
+    assert (runs.headlines()[0].done, runs.headlines()[0].errors) == (100, 2)
+    large_run(run, 120)
+    assert runs.headlines()[0].done == 120
+
+
+def test_an_interrupted_runs_own_figures_are_used_until_its_journal_grows(tmp_path: Path) -> None:
+    run_in(tmp_path / "run", CountedModel(), cases(10))
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_bytes())
+    partial = tmp_path / "run" / "partial.json"
+    partial.write_text(json.dumps({**metrics, "complete": False, "pass_rate": 0.125}))
+    (tmp_path / "run" / "metrics.json").unlink()
+    assert Runs(tmp_path).headlines()[0].pass_rate == 0.125
+    os.utime(tmp_path / "run" / "outputs.jsonl", (2e9, 2e9))
+    assert Runs(tmp_path).headlines()[0].pass_rate not in (None, 0.125)
+
+
+def test_runs_within_runs_are_found_but_not_what_was_moved_aside(tmp_path: Path) -> None:
+    for place in ("sweep/level-1", "sweep/level-10", "plain", "plain/previous/2026", ".hidden", "a/b/c/too-deep/it"):
+        write_journal(tmp_path / place, [a_record()])
+    assert set(states(tmp_path)) == {"sweep/level-1", "sweep/level-10", "plain"}
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    write_journal(tmp_path / "outside" / "run", [a_record(response_text="secret")])
+    folder = tmp_path / "runs"
+    write_journal(folder / "honest", [a_record()])
+    (folder / "linked").symlink_to(tmp_path / "outside" / "run")
+    (folder / "linked-above").symlink_to(tmp_path / "outside")
+    write_journal(folder / "tricky", [a_record()])
+    (folder / "tricky" / "outputs.jsonl").unlink()
+    (folder / "tricky" / "outputs.jsonl").symlink_to(tmp_path / "outside" / "run" / "outputs.jsonl")
+    (folder / "tricky" / "run.json").write_text("{}")
+    assert set(states(folder)) == {"honest"}
+
+
+@pytest.mark.parametrize("replaced", ["sweep", "sweep/one"])
+def test_a_run_that_comes_to_lie_behind_a_link_is_not_found_any_more(tmp_path: Path, replaced: str) -> None:
+    write_journal(tmp_path / "runs" / "sweep" / "one", [a_record()])
+    write_journal(tmp_path / "outside" / "one", [a_record(response_text="secret")])
+    write_journal(tmp_path / "outside", [a_record(response_text="secret")])
+    with served(tmp_path / "runs") as server:
+        name = server.ids()["sweep/one"]
+        assert server.get(f"/api/runs/{name}/cases").status == 200
+        os.rename(tmp_path / "runs" / replaced, tmp_path / "gone")
+        (tmp_path / "runs" / replaced).symlink_to(tmp_path / "outside")
+        for path in (f"/run/{name}", f"/api/runs/{name}/cases", f"/api/runs/{name}/events"):
+            reply = server.get(path)
+            assert reply.status == 404
+            assert b"secret" not in reply.body
+
+
+def test_looking_at_a_folder_writes_nothing(tmp_path: Path) -> None:
+    run_in(tmp_path / "done", CountedModel(), cases(5))
+    large_run(tmp_path / "open", 20)
+    before = {place: place.stat().st_mtime_ns for place in tmp_path.rglob("*")}
+    with served(tmp_path) as server:
+        for name in server.ids().values():
+            for what in ("overview", "charts", "cases", "cases?search=answer", "case?record=0"):
+                assert server.get(f"/api/runs/{name}/{what}").status == 200, what
+            server.events(name).next()
+    assert {place: place.stat().st_mtime_ns for place in tmp_path.rglob("*")} == before
+
+
+def test_an_overview_is_that_of_the_report_and_a_damaged_run_shows_what_can_be_read(tmp_path: Path) -> None:
+    metrics = run_in(tmp_path / "done", CountedModel(), cases(5)).metrics
+    data = write_journal(tmp_path / "broken", [a_record(id=f"c{n}", index=n) for n in range(3)])
+    (tmp_path / "broken" / "outputs.jsonl").write_bytes(data.replace(b'{"v"', b'{v"', 1))
+    with served(tmp_path) as server:
+        ids = server.ids()
+        page = server.get(f"/api/runs/{ids['done']}/overview").json
+        assert page["metrics"]["stats"] == metrics["stats"]
+        assert page["counts"]["passed"] == metrics["passed"]
+        assert server.get(f"/api/runs/{ids['broken']}/overview").status == 409
+        assert server.get(f"/api/runs/{ids['broken']}/cases").json["leads"]["id"] == ["c1", "c2"]
+        event = server.events(ids["broken"]).next()
+        assert event["state"] == "damaged"
+        assert event["problem"].startswith("1 unreadable line of ")
+
+
+def test_expected_answers_come_from_suites_in_the_folder_and_from_nowhere_else(tmp_path: Path) -> None:
+    run_in(tmp_path / "runs" / "run", CountedModel(), cases(2))
+    manifest = tmp_path / "runs" / "run" / "run.json"
+    for place, shown in {tmp_path / "runs" / "suite.yaml": True, tmp_path / "outside.yaml": False}.items():
+        suite = {"id": "journal", "target": {"simulated": {}}, "cases": [{"id": "c0", "prompt": "0?", "expected": "0"}]}
+        place.write_text(json.dumps(suite))
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "suite_file": str(place)}))
+        with served(tmp_path / "runs") as server:
+            name = server.ids()["run"]
+            body = server.get(f"/api/runs/{name}/case?record=0").json["body"]
+            assert body.get("expected") == (["0"] if shown else None)
+            note = server.get(f"/api/runs/{name}/overview").json["about"]["suite_note"]
+            assert note is None if shown else "outside the folders" in note
+
+
+def test_a_single_run_is_its_own_page_and_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    run_in(tmp_path / "run", CountedModel(), cases(2))
+    with served(tmp_path / "run") as server:
+        reply = server.get("/")
+        assert reply.status == 307
+        assert b"run" in server.get(reply.headers["location"]).body
+    with pytest.raises(ConfigurationError, match="there is no folder"):
+        Runs(tmp_path / "nowhere")
+
+
+def test_two_runs_are_compared_and_others_are_not_found(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run_in(tmp_path / name, CountedModel(), cases(8))
+    with served(tmp_path) as server:
+        ids = server.ids()
+        page = server.get(f"/compare?run={ids['a']}&run={ids['b']}")
+        assert page.status == 200
+        assert b"8 paired cases" in page.body
+        for query in ("", f"run={ids['a']}", f"run={ids['a']}&run=ffffffffffffffff", "run=../a&run=../b"):
+            assert server.get(f"/compare?{query}").status == 404
+
+
+def test_runs_that_cannot_be_compared_say_why_on_a_page(tmp_path: Path) -> None:
+    for name in ("<b>a</b>", "b"):
+        write_journal(tmp_path / name, [a_record(id=name)])
+    with served(tmp_path) as server:
+        page = server.get("/compare?" + "&".join(f"run={one}" for one in server.ids().values()))
+        assert page.status == 409
+        assert b"nothing can be paired" in page.body
+        assert b"<b>" not in page.body
+
+
+def test_a_folder_whose_name_is_no_text_is_shown_all_the_same(tmp_path: Path) -> None:
+    write_journal(Path(os.fsdecode(os.fsencode(tmp_path) + b"/odd\xff")), [a_record()])
+    with served(tmp_path) as server:
+        assert list(server.ids()) == ["odd?"]
+        name = server.ids()["odd?"]
+        for path in (f"/run/{name}", f"/api/runs/{name}/overview", f"/api/runs/{name}/cases"):
+            assert server.get(path).status == 200, path
+        assert server.events(name).next()["state"] == "interrupted"
+
+
+def test_many_who_ask_at_once_get_the_same_answer(tmp_path: Path) -> None:
+    for number in range(30):
+        write_journal(tmp_path / f"run-{number}", [a_record()])
+    runs = Runs(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: [one.name for one in runs.headlines()], range(40)))
+    assert all(one == found[0] for one in found)
+    assert len(found[0]) == 30
