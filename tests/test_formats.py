@@ -13,7 +13,7 @@ from steelyard import EvalCase, EvalSet, InvocationContext, Judge, Record, Runne
 from steelyard.journal import files
 from steelyard.journal.answers import JudgeCall
 from steelyard.journal.lock import Holder
-from steelyard.journal.manifest import Manifest, Sitting
+from steelyard.journal.manifest import Launch, Manifest
 from steelyard.records import Sample, StoredSample
 from steelyard.targets import CallableTarget
 
@@ -46,7 +46,7 @@ def test_every_file_of_a_run_is_named() -> None:
 
 def test_the_fields_of_the_manifest_are_those_on_the_page() -> None:
     assert rows(section("`run.json`")) == set(Manifest.__struct_fields__)
-    named(Sitting, section("`run.json`"))
+    named(Launch, section("`run.json`"))
 
 
 def test_the_fields_of_a_record_are_those_on_the_page() -> None:

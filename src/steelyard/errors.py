@@ -115,7 +115,7 @@ class JournalError(SteelyardError, OSError):
     """The disk refused a write; everything before it is intact."""
 
 
-class BooksError(SteelyardError):
+class CountsError(SteelyardError):
     """The counts of a run do not add up: a bug, never written to disk as a result."""
 
 

@@ -9,13 +9,13 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from steelyard.records import EvalCase, InvocationResponse, Job, Record, Sample, Score, StoredSample, Unjudged
+from steelyard.records import EvalCase, InvocationResponse, Job, Record, Sample, Score, StoredSample, UnscoredAnswer
 
 Identity: TypeAlias = Mapping[str, Any]
 """JSON-able facts that decide a target's or scorer's answers. Keys that start with `~` only warn when they change."""
 
 ScoreResult: TypeAlias = Score | list[Score] | None
-Emit: TypeAlias = Callable[[Record | Unjudged | StoredSample], None]
+Emit: TypeAlias = Callable[[Record | UnscoredAnswer | StoredSample], None]
 """Takes in what work has to say: an answer before it is judged, each thing a judge said, and the finished record."""
 
 
@@ -92,7 +92,7 @@ class Target(Protocol):
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse: ...
 
 
-class TargetAround:
+class TargetWrapper:
     """The part of a target around another that only passes on what the inner one says of itself."""
 
     _target: Target
@@ -286,7 +286,7 @@ class Engine(Protocol):
     def in_flight(self) -> InFlight: ...
 
 
-class AtHome:
+class DriverCallback:
     """A callback that runs in the process that owns the run: work elsewhere only sends word. It returns nothing."""
 
     def __init__(self, callback: Callable[..., None]) -> None:

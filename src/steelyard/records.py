@@ -179,7 +179,7 @@ class StoredSample(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     sample: Sample
 
 
-class Unjudged(msgspec.Struct, frozen=True, gc=False):
+class UnscoredAnswer(msgspec.Struct, frozen=True, gc=False):
     """An answer that is about to be judged: kept first, so that a crash costs a judgement and not the answer."""
 
     record: Record

@@ -16,17 +16,17 @@ from steelyard.engine import deadlines
 from steelyard.engine.deadlines import Deadlines
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase, InvocationResponse, Record
-from steelyard.run.case import CaseWork
-from steelyard.scoring.pipeline import Panel
+from steelyard.run.case import CaseRunner
+from steelyard.scoring.pipeline import ScoringPipeline
 from tests.support.engine import Asked, make_job
 from tests.support.virtual_time import LOOP_TIME, run_virtually
 
 
-class Limited:
+class RateLimited:
     """Calls under one limit."""
 
     def __init__(self, seconds: float) -> None:
-        self._work = CaseWork(Asked(self._answer), Panel(()), timeout=seconds, seed=0)
+        self._work = CaseRunner(Asked(self._answer), ScoringPipeline(()), timeout=seconds, seed=0)
 
     async def _answer(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         return InvocationResponse(response_text=await case.metadata["call"]())
@@ -59,13 +59,13 @@ def assert_not_being_cancelled() -> None:
 
 
 def test_a_call_within_its_time_is_left_alone() -> None:
-    assert asyncio.run(Limited(5.0).outcome(lambda: answer_after(0))) == "answer"
+    assert asyncio.run(RateLimited(5.0).outcome(lambda: answer_after(0))) == "answer"
 
 
 def test_a_call_is_ended_when_its_time_is_up_and_not_before() -> None:
     async def main() -> float:
         began = time.monotonic()
-        record = await Limited(0.05).record(never)
+        record = await RateLimited(0.05).record(never)
         assert (record.error_type, record.error) == ("TimeoutError", "TimeoutError: no answer within 0.05 s")
         return time.monotonic() - began
 
@@ -77,7 +77,7 @@ def test_the_task_can_go_on_after_a_timeout() -> None:
     """Nothing of the cancellation is left: the worker takes the next job."""
 
     async def main() -> None:
-        limited = Limited(0.01)
+        limited = RateLimited(0.01)
         for _ in range(3):
             assert await limited.outcome(never) == "TimeoutError"
             assert_not_being_cancelled()
@@ -88,7 +88,7 @@ def test_the_task_can_go_on_after_a_timeout() -> None:
 
 def test_calls_that_began_apart_each_get_their_own_time() -> None:
     async def main() -> None:
-        limited = Limited(0.06)
+        limited = RateLimited(0.06)
         began = time.monotonic()
         ended: list[float] = []
 
@@ -115,7 +115,7 @@ def test_all_calls_share_one_timer() -> None:
             return original(*args, **kwargs)
 
         loop.call_at = counting  # type: ignore[method-assign]
-        limited = Limited(5.0)
+        limited = RateLimited(5.0)
         for _ in range(20):
             await asyncio.gather(*(limited.outcome(answer_at_once) for _ in range(50)))
         return timers
@@ -129,7 +129,7 @@ def test_all_calls_share_one_timer() -> None:
 @pytest.mark.parametrize("calls", [2, 100])
 def test_calls_that_expire_at_the_same_moment_all_end(calls) -> None:
     async def main() -> list[str]:
-        limited = Limited(0.02)
+        limited = RateLimited(0.02)
         return await asyncio.gather(*(limited.outcome(never) for _ in range(calls)))
 
     assert asyncio.run(main()) == ["TimeoutError"] * calls
@@ -140,14 +140,14 @@ def test_calls_that_expire_at_the_same_moment_all_end(calls) -> None:
 def test_when_answers_race_with_the_deadline_each_call_is_an_answer_or_a_timeout(times) -> None:
     """Whichever wins, it wins alone: no call is lost, hangs, or is left with a cancellation."""
 
-    async def one(limited: Limited, seconds: float) -> str:
+    async def one(limited: RateLimited, seconds: float) -> str:
         said = await limited.outcome(lambda: answer_after(seconds))
         await asyncio.sleep(0)
         assert_not_being_cancelled()
         return said
 
     async def main() -> list[str]:
-        limited = Limited(0.01)
+        limited = RateLimited(0.01)
         return await asyncio.gather(*(one(limited, seconds) for seconds in times))
 
     said = asyncio.run(main())
@@ -159,7 +159,7 @@ def test_when_answers_race_with_the_deadline_each_call_is_an_answer_or_a_timeout
 @pytest.mark.parametrize("both", [False, True], ids=["before the deadline", "at the very same moment"])
 def test_a_cancellation_from_outside_is_not_reported_as_a_timeout(both) -> None:
     async def main() -> None:
-        limited = Limited(0.02)
+        limited = RateLimited(0.02)
         inside = asyncio.Event()
 
         async def call() -> str:
@@ -190,7 +190,7 @@ def test_a_call_that_swallows_the_deadline_and_answers_late_has_answered() -> No
         return "late"
 
     async def main() -> None:
-        assert await Limited(0.01).outcome(stubborn) == "late"
+        assert await RateLimited(0.01).outcome(stubborn) == "late"
         assert_not_being_cancelled()
         await asyncio.sleep(0)
 
@@ -205,7 +205,7 @@ def test_what_a_call_raises_when_its_time_is_up_is_what_it_raised() -> None:
             raise ValueError("could not clean up") from None
 
     async def main() -> None:
-        assert await Limited(0.01).outcome(breaks) == "ValueError"
+        assert await RateLimited(0.01).outcome(breaks) == "ValueError"
         assert_not_being_cancelled()
 
     asyncio.run(main())
@@ -223,7 +223,7 @@ def test_a_timeout_of_the_target_nests_in_ours(inner, said) -> None:
             return "inner"
         return ""
 
-    assert asyncio.run(Limited(0.05).outcome(careful)) == said
+    assert asyncio.run(RateLimited(0.05).outcome(careful)) == said
 
 
 def test_a_timeout_of_the_target_at_the_same_moment_as_ours_ends_the_call_once() -> None:
@@ -234,7 +234,7 @@ def test_a_timeout_of_the_target_at_the_same_moment_as_ours_ends_the_call_once()
         return ""
 
     async def main() -> None:
-        assert await Limited(0.01).outcome(careful) == "TimeoutError"
+        assert await RateLimited(0.01).outcome(careful) == "TimeoutError"
         assert_not_being_cancelled()
 
     asyncio.run(main())

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from steelyard.engine import deadlines, retry
 from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.engine.deadlines import Deadlines
-from steelyard.engine.rate_limit import EndpointLimits, Limited, Pause, Spacing
-from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.engine.rate_limit import EndpointLimits, Pause, RateLimited, Spacing
+from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import ConfigurationError, TransientError
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase, InvocationResponse
@@ -33,7 +33,9 @@ class Endpoint:
         self.clock = virtual_clock()
         self.began = self.clock()
         self.limits = EndpointLimits(clock=self.clock, **limits)
-        self.target = Limited(Asked(self._invoke), self.limits, estimate=lambda case: case.metadata.get("tokens", 0))
+        self.target = RateLimited(
+            Asked(self._invoke), self.limits, estimate=lambda case: case.metadata.get("tokens", 0)
+        )
         self.sent: list[tuple[str, float]] = []
         self.contexts: dict[str, InvocationContext] = {}
         self._answer = answer
@@ -356,7 +358,7 @@ def test_an_endpoint_that_has_refused_everything_for_ten_minutes_holds_up_the_ru
 
     async def main() -> None:
         endpoint = Endpoint(lambda case: TransientError("503", overloaded=True, retry_after=asked))
-        endpoint.target = Retrying(endpoint.target, RetryPolicy())
+        endpoint.target = Retry(endpoint.target, RetryPolicy())
         await endpoint.ask_all(400)
         assert len(endpoint.sent) == 400 * 5
         assert sum(at < 600 for at in endpoint.times) < 100
@@ -380,7 +382,7 @@ def test_a_run_whose_endpoint_refuses_everything_for_an_hour_ends_within_seconds
 
     async def main() -> None:
         endpoint = Endpoint(lambda case: TransientError("429", overloaded=True, retry_after=3600.0))
-        endpoint.target = Retrying(endpoint.target, RetryPolicy())
+        endpoint.target = Retry(endpoint.target, RetryPolicy())
         await endpoint.ask_all(200)
         assert len(endpoint.sent) == 200
         assert 19 < endpoint.times[-1] < 30
@@ -496,7 +498,7 @@ def test_an_answer_of_the_wrong_type_is_passed_on_for_the_work_to_name() -> None
 
 def test_what_a_target_says_of_itself_is_passed_on() -> None:
     inner = Simulated(parallelism=7)
-    outer = Limited(inner, EndpointLimits())
+    outer = RateLimited(inner, EndpointLimits())
     assert outer.model_id == inner.model_id
     assert outer.default_parallelism == 7
     assert outer.identity() == inner.identity()
@@ -504,5 +506,5 @@ def test_what_a_target_says_of_itself_is_passed_on() -> None:
 
 def test_a_limited_target_can_be_pickled() -> None:
     limits = EndpointLimits(rate=parse_rate("1/s"), tokens_per_min=9, permits=AdaptivePermits(5))
-    copy = pickle.loads(pickle.dumps(Limited(Simulated(latency=0), limits)))
+    copy = pickle.loads(pickle.dumps(RateLimited(Simulated(latency=0), limits)))
     assert copy.model_id == "simulated"

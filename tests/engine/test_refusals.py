@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from steelyard.engine import retry
-from steelyard.engine.rate_limit import EndpointLimits, Limited, Outage, Pause
-from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.engine.rate_limit import EndpointLimits, Outage, Pause, RateLimited
+from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import TransientError, TransportError
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase, InvocationResponse
@@ -63,8 +63,8 @@ class Outcome:
     ) -> Outcome:
         clock = virtual_clock()
         began = clock()
-        limited = Limited(Asked(lambda case, context: answer()), EndpointLimits(clock=clock, pauses=pauses))
-        target = Retrying(limited, policy or RetryPolicy())
+        limited = RateLimited(Asked(lambda case, context: answer()), EndpointLimits(clock=clock, pauses=pauses))
+        target = Retry(limited, policy or RetryPolicy())
         numbers = iter(range(cases))
 
         async def worker() -> None:
@@ -159,8 +159,8 @@ def test_a_call_that_is_refused_for_ever_while_others_are_answered_ends_all_the_
                 raise TransientError("HTTP 429", overloaded=True)
             return InvocationResponse()
 
-        limited = Limited(Asked(lambda case, context: answer()), EndpointLimits(clock=virtual_clock()))
-        target = Retrying(limited, RetryPolicy())
+        limited = RateLimited(Asked(lambda case, context: answer()), EndpointLimits(clock=virtual_clock()))
+        target = Retry(limited, RetryPolicy())
         context = InvocationContext("unlucky")
 
         async def others() -> None:
@@ -244,7 +244,7 @@ def test_an_endpoint_that_nobody_can_reach_is_not_hammered_and_asked_soon_when_i
                 raise TransportError("cannot connect")
             return InvocationResponse()
 
-        target = Limited(Asked(answer), EndpointLimits(clock=clock, pauses=False))
+        target = RateLimited(Asked(answer), EndpointLimits(clock=clock, pauses=False))
         back_at = 0.0
 
         async def worker() -> None:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from steelyard.engine import retry
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
-from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import TargetError, TransientError
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase, InvocationResponse, Record
-from steelyard.run.case import CaseWork
-from steelyard.scoring.pipeline import Panel
+from steelyard.run.case import CaseRunner
+from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.targets.function import CallableTarget
 from steelyard.targets.simulated import Simulated
 from tests.support.engine import Asked, Gauge, make_job, make_jobs, one_record, raising, until
@@ -49,7 +49,7 @@ class Failing:
 
 
 def ask(target: Any, policy: RetryPolicy = AT_ONCE) -> Record:
-    return one_record(Retrying(target, policy))
+    return one_record(Retry(target, policy))
 
 
 @pytest.mark.parametrize("error", [TransientError("429"), ConnectionResetError("gone"), TimeoutError("slow")])
@@ -106,7 +106,7 @@ def test_the_total_time_is_bounded_and_no_wait_goes_past_it(monkeypatch) -> None
     target = Failing(*(TransientError("busy") for _ in range(999)))
     policy = RetryPolicy(attempts=999, first_wait=1.0, longest_wait=8.0, total_seconds=30.0)
     with pytest.raises(TransientError):
-        asyncio.run(Retrying(target, policy).invoke(EvalCase(id="c"), InvocationContext(case_id="c")))
+        asyncio.run(Retry(target, policy).invoke(EvalCase(id="c"), InvocationContext(case_id="c")))
     # 1 + 2 + 4 + 8 + 8 = 23 s; another wait of 8 s would end after the 30 s.
     assert clock == 23.0
     assert target.attempts == [1, 2, 3, 4, 5, 6]
@@ -146,7 +146,7 @@ def test_a_call_in_backoff_keeps_its_permit() -> None:
             raise TransientError("once")
         return InvocationResponse()
 
-    work = CaseWork(Retrying(Asked(answer), AT_ONCE), Panel(()), timeout=None, seed=0)
+    work = CaseRunner(Retry(Asked(answer), AT_ONCE), ScoringPipeline(()), timeout=None, seed=0)
     records: list[Record] = []
 
     async def main() -> None:
@@ -161,7 +161,7 @@ def test_cancellation_ends_a_backoff_at_once() -> None:
     policy = RetryPolicy(first_wait=3600.0, longest_wait=3600.0, total_seconds=1e9)
     target = Failing(TransientError("busy"))
     token = CancellationToken()
-    work = CaseWork(Retrying(target, policy), Panel(()), timeout=None, seed=0, token=token)
+    work = CaseRunner(Retry(target, policy), ScoringPipeline(()), timeout=None, seed=0, token=token)
     records: list[Record] = []
 
     async def main() -> None:
@@ -182,7 +182,7 @@ def test_cancellation_ends_a_backoff_at_once() -> None:
 def test_the_cases_time_limit_ends_a_backoff_and_the_record_has_the_attempts() -> None:
     """The limit is for the case, its retries included."""
     policy = RetryPolicy(first_wait=3600.0, longest_wait=3600.0, total_seconds=1e9)
-    record = one_record(Retrying(Failing(TransientError("busy")), policy), timeout=0.03)
+    record = one_record(Retry(Failing(TransientError("busy")), policy), timeout=0.03)
     assert (record.error_type, record.attempts) == ("TimeoutError", 1)
 
 
@@ -190,7 +190,7 @@ def test_a_cancellation_is_never_tried_again() -> None:
     target = Failing(asyncio.CancelledError(), ValueError("a second call"))
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(
-            Retrying(target, RetryPolicy(first_wait=0.0, retry_on=(Exception,))).invoke(
+            Retry(target, RetryPolicy(first_wait=0.0, retry_on=(Exception,))).invoke(
                 EvalCase(id="c"), InvocationContext(case_id="c")
             )
         )
@@ -234,19 +234,19 @@ def test_retries_that_a_target_made_by_itself_are_kept() -> None:
         return InvocationResponse(retries=2)
 
     assert ask(Asked(answer)).retries == 2
-    assert one_record(Retrying(Asked(answer), AT_ONCE), job=make_job(prompt="fail once")).retries == 3
+    assert one_record(Retry(Asked(answer), AT_ONCE), job=make_job(prompt="fail once")).retries == 3
 
 
 @pytest.mark.parametrize("target", [Simulated(parallelism=7), CallableTarget(len, parallelism=2), Failing()])
 def test_what_a_target_says_of_itself_is_passed_on(target) -> None:
-    outer = Retrying(target, AT_ONCE)
+    outer = Retry(target, AT_ONCE)
     assert outer.model_id == target.model_id
     assert outer.default_parallelism == target.default_parallelism
     assert outer.identity() == target.identity()
 
 
 def test_a_retrying_target_can_be_pickled() -> None:
-    copy = pickle.loads(pickle.dumps(Retrying(Simulated(latency=0), RetryPolicy(attempts=2))))
+    copy = pickle.loads(pickle.dumps(Retry(Simulated(latency=0), RetryPolicy(attempts=2))))
     assert copy.model_id == "simulated"
 
 
@@ -257,7 +257,7 @@ def ask_virtually(monkeypatch, target: Any, policy: RetryPolicy, context: Invoca
     async def main() -> float:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await Retrying(target, policy).invoke(EvalCase(id="c"), context)
+        await Retry(target, policy).invoke(EvalCase(id="c"), context)
         return loop.time() - began
 
     return run_virtually(main())
@@ -325,7 +325,7 @@ def test_time_spent_waiting_for_leave_is_not_taken_from_the_total(monkeypatch) -
 def test_a_backoff_that_is_cut_short_still_counts_for_what_it_was(monkeypatch) -> None:
     monkeypatch.setattr(retry, "time", LOOP_TIME)
     context = InvocationContext("c")
-    target = Retrying(Failing(TransientError("429", retry_after=60.0)), RetryPolicy())
+    target = Retry(Failing(TransientError("429", retry_after=60.0)), RetryPolicy())
 
     async def main() -> None:
         task = asyncio.create_task(target.invoke(EvalCase(id="c"), context))

@@ -203,7 +203,7 @@ def test_retry_errors_killed_on_the_way_is_resumed_like_any_other(shop: Workshop
     shop.failing("")
     run(retry_errors=True)
     shop.asked()
-    shop.cut_back(lines=7)  # the six of the first sitting, and c1
+    shop.cut_back(lines=7)  # the six of the first launch, and c1
     outcome = run()
     assert shop.asked() == ["c4"]
     assert outcome.done["counts"]["ok"] == 6

@@ -197,7 +197,7 @@ def test_a_reader_names_a_line_that_it_cannot_read(tmp_path: Path) -> None:
 
 
 def test_the_index_a_run_wrote_is_the_one_a_scan_makes(finished: Path) -> None:
-    """Of a run with a single sitting all rows are equal; of a resumed one, those that count."""
+    """Of a run with a single launch all rows are equal; of a resumed one, those that count."""
     written, covered = read_index(finished)
     assert covered == os.path.getsize(finished / "outputs.jsonl")
     (finished / "outputs.idx").unlink()
@@ -206,14 +206,14 @@ def test_the_index_a_run_wrote_is_the_one_a_scan_makes(finished: Path) -> None:
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    sittings=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=4), cut=st.integers(0, 60)
+    launches=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=4), cut=st.integers(0, 60)
 )
 def test_after_any_sittings_the_index_agrees_with_a_scan(
-    sittings: list[list[bool]], cut: int, tmp_path_factory: pytest.TempPathFactory
+    launches: list[list[bool]], cut: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Each sitting says which cases answer; before each the journal's end may be torn off."""
-    run = tmp_path_factory.mktemp("sittings") / "run"
-    for answers in sittings:
+    """Each launch says which cases answer; before each the journal's end may be torn off."""
+    run = tmp_path_factory.mktemp("launches") / "run"
+    for answers in launches:
         if (run / "outputs.jsonl").exists():
             data = (run / "outputs.jsonl").read_bytes()
             reopen(run, data[: len(data) - cut])

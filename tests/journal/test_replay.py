@@ -1,4 +1,4 @@
-"""What a journal says when it is read again: the last good word on each case, and figures as of one sitting."""
+"""What a journal says when it is read again: the last good word on each case, and figures as of one launch."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def test_a_record_gives_its_response_back() -> None:
 
 
 def test_answers_of_every_kind_go_through_a_run_and_its_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each ends as a record that the next sitting counts as done, whatever was in it."""
+    """Each ends as a record that the next launch counts as done, whatever was in it."""
     without_syncs(monkeypatch)
     values = [*SURVIVES.values(), *PLAIN.values(), *(value for value, _ in NOTED.values()), nested(5_000)]
     asked = cases(len(values))

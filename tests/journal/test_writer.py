@@ -138,7 +138,7 @@ def is_journal(descriptor: int, journal: Path) -> bool:
 
 
 def check_resumes(run: Path) -> None:
-    """What is in the journal is whole, and a later sitting asks only for the rest."""
+    """What is in the journal is whole, and a later launch asks only for the rest."""
     data = (run / "outputs.jsonl").read_bytes()
     assert data.endswith(b"\n")
     assert len(ok_ids(data)) == data.count(b"\n"), "a valid prefix: whole records, one for each case"

@@ -16,7 +16,7 @@ from steelyard.journal.lock import RunLock
 from steelyard.records import Score
 from steelyard.report.headline import notices
 from steelyard.report.summary import summary
-from steelyard.run.metrics import Books, Errors, compose
+from steelyard.run.metrics import Errors, RunCounts, compose
 from steelyard.stats.errors import ErrorName
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats
@@ -58,7 +58,9 @@ def composed(
     errors.counts.update({ErrorName(f"Error{number}", f"Error{number}"): 1 for number in range(error)})
     return compose(
         about={"suite": "suite", "target": {}, "model_id": "model", "seed": 0},
-        books=Books(planned=ok + error + left, ok=ok, error=error, cancelled=left // 2, not_started=left - left // 2),
+        books=RunCounts(
+            planned=ok + error + left, ok=ok, error=error, cancelled=left // 2, not_started=left - left // 2
+        ),
         stats=stats,
         scores=scores,
         errors=errors,

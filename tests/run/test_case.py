@@ -19,10 +19,10 @@ from steelyard.engine.cancellation import CancellationToken
 from steelyard.journal.writer import encode_record
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase, InvocationResponse, Job, Record, Score
-from steelyard.run.case import CaseWork
+from steelyard.run.case import CaseRunner
 from steelyard.run.runner import Runner
 from steelyard.scoring import Exact, FunctionScorer
-from steelyard.scoring.pipeline import Panel
+from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.targets.function import CallableTarget
 from steelyard.targets.simulated import Simulated
 from tests.support.engine import Asked, make_job, make_suite, one_record, raising, returning, until
@@ -358,7 +358,7 @@ def test_cancelling_the_work_makes_no_record() -> None:
     async def main() -> list[Record]:
         records: list[Record] = []
         token = CancellationToken()
-        work = CaseWork(Asked(hang), Panel(()), timeout=60.0, seed=0, token=token)
+        work = CaseRunner(Asked(hang), ScoringPipeline(()), timeout=60.0, seed=0, token=token)
         task = asyncio.create_task(work(make_job(), records.append))
         await until(lambda: inside)
         token.cancel()
@@ -371,7 +371,7 @@ def test_cancelling_the_work_makes_no_record() -> None:
 
 
 def test_work_can_be_sent_to_another_process() -> None:
-    work = CaseWork(Simulated(latency=0, tokens_per_second=0), Panel([Exact()]), timeout=5.0, seed=1)
+    work = CaseRunner(Simulated(latency=0, tokens_per_second=0), ScoringPipeline([Exact()]), timeout=5.0, seed=1)
     records: list[Record] = []
     asyncio.run(pickle.loads(pickle.dumps(work))(make_job(prompt="p", expected="e"), records.append))
     assert records[0].status == "ok"

@@ -24,18 +24,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return without_clocks(Result.load(directory / "run").metrics)
 
 
-def job_in(directory: Path, sittings: list[dict[str, Any]]) -> dict[str, Any]:
-    """A job in a directory of its own, whose last sitting is left to finish."""
+def job_in(directory: Path, launches: list[dict[str, Any]]) -> dict[str, Any]:
+    """A job in a directory of its own, whose last launch is left to finish."""
     directory.mkdir()
-    return {"directory": str(directory / "run"), "log": str(directory / "calls"), "sittings": [*sittings, {}]}
+    return {"directory": str(directory / "run"), "log": str(directory / "calls"), "launches": [*launches, {}]}
 
 
 def check_run(directory: Path, told: Told, undisturbed: dict[str, Any]) -> None:
-    """The promises, of one run and all its sittings."""
-    for sitting in told:
-        assert sitting["killed"] or sitting["exit"] == 0
-        called, finished = sitting["called"], set(sitting["finished_before"])
-        assert len(called) == len(set(called)), "a case was asked twice in one sitting"
+    """The promises, of one run and all its launches."""
+    for launch in told:
+        assert launch["killed"] or launch["exit"] == 0
+        called, finished = launch["called"], set(launch["finished_before"])
+        assert len(called) == len(set(called)), "a case was asked twice in one launch"
         assert finished.isdisjoint(called), "a case that had finished was asked again"
     result = Result.load(directory)
     metrics, counts = result.metrics, result.metrics["counts"]
@@ -47,7 +47,7 @@ def check_run(directory: Path, told: Told, undisturbed: dict[str, Any]) -> None:
     assert [record.status for record in records].count("ok") == counts["ok"]
     finished = finished_ids(directory)
     assert len(finished) == len(set(finished)) == counts["ok"], "one ok record a case"
-    assert list(directory.glob("*.tmp")) == [], "what a killed sitting left half written is cleared away"
+    assert list(directory.glob("*.tmp")) == [], "what a killed launch left half written is cleared away"
 
 
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_been_left_alone(
@@ -67,10 +67,10 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_been_left_alone(
         for number in range(56)
     ]
     told = play(jobs)
-    for job, sittings in zip(jobs, told, strict=True):
-        check_run(Path(job["directory"]), sittings, undisturbed)
-    kills = [sitting for sittings in told for sitting in sittings if sitting["killed"]]
-    amid = [sitting for sitting in kills if 0 < sitting["lines"] < CASES]
+    for job, launches in zip(jobs, told, strict=True):
+        check_run(Path(job["directory"]), launches, undisturbed)
+    kills = [launch for launches in told for launch in launches if launch["killed"]]
+    amid = [launch for launch in kills if 0 < launch["lines"] < CASES]
     assert len(kills) >= 40
     assert len(amid) >= 15, "the kills must fall into the run, not all before or after it"
 
@@ -108,45 +108,45 @@ FIRST_HALF = {"point": "in the middle of a line", "nth": 120}
 
 
 def play_points(
-    tmp_path: Path, sittings: list[list[dict[str, Any]]], undisturbed: dict[str, Any], *, kills: int
+    tmp_path: Path, launches: list[list[dict[str, Any]]], undisturbed: dict[str, Any], *, kills: int
 ) -> list[Told]:
-    """Play one job for each list of sittings; every run must end well after exactly so many kills."""
-    jobs = [job_in(tmp_path / f"{number}", one) for number, one in enumerate(sittings)]
+    """Play one job for each list of launches; every run must end well after exactly so many kills."""
+    jobs = [job_in(tmp_path / f"{number}", one) for number, one in enumerate(launches)]
     played = play(jobs)
     for job, told in zip(jobs, played, strict=True):
-        assert sum(sitting["killed"] for sitting in told) == kills, f"the moment never came: {job['sittings']}"
+        assert sum(launch["killed"] for launch in told) == kills, f"the moment never came: {job['launches']}"
         check_run(Path(job["directory"]), told, undisturbed)
     return played
 
 
 def test_a_first_sitting_killed_at_any_named_point_is_resumed(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    sittings = [[{"point": point, "nth": nth}] for point, nth in WORKING]
-    play_points(tmp_path, sittings, undisturbed, kills=1)
+    launches = [[{"point": point, "nth": nth}] for point, nth in WORKING]
+    play_points(tmp_path, launches, undisturbed, kills=1)
 
 
 def test_a_recovery_killed_at_any_named_point_is_recovered_from(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     """Killed while it worked, then twice at the same point of the recovery."""
-    sittings = [[FIRST_HALF, *[{"point": point, "nth": nth}] * 2] for point, nth in RECOVERING]
+    launches = [[FIRST_HALF, *[{"point": point, "nth": nth}] * 2] for point, nth in RECOVERING]
     # Once a torn line is cut off, the second recovery has none to cut: it is killed elsewhere.
-    sittings = [
+    launches = [
         [*one[:-1], {"point": "after the manifest"}] if "torn line is cut" in one[-1]["point"] else one
-        for one in sittings
+        for one in launches
     ]
-    play_points(tmp_path, sittings, undisturbed, kills=3)
+    play_points(tmp_path, launches, undisturbed, kills=3)
 
 
 def test_a_cancelled_run_killed_while_it_writes_its_partial_or_final_figures_is_resumed(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
     cancelled = {"cancel_after": 100}
-    sittings = [
+    launches = [
         [{**cancelled, "point": "before partial.json is renamed"}],
         [{**cancelled, "point": "after partial.json is renamed"}],
         [cancelled, {"point": "before metrics.json is renamed"}],
         [cancelled, {"point": "after metrics.json is renamed"}],
         [cancelled, {"point": "between metrics.json and the end of partial.json"}],
     ]
-    play_points(tmp_path, sittings, undisturbed, kills=1)
+    play_points(tmp_path, launches, undisturbed, kills=1)
 
 
 @pytest.mark.parametrize("entry", [{}, {"force": True}], ids=["resumed", "forced again"])
@@ -155,11 +155,11 @@ def test_a_start_over_killed_at_any_move_loses_nothing(
 ) -> None:
     """metrics.json goes first, so what is left never looks complete; every old file is still there afterwards."""
     moves = [*(("after a move", nth) for nth in range(1, 5)), *(("before a move", nth) for nth in range(2, 5))]
-    sittings = [[{}, {"entry": {"force": True}, "point": point, "nth": nth}, {"entry": entry}] for point, nth in moves]
-    jobs = [job_in(tmp_path / f"{number}", one) for number, one in enumerate(sittings)]
+    launches = [[{}, {"entry": {"force": True}, "point": point, "nth": nth}, {"entry": entry}] for point, nth in moves]
+    jobs = [job_in(tmp_path / f"{number}", one) for number, one in enumerate(launches)]
     for job, told in zip(jobs, play(jobs), strict=True):
         directory = Path(job["directory"])
-        assert [sitting["killed"] for sitting in told] == [False, True, False]
+        assert [launch["killed"] for launch in told] == [False, True, False]
         told[2]["finished_before"] = [] if entry else told[2]["finished_before"]
         check_run(directory, told, undisturbed)
         kept = {path.name for path in directory.glob("previous/*/*")} | {path.name for path in directory.iterdir()}
@@ -177,7 +177,7 @@ def test_a_salvage_killed_at_any_named_point_is_done_again(tmp_path: Path, undis
         ("after a salvage is renamed", 1),
         ("between the index and the writer", 1),
     ]
-    sittings = [
+    launches = [
         [
             FIRST_HALF,
             {"damage": {"kind": "nul", "line": 30}, "entry": salvage, "point": point, "nth": nth},
@@ -185,7 +185,7 @@ def test_a_salvage_killed_at_any_named_point_is_done_again(tmp_path: Path, undis
         ]
         for point, nth in points
     ]
-    for number, told in enumerate(play_points(tmp_path, sittings, undisturbed, kills=2)):
+    for number, told in enumerate(play_points(tmp_path, launches, undisturbed, kills=2)):
         damaged = (tmp_path / f"{number}" / "run" / "damaged.jsonl").read_bytes()
         assert damaged.strip(b"\0\n") == b""
         assert damaged

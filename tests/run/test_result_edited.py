@@ -10,7 +10,7 @@ from steelyard import CancellationToken, EvalCase, EvalSet, Result, Runner
 
 
 def run_edited(folder: Path) -> None:
-    """A first sitting that answers `a` and is stopped, then one in which the edited `a` fails and `b` is left."""
+    """A first launch that answers `a` and is stopped, then one in which the edited `a` fails and `b` is left."""
     token = CancellationToken()
 
     def first(case: EvalCase) -> str:

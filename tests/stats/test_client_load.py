@@ -198,7 +198,7 @@ def test_the_load_of_several_sittings_is_that_of_all_of_them_and_the_worst_lag()
     first = load_of(seconds=30.0, cpu_share=0.2, loop_cpu_share=0.1, lag_p99=0.4, lag_max=0.5, peak_rss=5)
     last = load_of(seconds=10.0, cpu_share=0.6, loop_cpu_share=0.5, lag_p99=0.1, lag_max=0.9, peak_rss=None)
     both = with_earlier(first, last)
-    assert (both.seconds, both.sittings) == (40.0, 2)
+    assert (both.seconds, both.launches) == (40.0, 2)
     assert (both.cpu_share, both.loop_cpu_share) == (pytest.approx(0.3), pytest.approx(0.2))
     assert (both.lag_p99, both.lag_max, both.peak_rss) == (0.4, 0.9, 5)
     assert not both.bottleneck
@@ -207,8 +207,8 @@ def test_the_load_of_several_sittings_is_that_of_all_of_them_and_the_worst_lag()
 def test_a_bottleneck_in_an_earlier_sitting_stays_one_and_says_when() -> None:
     busy = load_of(bottleneck=True, reason="its event loop was busy 97% of the time")
     twice = with_earlier(with_earlier(busy, load_of()), load_of())
-    assert (twice.bottleneck, twice.sittings) == (True, 3)
-    assert twice.reason == "in an earlier sitting its event loop was busy 97% of the time"
+    assert (twice.bottleneck, twice.launches) == (True, 3)
+    assert twice.reason == "in an earlier launch its event loop was busy 97% of the time"
     assert with_earlier(load_of(), busy).reason == busy.reason
 
 
@@ -270,11 +270,11 @@ def test_a_run_of_several_sittings_tells_of_all_that_were_watched_to_their_end(t
     for case_id in ("c1", "c3", "never"):
         token = stop_at[case_id] = CancellationToken()
         seen.append(client(token))
-    assert [client["sittings"] for client in seen] == [1, 2, 3]
+    assert [client["launches"] for client in seen] == [1, 2, 3]
     assert seen[0]["seconds"] < seen[1]["seconds"] < seen[2]["seconds"]
-    assert client(retry_errors=True)["sittings"] == 4
+    assert client(retry_errors=True)["launches"] == 4
     stop_at.clear()
-    assert client(force=True)["sittings"] == 1
+    assert client(force=True)["launches"] == 1
 
 
 def test_what_an_older_run_says_of_its_client_does_not_hinder_a_resume(tmp_path: Path) -> None:
@@ -285,4 +285,4 @@ def test_what_an_older_run_says_of_its_client_does_not_hinder_a_resume(tmp_path:
     metrics = msgspec.json.decode((tmp_path / "r" / "partial.json").read_bytes())
     metrics["client"] = {"lag": 3}
     (tmp_path / "r" / "partial.json").write_bytes(msgspec.json.encode(metrics))
-    assert runner.run_sync().metrics["client"]["sittings"] == 1
+    assert runner.run_sync().metrics["client"]["launches"] == 1

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from steelyard import EvalCase, InvocationResponse
 from steelyard.cache.cached import Cached
-from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import ConfigurationError, TargetError, TransientError
 from steelyard.protocols import Identity, InvocationContext, Target
 from steelyard.stats.costs import Spending
@@ -176,7 +176,7 @@ def test_what_came_before_a_fault_is_priced() -> None:
 
 def test_an_answer_after_a_retry_and_one_from_the_cache_have_their_cost(tmp_path: Path) -> None:
     inner = Scripted(TransientError("busy"), used(1000, 100, stop_reason="stop"))
-    retrying = Retrying(Priced(inner, PRICES), RetryPolicy(first_wait=0.0))
+    retrying = Retry(Priced(inner, PRICES), RetryPolicy(first_wait=0.0))
     target = Cached(retrying, open_store("local", tmp_path), "s")
     assert ask(target).cost == 0.0028
     hit = ask(target)

@@ -33,7 +33,7 @@ SEED = 7
 LONGEST_SITTING = 30.0
 
 CLOCK_DERIVED = ("active_seconds", "client", "parallelism", "peak_in_flight")
-"""Top-level metrics that a clock decides, or how the last sitting was run.
+"""Top-level metrics that a clock decides, or how the last launch was run.
 
 With a real model `p50_latency_s` is one too; here it is drawn.
 """
@@ -81,7 +81,7 @@ def suite_of(count: int = CASES) -> EvalSet:
 
 
 def runner_in(directory: Path, log: Path, **changes: Any) -> Runner:
-    """The run that every sitting of a job is of."""
+    """The run that every launch of a job is of."""
     return Runner(
         LoggedModel(log),
         suite_of(),
@@ -256,7 +256,7 @@ POINTS: dict[str, Callable[[int], None]] = {
 
 
 def play(jobs: list[dict[str, Any]], *, drivers: int = 4) -> list[list[dict[str, Any]]]:
-    """What happened in each sitting of each job; several driver processes share the jobs."""
+    """What happened in each launch of each job; several driver processes share the jobs."""
     shares = [jobs[start::drivers] for start in range(drivers)]
     running = [
         subprocess.Popen(
@@ -273,26 +273,26 @@ def play(jobs: list[dict[str, Any]], *, drivers: int = 4) -> list[list[dict[str,
 
 
 def _play_job(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Its sittings in turn; those whose run has already come to its end fall away unless they mean to reopen it."""
+    """Its launches in turn; those whose run has already come to its end fall away unless they mean to reopen it."""
     directory, log = Path(job["directory"]), Path(job["log"])
     told: list[dict[str, Any]] = []
-    for sitting in job["sittings"]:
-        if read_metrics(directory) is None or "entry" in sitting:
-            told.append(_play_sitting(directory, log, sitting))
+    for launch in job["launches"]:
+        if read_metrics(directory) is None or "entry" in launch:
+            told.append(_play_sitting(directory, log, launch))
     return told
 
 
-def _play_sitting(directory: Path, log: Path, sitting: dict[str, Any]) -> dict[str, Any]:
+def _play_sitting(directory: Path, log: Path, launch: dict[str, Any]) -> dict[str, Any]:
     """Damage what is to be damaged, fork, kill or wait, and say what was called and what had finished before."""
-    if "damage" in sitting:
-        _damage(directory / "outputs.jsonl", **sitting["damage"])
+    if "damage" in launch:
+        _damage(directory / "outputs.jsonl", **launch["damage"])
     finished = finished_ids(directory)
     calls_before = log.stat().st_size if log.exists() else 0
     began = time.monotonic()
     pid = os.fork()
     if not pid:
-        _sit(directory, log, sitting)
-    status = _kill_after(pid, sitting.get("seconds", LONGEST_SITTING))
+        _sit(directory, log, launch)
+    status = _kill_after(pid, launch.get("seconds", LONGEST_SITTING))
     called = log.read_bytes()[calls_before:].decode().split() if log.exists() else []
     return {
         "killed": os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL,
@@ -304,20 +304,20 @@ def _play_sitting(directory: Path, log: Path, sitting: dict[str, Any]) -> dict[s
     }
 
 
-def _sit(directory: Path, log: Path, sitting: dict[str, Any]) -> None:
-    """One sitting in the forked child, which never returns."""
+def _sit(directory: Path, log: Path, launch: dict[str, Any]) -> None:
+    """One launch in the forked child, which never returns."""
     code = 1
     try:
-        runner = runner_in(directory, log, parallelism=sitting.get("parallelism", 12), low_memory=True)
-        if "cancel_after" in sitting:
+        runner = runner_in(directory, log, parallelism=launch.get("parallelism", 12), low_memory=True)
+        if "cancel_after" in launch:
             runner.token = CancellationToken()
-            _cancel_after(runner.token, sitting["cancel_after"])
-        if "point" in sitting:
-            POINTS[sitting["point"]](sitting.get("nth", 1))
-        runner.run_sync(**sitting.get("entry", {}))
+            _cancel_after(runner.token, launch["cancel_after"])
+        if "point" in launch:
+            POINTS[launch["point"]](launch.get("nth", 1))
+        runner.run_sync(**launch.get("entry", {}))
         code = 0
     except BaseException as error:
-        print(f"{sitting}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{launch}: {type(error).__name__}: {error}", file=sys.stderr)
     finally:
         os._exit(code)
 

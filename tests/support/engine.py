@@ -10,8 +10,8 @@ from typing import Any
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.protocols import InvocationContext, Scorer, Target
 from steelyard.records import EvalCase, InvocationResponse, Job, Record
-from steelyard.run.case import CaseWork
-from steelyard.scoring.pipeline import Panel
+from steelyard.run.case import CaseRunner
+from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.suite.evalset import EvalSet
 
 
@@ -79,7 +79,7 @@ def one_record(
 ) -> Record:
     """The one record that the work makes of a job."""
     records: list[Record] = []
-    work = CaseWork(target, Panel(scorers, timeout=timeout), timeout=timeout, seed=0, token=token)
+    work = CaseRunner(target, ScoringPipeline(scorers, timeout=timeout), timeout=timeout, seed=0, token=token)
     asyncio.run(work(job or make_job(), records.append))
     assert len(records) == 1
     return records[0]

@@ -62,7 +62,7 @@ def run_in(
     entry: dict[str, bool] | None = None,
     **more: Any,
 ) -> Result:
-    """One sitting of a run of these cases, scored by `exact`."""
+    """One launch of a run of these cases, scored by `exact`."""
     suite = EvalSet("journal", list(asked))
     runner = Runner(model, suite, ["exact"], **{"output_path": directory, "progress": "off", "retries": 0, **more})
     return runner.run_sync(**(entry or {}))

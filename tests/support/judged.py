@@ -203,17 +203,17 @@ def killable_run(directory: Path, log: Path, moment: str) -> Runner:
 
 
 def _die_after_sample(name: str, run: str) -> None:
-    from steelyard.journal.answers import Invocations
+    from steelyard.journal.answers import AnswerLog
     from steelyard.records import StoredSample
 
-    append = Invocations.append
+    append = AnswerLog.append
 
-    def append_and_die(self: Invocations, item: Any) -> None:
+    def append_and_die(self: AnswerLog, item: Any) -> None:
         append(self, item)
         if isinstance(item, StoredSample) and item.id == DOOMED and item.run == int(run) and item.by.startswith(name):
             _die()
 
-    Invocations.append = append_and_die  # type: ignore[method-assign]
+    AnswerLog.append = append_and_die  # type: ignore[method-assign]
 
 
 def _die() -> None:

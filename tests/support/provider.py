@@ -13,13 +13,13 @@ from steelyard.engine import local, retry
 from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
-from steelyard.engine.rate_limit import EndpointLimits, Limited
-from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.engine.rate_limit import EndpointLimits, RateLimited
+from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import TransientError
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase, InvocationResponse, Record
-from steelyard.run.case import CaseWork
-from steelyard.scoring.pipeline import Panel
+from steelyard.run.case import CaseRunner
+from steelyard.scoring.pipeline import ScoringPipeline
 from tests.support.engine import Asked, make_jobs
 from tests.support.virtual_time import LOOP_TIME, run_virtually, virtual_clock
 
@@ -108,7 +108,9 @@ def run_against(
         permits = AdaptivePermits(most, clock=clock) if fixed is None else None
         limits = EndpointLimits(permits=permits, clock=clock)
         policy = RetryPolicy(attempts=50)
-        work = CaseWork(Retrying(Limited(Asked(provider.answer), limits), policy), Panel(()), timeout=None, seed=0)
+        work = CaseRunner(
+            Retry(RateLimited(Asked(provider.answer), limits), policy), ScoringPipeline(()), timeout=None, seed=0
+        )
         records: list[Record] = []
         await LocalEngine().run(
             work,

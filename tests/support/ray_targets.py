@@ -11,7 +11,7 @@ from typing import Any
 
 from steelyard.errors import TransientError
 from steelyard.protocols import Emit, Tally
-from steelyard.records import EvalCase, InvocationResponse, Job, Unjudged
+from steelyard.records import EvalCase, InvocationResponse, Job, UnscoredAnswer
 from tests.support.board import Board
 from tests.support.journal import a_record
 
@@ -140,7 +140,7 @@ class DiesBeforeJudging:
             emit(job.stored)
             return
         self.board.note("asked", job.index)
-        emit(Unjudged(record))
+        emit(UnscoredAnswer(record))
         await asyncio.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
 

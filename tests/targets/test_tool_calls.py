@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from steelyard import EvalCase, EvalSet, InvocationResponse, Runner
-from steelyard.engine.rate_limit import EndpointLimits, Limited
-from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.engine.rate_limit import EndpointLimits, RateLimited
+from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import TargetError, TransientError
 from steelyard.protocols import InvocationContext, Target
 from steelyard.stats.prices import Priced, Prices
@@ -57,7 +57,7 @@ def looping(*replies: Any) -> tuple[OpenAIChat, ScriptedTransport]:
 
 
 def retried(call: Target) -> Target:
-    return Retrying(Priced(call, PRICES), AT_ONCE)
+    return Retry(Priced(call, PRICES), AT_ONCE)
 
 
 def test_only_the_turn_that_failed_is_asked_again() -> None:
@@ -134,7 +134,7 @@ def test_a_rate_and_a_token_budget_count_every_call_to_the_model() -> None:
 
         target, _ = looping(reply)
         limits = EndpointLimits(rate=parse_rate("1/s"), clock=clock)
-        bound = target.bound(lambda call: Limited(call, limits))
+        bound = target.bound(lambda call: RateLimited(call, limits))
         contexts = [InvocationContext("a"), InvocationContext("b")]
         responses = await asyncio.gather(*(bound.invoke(CASE, context) for context in contexts))
         assert sent == pytest.approx([0, 1, 2, 3, 4, 5], rel=0.02)
@@ -155,7 +155,7 @@ def test_the_estimate_of_a_later_turn_counts_all_turns_before_it() -> None:
         return seen[-1]
 
     target, _ = looping(wants_tool(1), wants_tool(2), FINAL)
-    bound = target.bound(lambda call: Limited(call, EndpointLimits(tokens_per_min=10**9), estimate=estimate))
+    bound = target.bound(lambda call: RateLimited(call, EndpointLimits(tokens_per_min=10**9), estimate=estimate))
     asyncio.run(bound.invoke(CASE, InvocationContext("a")))
     assert len(seen) == 3
     assert seen == sorted(set(seen))

@@ -15,13 +15,13 @@ from steelyard.cache.fingerprint import CacheKey, fingerprint_of
 from steelyard.cache.store import EvaluationDataStore, is_cacheable
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import describe
-from steelyard.protocols import InvocationContext, Target, TargetAround
+from steelyard.protocols import InvocationContext, Target, TargetWrapper
 from steelyard.records import EvalCase, InvocationResponse
 
 log = logging.getLogger("steelyard")
 
 
-class Cached(TargetAround):
+class Cached(TargetWrapper):
     """Looks a case up in the store before it asks the target, and stores what completed normally.
 
     A store that fails never fails a case: that is warned of once per kind of failure, and the target is asked.

@@ -14,13 +14,13 @@ from steelyard.cache.cached import Cached
 from steelyard.cache.store import EvaluationDataStore, ManagedStore, open_store
 from steelyard.engine.arrivals import parse_arrivals
 from steelyard.errors import ConfigurationError
-from steelyard.journal.answers import Invocations
+from steelyard.journal.answers import AnswerLog
 from steelyard.journal.files import OUTPUTS, refuse_finished
 from steelyard.journal.manifest import compare, read_manifest, refuse_sweep
 from steelyard.journal.replay import DONE, UNSCORED, Replay
 from steelyard.protocols import InvocationContext, RepeatedJudge, Session, Target
 from steelyard.records import EvalCase, InvocationResponse, Job, id_digest
-from steelyard.run.directory import Entry, PlanSlots
+from steelyard.run.directory import OpenMode, PlanSlots
 from steelyard.run.options import RunOptions
 from steelyard.run.plan import Plan, manifest_of, plan_of, read_session
 from steelyard.run.runner import Runner
@@ -89,7 +89,7 @@ class PlannedRun(msgspec.Struct, kw_only=True):
         return lines
 
 
-def look_ahead(runner: Runner, entry: Entry) -> PlannedRun:
+def look_ahead(runner: Runner, entry: OpenMode) -> PlannedRun:
     """What a run would do, refusing what it would refuse; reads what is on disk and changes nothing."""
     if runner.suite.one_shot:
         raise ConfigurationError("a one-shot iterator cannot be looked at without using it up")
@@ -133,7 +133,7 @@ class _Ahead:
         plan: Plan,
         session: Session | None,
         replay: Replay,
-        stored: Invocations | None,
+        stored: AnswerLog | None,
         store: EvaluationDataStore | None,
     ) -> None:
         self._runner = runner
@@ -191,7 +191,7 @@ class _Ahead:
         )
 
 
-def _found(runner: Runner, run: Path, entry: Entry, plan: Plan, session: Session | None) -> Replay:
+def _found(runner: Runner, run: Path, entry: OpenMode, plan: Plan, session: Session | None) -> Replay:
     """What the run directory holds of this plan: nothing, when it would be moved aside."""
     replay = Replay(run, PlanSlots(plan), bytearray(plan.slots))
     if entry.force:
@@ -209,9 +209,9 @@ def _found(runner: Runner, run: Path, entry: Entry, plan: Plan, session: Session
     return replay
 
 
-def _unjudged(run: Path, plan: Plan, states: bytearray) -> Invocations:
+def _unjudged(run: Path, plan: Plan, states: bytearray) -> AnswerLog:
     """The answers that were kept before their judges were heard."""
-    invocations = Invocations(run)
+    invocations = AnswerLog(run)
 
     def unfinished(case_id: str, trial: int) -> int | None:
         slot = int(plan.slot_of(np.array([id_digest(case_id)], dtype=np.uint64), np.array([trial]))[0])

@@ -30,11 +30,11 @@ from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError, describe
 from steelyard.report.summary import summary
 from steelyard.run.config import ENGINE_KEYS, BuiltSuite, EngineChoice, Gate, build_suite, load_object
-from steelyard.run.directory import Entry
+from steelyard.run.directory import OpenMode
 from steelyard.run.options import RunOptions
 from steelyard.run.result import Result
 from steelyard.run.runner import Runner
-from steelyard.run.send_policy import Conditions
+from steelyard.run.send_policy import SendPolicy
 from steelyard.suite.evalset import EvalSet
 
 log = logging.getLogger("steelyard")
@@ -182,14 +182,14 @@ def command(**given: Any) -> int:
     # Nothing here needs the responses in memory: the summary comes from the statistics.
     runner.options = runner.options.replace(output_path=place, low_memory=True)
     _tell(runner, place)
-    entry = Entry(force=flags.force, retry_errors=flags.retry_errors, salvage=flags.salvage)
+    entry = OpenMode(force=flags.force, retry_errors=flags.retry_errors, salvage=flags.salvage)
     if flags.dry_run:
         from steelyard.cli.dry_run import look_ahead
 
         planned = look_ahead(runner, entry)
         show_json(planned) if flags.as_json else show(planned.describe())
         return 0
-    allow_calls(Conditions(runner.target, runner.scorers, runner.options).parallelism)
+    allow_calls(SendPolicy(runner.target, runner.scorers, runner.options).parallelism)
     try:
         with _traced(runner, flags.otel):
             return _run(runner, gate, flags, entry)
@@ -227,7 +227,7 @@ def _tell(runner: Runner, place: Path) -> None:
     )
 
 
-def _run(runner: Runner, gate: Gate, flags: Flags, entry: Entry) -> int:
+def _run(runner: Runner, gate: Gate, flags: Flags, entry: OpenMode) -> int:
     place = Path(runner.options.output_path or "")
     again = command_again(place)
     runner.token = runner.token or CancellationToken()

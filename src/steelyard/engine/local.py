@@ -12,7 +12,7 @@ from typing import Any
 from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Cancellation, Emit, InFlight, Pace, Permits, Tally, Work
-from steelyard.records import EvalCase, Job, Record, StoredSample, Unjudged
+from steelyard.records import EvalCase, Job, Record, StoredSample, UnscoredAnswer
 
 _LONGEST_TURN = 0.005
 """Seconds that all workers together may go on without giving the loop a turn, when a target never really waits."""
@@ -138,7 +138,7 @@ class _Pool:
         tally, calls, since, turn, token = self._tally, self.in_flight, self.since, self._turn, self._token
         work, emit, jobs, gate, monotonic = self._work, self._emit, self._jobs, self._gate, time.monotonic
 
-        def deliver(item: Record | Unjudged | StoredSample) -> None:
+        def deliver(item: Record | UnscoredAnswer | StoredSample) -> None:
             if self._over:  # its books and its journal may be closed by now
                 raise asyncio.CancelledError("the run has ended")
             emit(item)

@@ -12,7 +12,7 @@ import msgspec
 
 from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.errors import ConfigurationError, TransientError, TransportError
-from steelyard.protocols import InvocationContext, Target, TargetAround
+from steelyard.protocols import InvocationContext, Target, TargetWrapper
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.units import RateLimit
 
@@ -214,7 +214,7 @@ class EndpointLimits:
         self._set_timer()
 
 
-class Limited(TargetAround):
+class RateLimited(TargetWrapper):
     """A target that asks for leave before each call and tells the endpoint's limits how it went.
 
     It belongs inside `Retrying`, so that every try is counted and a pause holds up the retries too. `estimate` says

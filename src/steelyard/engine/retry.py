@@ -8,9 +8,9 @@ import time
 
 import msgspec
 
-from steelyard.engine.rate_limit import Limited
+from steelyard.engine.rate_limit import RateLimited
 from steelyard.errors import TransientError
-from steelyard.protocols import InvocationContext, Target, TargetAround
+from steelyard.protocols import InvocationContext, Target, TargetWrapper
 from steelyard.records import EvalCase, InvocationResponse
 
 _ALWAYS_TRANSIENT: tuple[type[Exception], ...] = (TransientError, ConnectionError, TimeoutError)
@@ -39,14 +39,14 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         return random.uniform(0.0, ceiling)
 
 
-class Retrying(TargetAround):
+class Retry(TargetWrapper):
     """A target that asks the one inside it again after transient faults. The caller's permit is kept meanwhile."""
 
     def __init__(self, target: Target, policy: RetryPolicy) -> None:
         self._target = target
         self._policy = policy
         self._transient = (*_ALWAYS_TRANSIENT, *policy.retry_on)
-        self._limited = target if isinstance(target, Limited) else None
+        self._limited = target if isinstance(target, RateLimited) else None
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """Ask until there is an answer, a final fault, or no attempt or time left; `context.attempt` counts the tries.

@@ -12,7 +12,7 @@ import msgspec
 from steelyard.journal.files import INVOCATIONS
 from steelyard.journal.reader import RecordReader, decode_entry, lines_forward
 from steelyard.journal.writer import AppendOnlyFile, encode_record, whole_text
-from steelyard.records import Record, StoredSample, Unjudged
+from steelyard.records import Record, StoredSample, UnscoredAnswer
 from steelyard.stats.costs import Spending
 
 
@@ -30,7 +30,7 @@ SlotOf = Callable[[str, int], int | None]
 """The slot of a (case id, trial) that is still to be scored; None for all others."""
 
 
-class Invocations:
+class AnswerLog:
     """What was asked of the target and of judges for slots that have no finished record yet."""
 
     def __init__(self, run: Path) -> None:
@@ -38,7 +38,7 @@ class Invocations:
         self._answers: dict[int, int] = {}
         self._samples: dict[int, list[StoredSample]] = {}
         self.spending = Spending()
-        """What judges cost in earlier sittings."""
+        """What judges cost in earlier launches."""
         self._file: AppendOnlyFile | None = None
         self._reader: RecordReader | None = None
 
@@ -82,12 +82,12 @@ class Invocations:
         """What judges have said about a slot so far."""
         return tuple(self._samples.get(slot, ()))
 
-    def append(self, item: Unjudged | StoredSample | JudgeCall) -> None:
+    def append(self, item: UnscoredAnswer | StoredSample | JudgeCall) -> None:
         """Hand an answer, a sample or a cost to the kernel."""
         if self._file is None:
             self._end_last_line()
             self._file = AppendOnlyFile(self._path)
-        if isinstance(item, Unjudged):
+        if isinstance(item, UnscoredAnswer):
             self._file.append(encode_record(item.record))
         elif isinstance(item, JudgeCall):
             self._file.append(_encoder.encode(item) + b"\n")

@@ -20,7 +20,7 @@ PLOTS = ("error-rate.png", "error-rate.svg", "latency.png", "latency.svg")
 """The pictures that a sweep leaves in its folder."""
 
 
-class Sitting(msgspec.Struct):
+class Launch(msgspec.Struct):
     """One stretch of work on a run: when it began, and how much was done before."""
 
     started: str
@@ -45,7 +45,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     options: dict[str, Any] = {}
     versions: dict[str, str] = {}
     created: str = ""
-    sittings: list[Sitting] = []
+    launches: list[Launch] = []
 
 
 def now() -> str:

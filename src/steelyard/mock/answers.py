@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from steelyard.errors import SuiteError
-from steelyard.mock.options import Manner
+from steelyard.mock.options import RequestOptions
 from steelyard.mock.randomness import Draw, Lots, hits, pick
 
 Stop = Literal["stop", "length", "tool_calls", "refusal"]
@@ -68,7 +68,7 @@ class Answer(msgspec.Struct, gc=False):
         return len(self.reasoning) + len(self.tokens)
 
 
-def compose(asked: Asked, manner: Manner, draw: Draw, lots: Lots, book: AnswerBook | None) -> Answer:
+def compose(asked: Asked, manner: RequestOptions, draw: Draw, lots: Lots, book: AnswerBook | None) -> Answer:
     """The answer to a request, as chance and the manner have it."""
     call = _tool_call(asked, manner, draw, lots)
     stop: Stop = "stop"
@@ -112,7 +112,7 @@ def split(text: str) -> list[str]:
     return [text[at : at + 4] for at in range(0, len(text), 4)]
 
 
-def _text(asked: Asked, manner: Manner, lots: Lots, book: AnswerBook | None) -> Sequence[str]:
+def _text(asked: Asked, manner: RequestOptions, lots: Lots, book: AnswerBook | None) -> Sequence[str]:
     if manner.answer is not None:
         return split(manner.answer)
     right = book.right(asked.last_user_text()) if book is not None else None
@@ -127,7 +127,7 @@ def _usage(asked: Asked, draw: Draw, output: int, reasoning: int) -> Usage:
     return Usage(count, count - 1 if draw.nth else 0, output + reasoning, reasoning)
 
 
-def _tool_call(asked: Asked, manner: Manner, draw: Draw, lots: Lots) -> ToolCall | None:
+def _tool_call(asked: Asked, manner: RequestOptions, draw: Draw, lots: Lots) -> ToolCall | None:
     if not asked.tools or not (tools := asked.functions()):
         return None
     choice, name = asked.choice()

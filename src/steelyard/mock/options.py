@@ -100,7 +100,7 @@ _CHANGEABLE = (*DURATIONS, *NUMBERS, *RATES, "retry_after")
 _KNOWN = (*_CHANGEABLE, "usage", "fail", "answer", "tear")
 
 
-class Manner(msgspec.Struct, frozen=True):
+class RequestOptions(msgspec.Struct, frozen=True):
     """The options ready for use, and what is asked of one request alone: `fail`, `answer` and `tear`."""
 
     latency: Spread
@@ -133,7 +133,7 @@ class Manner(msgspec.Struct, frozen=True):
         return 1.0 / speed if speed > 0 else 0.0
 
 
-def manner_of(options: MockOptions) -> Manner:
+def manner_of(options: MockOptions) -> RequestOptions:
     """The manner in which every request is treated that does not ask for another."""
     speed = options.tokens_per_second
     fields: dict[str, Any] = {name: getattr(options, name) for name in RATES}
@@ -142,7 +142,7 @@ def manner_of(options: MockOptions) -> Manner:
     for name in ("output_tokens", "reasoning_tokens"):
         fields[name] = parse_spread(name, getattr(options, name), "number")
     interval = options.chunk_interval
-    return Manner(
+    return RequestOptions(
         tokens_per_second=None if speed is None else parse_spread("tokens_per_second", speed, "number"),
         chunk_interval=_NOTHING if interval is None else parse_spread("chunk_interval", interval, "seconds"),
         retry_after=None if options.retry_after is None else parse_duration(options.retry_after, "retry_after"),
@@ -151,7 +151,7 @@ def manner_of(options: MockOptions) -> Manner:
     )
 
 
-def changed_manner(options: MockOptions, header: str) -> Manner:
+def changed_manner(options: MockOptions, header: str) -> RequestOptions:
     """The manner that an `x-mock` header asks for, such as `latency=100ms,fail=500`."""
     changes: dict[str, Any] = {}
     for part in _SEPARATOR.split(header):

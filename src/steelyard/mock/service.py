@@ -15,7 +15,7 @@ from steelyard.errors import ConfigurationError
 from steelyard.mock.answers import Answer, Asked, compose, read_asked, read_book
 from steelyard.mock.dialects import Dialect, Route, route
 from steelyard.mock.http import EVENTS, JSON, BadRequest, Head, Reply, Request, head_bytes
-from steelyard.mock.options import Manner, MockOptions, Tear, changed_manner, manner_of
+from steelyard.mock.options import MockOptions, RequestOptions, Tear, changed_manner, manner_of
 from steelyard.mock.randomness import Dice, Draw, Lots, hits, pick
 from steelyard.units import parse_rate
 
@@ -44,7 +44,7 @@ class Service:
         self._dice = Dice(options.seed)
         self._book = read_book(options.answers) if options.answers is not None else None
         self._manner = manner_of(options)
-        self._manners: dict[bytes, Manner] = {}
+        self._manners: dict[bytes, RequestOptions] = {}
 
     def reply(self, request: Request) -> Reply:
         """What this request gets."""
@@ -123,7 +123,7 @@ class Service:
         reply.is_admitted = True
         return reply
 
-    def _admitted(self, call: _Call, asked: Asked, manner: Manner) -> Reply:
+    def _admitted(self, call: _Call, asked: Asked, manner: RequestOptions) -> Reply:
         lots = call.draw.lots()
         delay = manner.latency.draw(lots.latency)
         if hits(lots.slow_first, manner.slow_first_rate):
@@ -142,7 +142,7 @@ class Service:
         reply.delay = delay if asked.stream else delay + max(0, answer.steps - 1) * reply.interval
         return reply
 
-    def _manner_for(self, head: Head) -> Manner:
+    def _manner_for(self, head: Head) -> RequestOptions:
         header = head.headers.get(b"x-mock")
         if header is None:
             return self._manner

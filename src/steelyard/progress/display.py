@@ -21,7 +21,7 @@ from steelyard.stats.spec import ProgressSpec, parse_progress_bar_stats
 class LiveDisplay:
     """Draws how far a run is; to be refreshed by a ticker a few times a second, never per response.
 
-    `initial` is what earlier sittings did: it counts as done but not in the rate. When nothing was finished for
+    `initial` is what earlier launches did: it counts as done but not in the rate. When nothing was finished for
     `silence_after` seconds, the display says what is being waited for. Of a run that goes on for a `duration` the total
     is not known, and is put at what it will be if the pace stays as it is.
     """
@@ -125,7 +125,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> str:
-        """How fast this sitting goes: what an earlier one did is not its merit."""
+        """How fast this launch goes: what an earlier one did is not its merit."""
         return format_rate(self.done - self.initial, self.elapsed)
 
 

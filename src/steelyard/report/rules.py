@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from steelyard.errors import ConfigurationError, nearest
-from steelyard.run.metrics import Books, Errors, compose
+from steelyard.run.metrics import Errors, RunCounts, compose
 from steelyard.stats.costs import Spending
 from steelyard.stats.formatting import counted
 from steelyard.stats.running import RunningStats
@@ -237,7 +237,7 @@ def usual_names() -> list[str]:
     """The names of figures that any run has, as far as they are known before there is one."""
     nothing = compose(
         about={},
-        books=Books(planned=0, ok=0, error=0, cancelled=0, not_started=0),
+        books=RunCounts(planned=0, ok=0, error=0, cancelled=0, not_started=0),
         stats=RunningStats(),
         scores=ScoreStats(),
         errors=Errors(),

@@ -19,8 +19,8 @@ from msgspec.structs import astuple
 from steelyard.engine.deadlines import Deadlines
 from steelyard.errors import describe
 from steelyard.protocols import Cancellation, Emit, InvocationContext, RemoteTarget, Session, Target
-from steelyard.records import RECORD_VERSION, EvalCase, InvocationResponse, Job, Record, Score, Unjudged
-from steelyard.scoring.pipeline import Panel
+from steelyard.records import RECORD_VERSION, EvalCase, InvocationResponse, Job, Record, Score, UnscoredAnswer
+from steelyard.scoring.pipeline import ScoringPipeline
 
 _NONE = type(None)
 _SHAPE: tuple[tuple[str, tuple[type, ...]], ...] = (
@@ -65,13 +65,13 @@ _COMMON = InvocationResponse.__struct_fields__.index("retries")
 _NOTHING_RARE = astuple(InvocationResponse())[_COMMON:]
 
 
-class CaseWork:
+class CaseRunner:
     """Asks the target, runs the scorers, hands on one record. Picklable when its target and scorers are."""
 
     def __init__(
         self,
         target: Target,
-        panel: Panel,
+        pipeline: ScoringPipeline,
         *,
         timeout: float | None,
         seed: int,
@@ -85,7 +85,7 @@ class CaseWork:
         self._answered = answered
         """Told of each case, by its id and trial, that has its answer and is yet to be scored."""
         self._target = target
-        self._panel = panel if panel else None
+        self._pipeline = pipeline if pipeline else None
         self._timeout = timeout
         self._deadlines = Deadlines(timeout) if timeout is not None else None
         self._seed = seed
@@ -105,11 +105,11 @@ class CaseWork:
             for remote in self._remotes:
                 stack.push_async_callback(remote.close)
 
-    def for_warm_up(self, target: Target) -> CaseWork:
+    def for_warm_up(self, target: Target) -> CaseRunner:
         """The same, but this target is asked, and its answers are not weighed."""
         work = copy(self)
         work._target = target
-        work._panel = None
+        work._pipeline = None
         return work
 
     async def __call__(self, job: Job, emit: Emit) -> None:
@@ -126,17 +126,17 @@ class CaseWork:
         if self._answered is not None:
             self._answered(job.case.id, job.trial)
         scores: list[Score] = []
-        if self._panel is None or response.error is not None:
+        if self._pipeline is None or response.error is not None:
             pass
-        elif not self._panel.has_judges:
-            scores = await self._panel.score_plainly(job, response)
+        elif not self._pipeline.has_judges:
+            scores = await self._pipeline.score_plainly(job, response)
         else:
 
             def keep_answer() -> None:
                 if before is None:
-                    emit(Unjudged(_record(job, response, [], attempts, time.perf_counter() - started)))
+                    emit(UnscoredAnswer(_record(job, response, [], attempts, time.perf_counter() - started)))
 
-            scores = await self._panel.score(job, response, context, keep_answer, emit)
+            scores = await self._pipeline.score(job, response, context, keep_answer, emit)
         elapsed = time.perf_counter() - started if before is None else before
         emit(_record(job, response, scores, attempts, elapsed))
 

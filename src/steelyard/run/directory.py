@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.errors import JournalError, RunMismatch, RunRefused
-from steelyard.journal.answers import Invocations
+from steelyard.journal.answers import AnswerLog
 from steelyard.journal.files import (
     CASES,
     DAMAGED,
@@ -33,7 +33,7 @@ from steelyard.journal.files import (
 )
 from steelyard.journal.index import IndexBuilder, pack_columns
 from steelyard.journal.lock import RunLock
-from steelyard.journal.manifest import Manifest, Sitting, compare, now, read_manifest, refuse_sweep, write_manifest
+from steelyard.journal.manifest import Launch, Manifest, compare, now, read_manifest, refuse_sweep, write_manifest
 from steelyard.journal.reader import RecordReader, mend_tail, salvage
 from steelyard.journal.replay import DONE, Replay
 from steelyard.journal.writer import JournalWriter
@@ -41,9 +41,9 @@ from steelyard.protocols import Tally
 from steelyard.records import Job, Score, id_digest
 from steelyard.run.metrics import compose
 from steelyard.run.plan import Plan
-from steelyard.run.recorder import Ledger
+from steelyard.run.recorder import Recorder
 from steelyard.run.result import about_run
-from steelyard.run.send_policy import Conditions
+from steelyard.run.send_policy import SendPolicy
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.formatting import counted
 from steelyard.stats.scores import verdict
@@ -53,7 +53,7 @@ from steelyard.suite.evalset import EvalSet
 log = logging.getLogger("steelyard")
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class OpenMode(msgspec.Struct, frozen=True, kw_only=True):
     """What may be done with what is found in the directory."""
 
     force: bool = False
@@ -64,7 +64,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 class RunDirectory:
     """A run directory that this process may write to, until it is closed."""
 
-    def __init__(self, path: Path, entry: Entry) -> None:
+    def __init__(self, path: Path, entry: OpenMode) -> None:
         create(path)
         self.path = path
         self._entry = entry
@@ -72,7 +72,7 @@ class RunDirectory:
         self._lock.acquire()
         self._writer: JournalWriter | None = None
         self._reader: RecordReader | None = None
-        self._invoked: Invocations | None = None
+        self._invoked: AnswerLog | None = None
         self._left_out = 0
         self._earlier: ClientLoad | None = None
 
@@ -89,7 +89,7 @@ class RunDirectory:
                     refuse_finished(self.path)
                 for difference in compare(self.path, old, manifest):
                     log.warning("%s: changed since the run began: %s", self.path, difference)
-                manifest.created, manifest.sittings = old.created, old.sittings
+                manifest.created, manifest.launches = old.created, old.launches
             if not self._entry.force:
                 self._earlier = _earlier_client(self.path)
             in_use = suite.path is not None and suite.path.absolute() == (self.path / CASES).absolute()
@@ -128,22 +128,22 @@ class RunDirectory:
         judged: bool,
         trials: TrialStats | None,
         check: Callable[[], None],
-    ) -> Ledger:
+    ) -> Recorder:
         """Recover what is there and get ready to append; the ledger knows what is left to do."""
         with disk_errors(self.path):
             replay = self._recover(PlanSlots(plan), plan.slots, trials, check)
             self._reader = RecordReader(self.path / OUTPUTS)
             invocations = self._invocations(plan, replay) if judged else None
         assert self._writer is not None
-        ledger = Ledger(plan, replay=replay, writer=self._writer, invocations=invocations, trials=trials, keep=keep)
+        recorder = Recorder(plan, replay=replay, writer=self._writer, invocations=invocations, trials=trials, keep=keep)
         self._left_out = replay.left_out
-        manifest.sittings.append(Sitting(started=now(), done_before=ledger.done_before))
+        manifest.launches.append(Launch(started=now(), done_before=recorder.done_before))
         write_manifest(self.path, manifest)
-        return ledger
+        return recorder
 
-    def _invocations(self, plan: Plan, replay: Replay) -> Invocations:
+    def _invocations(self, plan: Plan, replay: Replay) -> AnswerLog:
         """The answers and judgements of slots that were not finished, found again."""
-        self._invoked = Invocations(self.path)
+        self._invoked = AnswerLog(self.path)
 
         def unfinished(case_id: str, trial: int) -> int | None:
             found = plan.slot_of(np.array([id_digest(case_id)], dtype=np.uint64), np.array([trial]))
@@ -180,28 +180,28 @@ class RunDirectory:
             lines = counted(bad, "unreadable line")
             log.warning("%s: moved %s to %s; what was in there is asked again", path, lines, DAMAGED)
 
-    def jobs(self, ledger: Ledger) -> Iterator[Job | None]:
+    def jobs(self, recorder: Recorder) -> Iterator[Job | None]:
         """The jobs that are left, stored responses attached where only the scores are missing."""
-        return ledger.jobs(self._reader)
+        return recorder.jobs(self._reader)
 
     def finish(
-        self, manifest: Manifest, ledger: Ledger, tally: Tally, stopped: str | None, conditions: Conditions
+        self, manifest: Manifest, recorder: Recorder, tally: Tally, stopped: str | None, send_policy: SendPolicy
     ) -> dict[str, Any]:
         """Commit every record, then write metrics.json, or partial.json if anything is left to do."""
         self._close_journal()
-        books = ledger.close(tally, stopped)
-        conditions.earlier = self._earlier
+        books = recorder.close(tally, stopped)
+        send_policy.earlier = self._earlier
         metrics = compose(
             about=about_run(manifest, self.path),
             books=books,
-            stats=ledger.stats,
-            scores=ledger.scores,
-            errors=ledger.errors,
+            stats=recorder.stats,
+            scores=recorder.scores,
+            errors=recorder.errors,
             left_out=self._left_out,
             stopped=stopped,
-            trials=ledger.trial_metrics(),
-            spending=ledger.spending,
-            sent=partial(conditions.to_metrics, tally),
+            trials=recorder.trial_metrics(),
+            spending=recorder.spending,
+            sent=partial(send_policy.to_metrics, tally),
         )
         if books.complete:
             write_json(self.path / METRICS, metrics)
@@ -236,7 +236,7 @@ class RunDirectory:
 
 
 def _earlier_client(run: Path) -> ClientLoad | None:
-    """How busy the client was in the sittings that the run's metrics tell of; None where they do not say."""
+    """How busy the client was in the launches that the run's metrics tell of; None where they do not say."""
     metrics = read_metrics(run) or read_json_object(run / PARTIAL) or {}
     try:
         return msgspec.convert(metrics.get("client"), ClientLoad)

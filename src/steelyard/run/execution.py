@@ -14,23 +14,23 @@ from steelyard.cache.cached import Cached
 from steelyard.cache.store import EvaluationDataStore, ManagedStore, open_store
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.engine.cancellation import CancellationToken
-from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import RunCancelled, SuiteError
 from steelyard.journal.reader import iter_records
 from steelyard.progress.display import LiveDisplay
-from steelyard.protocols import AtHome, CallByCall, Engine, RepeatedJudge, Scorer, Session, Tally, Target
+from steelyard.protocols import CallByCall, DriverCallback, Engine, RepeatedJudge, Scorer, Session, Tally, Target
 from steelyard.records import Job, Record
-from steelyard.run.case import CaseWork
-from steelyard.run.directory import Entry, RunDirectory
+from steelyard.run.case import CaseRunner
+from steelyard.run.directory import OpenMode, RunDirectory
 from steelyard.run.metrics import compose
 from steelyard.run.options import RunOptions
 from steelyard.run.plan import Plan, cycling, manifest_of, plan_of, read_session
-from steelyard.run.recorder import Ledger
+from steelyard.run.recorder import Recorder
 from steelyard.run.result import Result, about_run
-from steelyard.run.send_policy import Conditions
-from steelyard.run.stop_rules import EarlyEnd
+from steelyard.run.send_policy import SendPolicy
+from steelyard.run.stop_rules import StopRules
 from steelyard.scoring.judge.calibration import is_trusted
-from steelyard.scoring.pipeline import Panel
+from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.stats.formatting import counted
 from steelyard.stats.prices import over_budget
 from steelyard.stats.spec import parse_progress_bar_stats
@@ -42,7 +42,7 @@ log = logging.getLogger("steelyard")
 _REFRESH_SECONDS = 0.2
 
 
-class Sitting:
+class Execution:
     """Everything that one run holds while it runs; made anew for each call."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Sitting:
         self._broken_off: str | None = None
         self._session: Session | None = None
         self._store: EvaluationDataStore | None = None
-        self._conditions = Conditions(target, scorers, options)
+        self._send_policy = SendPolicy(target, scorers, options)
         self._works_elsewhere = bool(getattr(engine, "works_elsewhere", False))
         """Whether the calls are made by other processes, which open and watch their own connections."""
 
@@ -70,7 +70,7 @@ class Sitting:
         """Stop when the caller's token is cancelled; what stops this run leaves that token alone."""
         return token.on_cancel(lambda: self.token.cancel(token.reason or "cancelled"))
 
-    async def run(self, entry: Entry) -> Result:
+    async def run(self, entry: OpenMode) -> Result:
         """Prepare off the event loop, then work; a cancelled task still leaves its books closed."""
         preparing = asyncio.create_task(DaemonThreads().run(self._prepare, entry))
         try:
@@ -83,14 +83,14 @@ class Sitting:
         finally:
             self._close()
 
-    def _prepare(self, entry: Entry) -> None:
+    def _prepare(self, entry: OpenMode) -> None:
         """Everything before the first call: the session, the cache, the plan, the lock, the recovery."""
         path = self._options.output_path
         if self._options.initial_session_file is not None:
             self._session = read_session(self._options.initial_session_file)
         if not self._options.is_load:
             self._store = open_store(self._options.cache)
-        self._conditions.check()
+        self._send_policy.check()
         # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
         plan = None if self.suite.one_shot else self._make_plan()
         if (check_engine := getattr(self._engine, "check", None)) is not None:
@@ -110,15 +110,15 @@ class Sitting:
         repeated = not self._options.is_load and (self._options.trials > 1 or self._options.num_runs > 1)
         trials = TrialStats(plan.cases, plan.trials) if repeated else None
         if self._directory is None:
-            self._ledger = Ledger(plan, replay=None, writer=None, trials=trials, keep=keep)
+            self._recorder = Recorder(plan, replay=None, writer=None, trials=trials, keep=keep)
         else:
             judged = any(isinstance(scorer, RepeatedJudge) for scorer in self._scorers)
-            self._ledger = self._directory.open(
+            self._recorder = self._directory.open(
                 plan, self._manifest, keep=keep, judged=judged, trials=trials, check=self._check
             )
-        self._conditions.tell_prices(self._ledger.spending)
-        if self._ledger.resumed:
-            log.info("resuming %s: %s", path, self._ledger.so_far())
+        self._send_policy.tell_prices(self._recorder.spending)
+        if self._recorder.resumed:
+            log.info("resuming %s: %s", path, self._recorder.so_far())
 
     def _make_plan(self) -> Plan:
         return plan_of(self.suite, self._scorers, self._options, self._check)
@@ -139,67 +139,67 @@ class Sitting:
     async def _work(self) -> Result:
         """Run the jobs under the live display, then close the books."""
         if not self._works_elsewhere:
-            await self._conditions.open()
+            await self._send_policy.open()
         try:
             work = self._case_work()
-            if self._options.warmup and not self._ledger.resumed:
+            if self._options.warmup and not self._recorder.resumed:
                 await self._warm_up(work)
             tally = await self._run_shown(work)
         finally:
             if not self._works_elsewhere:
-                await self._conditions.close()
+                await self._send_policy.close()
         return self._finish(tally)
 
-    async def _run_shown(self, work: CaseWork) -> Tally:
+    async def _run_shown(self, work: CaseRunner) -> Tally:
         display = LiveDisplay(
             description=self._plan.suite.id,
             total=self._plan.slots,
-            initial=self._ledger.done_before,
+            initial=self._recorder.done_before,
             duration=self._options.duration,
             spec=self._spec,
             mode=self._options.progress,
         )
-        self._ledger.begin()
-        self._conditions.watch()
+        self._recorder.begin()
+        self._send_policy.watch()
         ticker = asyncio.create_task(self._show(display), name="steelyard-display")
         try:
             return await self._run_engine(work)
         finally:
             ticker.cancel()
-            self._conditions.stop_watching(getattr(self._engine, "loads", ()))
-            display.close(self._ledger.done, self._ledger.stats)
+            self._send_policy.stop_watching(getattr(self._engine, "loads", ()))
+            display.close(self._recorder.done, self._recorder.stats)
 
-    async def _warm_up(self, work: CaseWork) -> None:
+    async def _warm_up(self, work: CaseRunner) -> None:
         """Send some requests that count for nothing: connections open, a model wakes up."""
-        conditions = self._conditions
+        send_policy = self._send_policy
         tally = await self._engine.run(
             # Past our own cache: what the warm-up put there would be the answers of the run.
             work.for_warm_up(self._retrying(self._target)),
             cycling(self._plan, requests=self._options.warmup, duration=None).jobs(),
             lambda _: None,
-            parallelism=conditions.parallelism,
+            parallelism=send_policy.parallelism,
             token=self.token,
-            permits=conditions.permits,
+            permits=send_policy.permits,
         )
-        conditions.warmed_up = tally.finished
+        send_policy.warmed_up = tally.finished
 
-    async def _run_engine(self, work: CaseWork) -> Tally:
+    async def _run_engine(self, work: CaseRunner) -> Tally:
         jobs = self._until_the_suite_changes(
-            self._directory.jobs(self._ledger) if self._directory is not None else self._ledger.jobs(None)
+            self._directory.jobs(self._recorder) if self._directory is not None else self._recorder.jobs(None)
         )
         if self._options.max_cost is not None:
             jobs = self._until_spent(jobs, self._options.max_cost)
-        self._ledger.on_record = self._early_end().look
-        conditions = self._conditions
+        self._recorder.on_record = self._stop_rules().look
+        send_policy = self._send_policy
         running = asyncio.create_task(
             self._engine.run(
                 work,
                 jobs,
-                self._ledger.emit,
-                parallelism=conditions.parallelism,
+                self._recorder.emit,
+                parallelism=send_policy.parallelism,
                 token=self.token,
-                permits=conditions.permits,
-                pace=conditions.plan_sends(self._plan.slots or None),
+                permits=send_policy.permits,
+                pace=send_policy.plan_sends(self._plan.slots or None),
             )
         )
         try:
@@ -210,13 +210,13 @@ class Sitting:
             self._finish(await running)
             raise
 
-    def _early_end(self) -> EarlyEnd:
+    def _stop_rules(self) -> StopRules:
         """What looks at each record, until nothing it could see would end the run."""
 
         def done() -> None:
-            self._ledger.on_record = None
+            self._recorder.on_record = None
 
-        return EarlyEnd(self._options, self._ledger.stats, self._engine.in_flight, self.token.cancel, done)
+        return StopRules(self._options, self._recorder.stats, self._engine.in_flight, self.token.cancel, done)
 
     def _until_the_suite_changes(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
         """The jobs; a suite that is edited under us ends them, and what is in flight may finish."""
@@ -229,7 +229,7 @@ class Sitting:
     def _until_spent(self, jobs: Iterator[Job | None], limit: float) -> Iterator[Job | None]:
         """The jobs until the budget is used up; what is in flight is paid for, and may finish."""
         paid = self.origin.get("scored_from") is not None
-        spending, engine = self._ledger.spending, self._engine
+        spending, engine = self._recorder.spending, self._engine
         while (reason := over_budget(spending, limit, engine.in_flight().count, answers_are_paid=paid)) is None:
             try:
                 job = next(jobs)
@@ -239,37 +239,37 @@ class Sitting:
         log.warning("%s; stopping here, what is done stays done", reason)
         self._broken_off = reason
 
-    def _case_work(self) -> CaseWork:
-        options, conditions = self._options, self._conditions
+    def _case_work(self) -> CaseRunner:
+        options, send_policy = self._options, self._send_policy
         target = self._retrying(self._target)
         if self._store is not None:
             target = Cached(target, self._store, self._plan.suite.id, session=self._session)
         scorers = [self._bound(scorer) if isinstance(scorer, RepeatedJudge) else scorer for scorer in self._scorers]
-        return CaseWork(
+        return CaseRunner(
             target,
-            Panel(scorers, num_runs=options.num_runs, timeout=options.timeout),
+            ScoringPipeline(scorers, num_runs=options.num_runs, timeout=options.timeout),
             timeout=options.timeout,
             seed=options.seed,
             session=self._session,
             token=self.token,
-            waits=conditions.waits,
-            remotes=conditions.remotes,
-            answered=AtHome(conditions.permits.answered) if conditions.permits is not None else None,
+            waits=send_policy.waits,
+            remotes=send_policy.remotes,
+            answered=DriverCallback(send_policy.permits.answered) if send_policy.permits is not None else None,
         )
 
     def _retrying(self, target: Target, paid: Callable[[float | None], None] | None = None) -> Target:
         """The target with its costs told, behind its endpoint's limits, asked again after faults that may pass."""
-        options, conditions = self._options, self._conditions
+        options, send_policy = self._options, self._send_policy
         policy = RetryPolicy(attempts=options.attempts, retry_on=options.retry_on)
 
         def around(call: Target) -> Target:
-            return Retrying(conditions.limited(target, conditions.priced(target, call, paid)), policy)
+            return Retry(send_policy.limited(target, send_policy.priced(target, call, paid)), policy)
 
         return target.bound(around) if isinstance(target, CallByCall) else around(target)
 
     def _bound(self, judge: RepeatedJudge) -> RepeatedJudge:
         """The judge with retries; where a calibration was demanded and is not there, its word is only advice."""
-        bound = judge.bound(partial(self._retrying, paid=AtHome(self._ledger.judged)))
+        bound = judge.bound(partial(self._retrying, paid=DriverCallback(self._recorder.judged)))
         if (demanded := getattr(judge, "calibration", None)) is not None:
             trusted, reason = is_trusted(demanded, judge.by)
             if not trusted:
@@ -279,8 +279,10 @@ class Sitting:
 
     async def _show(self, display: LiveDisplay) -> None:
         while True:
-            self._ledger.stats.active_seconds = self._ledger.active_seconds
-            display.refresh(self._ledger.done, self._ledger.stats, self._engine.in_flight(), self._conditions.allowed)
+            self._recorder.stats.active_seconds = self._recorder.active_seconds
+            display.refresh(
+                self._recorder.done, self._recorder.stats, self._engine.in_flight(), self._send_policy.allowed
+            )
             await asyncio.sleep(_REFRESH_SECONDS)
 
     def _finish(self, tally: Tally) -> Result:
@@ -299,27 +301,27 @@ class Sitting:
 
     def _metrics(self, tally: Tally, stopped: str | None) -> dict[str, Any]:
         if self._directory is not None:
-            return self._directory.finish(self._manifest, self._ledger, tally, stopped, self._conditions)
+            return self._directory.finish(self._manifest, self._recorder, tally, stopped, self._send_policy)
         return compose(
             about=about_run(self._manifest, None),
-            books=self._ledger.close(tally, stopped),
-            stats=self._ledger.stats,
-            scores=self._ledger.scores,
-            errors=self._ledger.errors,
+            books=self._recorder.close(tally, stopped),
+            stats=self._recorder.stats,
+            scores=self._recorder.scores,
+            errors=self._recorder.errors,
             left_out=0,
             stopped=stopped,
-            trials=self._ledger.trial_metrics(),
-            spending=self._ledger.spending,
-            sent=partial(self._conditions.to_metrics, tally),
+            trials=self._recorder.trial_metrics(),
+            spending=self._recorder.spending,
+            sent=partial(self._send_policy.to_metrics, tally),
         )
 
     def _responses(self) -> list[Record]:
-        """All records in case order: those of this sitting, or read back where earlier ones belong to them."""
-        if self._ledger.kept is None:
+        """All records in case order: those of this launch, or read back where earlier ones belong to them."""
+        if self._recorder.kept is None:
             return []
-        if self._directory is not None and self._ledger.resumed:
+        if self._directory is not None and self._recorder.resumed:
             return list(iter_records(self._directory.path))
-        return sorted(self._ledger.kept, key=lambda record: (record.index, record.trial))
+        return sorted(self._recorder.kept, key=lambda record: (record.index, record.trial))
 
     def _close(self) -> None:
         if self._directory is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from steelyard.errors import BooksError
+from steelyard.errors import CountsError
 from steelyard.records import Record
 from steelyard.stats.costs import Spending
 from steelyard.stats.errors import ErrorName, by_kind, by_type, error_name
@@ -21,7 +21,7 @@ METRICS_VERSION = 1
 _LONGEST_EXAMPLE = 300
 
 
-class Books(msgspec.Struct, frozen=True, kw_only=True):
+class RunCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Where each planned (case, trial) stands, each counted once."""
 
     planned: int
@@ -42,10 +42,10 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, stats: RunningStats, scores: ScoreStats) -> None:
         """Raise BooksError unless the counts add up, among themselves and with the statistics."""
         if self.planned != self.ok + self.error + self.cancelled + self.not_started:
-            raise BooksError(f"the books do not balance: {self}")
+            raise CountsError(f"the books do not balance: {self}")
         counted = (stats.total_requests - stats.failed_requests, stats.failed_requests)
         if counted != (self.ok, self.error) or scores.n != self.ok + self.error:
-            raise BooksError(f"the statistics count {counted} ok and error, the scores {scores.n}; the books: {self}")
+            raise CountsError(f"the statistics count {counted} ok and error, the scores {scores.n}; the books: {self}")
 
 
 class Errors:
@@ -89,7 +89,7 @@ def _case_order(record: Record) -> tuple[int, int]:
 def compose(
     *,
     about: Mapping[str, Any],
-    books: Books,
+    books: RunCounts,
     stats: RunningStats,
     scores: ScoreStats,
     errors: Errors,

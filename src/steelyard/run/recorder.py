@@ -1,4 +1,4 @@
-"""The books of one sitting: each record is journalled first and counted after."""
+"""The books of one launch: each record is journalled first and counted after."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from steelyard.errors import BooksError
-from steelyard.journal.answers import Invocations, JudgeCall
+from steelyard.errors import CountsError
+from steelyard.journal.answers import AnswerLog, JudgeCall
 from steelyard.journal.index import ERROR
 from steelyard.journal.index import UNSCORED as UNSCORED_ANSWER
 from steelyard.journal.reader import RecordReader
 from steelyard.journal.replay import DONE, ERRORED, PENDING, UNSCORED, Replay
 from steelyard.journal.writer import JournalWriter, encode_record
 from steelyard.protocols import Tally
-from steelyard.records import Job, Record, StoredSample, Unjudged
-from steelyard.run.metrics import Books, Errors
+from steelyard.records import Job, Record, StoredSample, UnscoredAnswer
+from steelyard.run.metrics import Errors, RunCounts
 from steelyard.run.plan import Plan
 from steelyard.stats.costs import Spending
 from steelyard.stats.formatting import counted, safe_text
@@ -30,13 +30,13 @@ log = logging.getLogger("steelyard")
 
 _LONGEST_REASON = 200
 _FAILED = 4
-"""The state of a slot that ended as an error in this sitting; the others are the replay's."""
+"""The state of a slot that ended as an error in this launch; the others are the replay's."""
 
 _STARTED = 0x80
 """Set in a slot's state from when its job is handed out until its record lands."""
 
 
-class Ledger:
+class Recorder:
     """What is done, what is counted and, unless memory is to stay low, the records themselves."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Ledger:
         replay: Replay | None,
         writer: JournalWriter | None,
         keep: bool,
-        invocations: Invocations | None = None,
+        invocations: AnswerLog | None = None,
         trials: TrialStats | None = None,
     ) -> None:
         self._plan = plan
@@ -71,28 +71,28 @@ class Ledger:
         self.done_before = self._count(DONE)
         self.resumed = any(self._states)
         self.on_record: Callable[[Record], None] | None = None
-        """Hears of each record whose answer was asked for in this sitting."""
+        """Hears of each record whose answer was asked for in this launch."""
         self._broken_down: set[str] = set()
         """The scorers of which that was said."""
         self._only_scored: set[int] = set()
         """The slots of the jobs under way that need no answer; kept only while somebody listens."""
 
     def begin(self) -> None:
-        """Count the time of this sitting from now on."""
+        """Count the time of this launch from now on."""
         self._began = time.monotonic()
 
     @property
     def active_seconds(self) -> float:
-        """How long the run has been active, this sitting and those before it."""
+        """How long the run has been active, this launch and those before it."""
         return self._earlier + time.monotonic() - self._began
 
     @property
     def done(self) -> int:
-        """How many slots have a record that needs no more work in this sitting."""
+        """How many slots have a record that needs no more work in this launch."""
         return self.done_before + self._emitted
 
     def so_far(self) -> str:
-        """What earlier sittings have left, in words."""
+        """What earlier launches have left, in words."""
         parts = [f"{self.done_before:,} of {self._plan.slots:,} done"]
         if again := self._count(ERRORED):
             parts.append(f"{counted(again, 'error')} to ask again")
@@ -127,7 +127,7 @@ class Ledger:
         assert reader is not None
         return reader.at(self._replay.stored_at(slot))
 
-    def emit(self, record: Record | Unjudged | StoredSample) -> None:
+    def emit(self, record: Record | UnscoredAnswer | StoredSample) -> None:
         """Take in one record: to the kernel, then into the counts. What comes before it only goes to the kernel."""
         if not isinstance(record, Record):
             if self._invocations is not None:
@@ -180,16 +180,16 @@ class Ledger:
         if self._invocations is not None and cost is not None:
             self._invocations.append(JudgeCall(cost))
 
-    def close(self, tally: Tally, stopped: str | None = None) -> Books:
-        """Settle every slot, counting what earlier sittings left behind; the books as they stand.
+    def close(self, tally: Tally, stopped: str | None = None) -> RunCounts:
+        """Settle every slot, counting what earlier launches left behind; the books as they stand.
 
         `stopped` is what ended the run before its time, if anything did.
         """
         if self._closed:
-            raise BooksError("the books were closed twice")
+            raise CountsError("the books were closed twice")
         self._closed = True
         if self._emitted != tally.finished or tally.started != tally.finished + tally.cancelled:
-            raise BooksError(f"{self._emitted} records for {tally}")
+            raise CountsError(f"{self._emitted} records for {tally}")
         earlier_errors = self._count(ERRORED) + self._count(ERRORED | _STARTED)
         earlier_responses = self._count(UNSCORED) + self._count(UNSCORED | _STARTED)
         self.stats.update_failed(earlier_errors)
@@ -200,7 +200,7 @@ class Ledger:
         for _ in range(earlier_responses):
             self.scores.update([], failed=False)
         self.stats.active_seconds = self.active_seconds
-        return Books(
+        return RunCounts(
             planned=self._plan.slots,
             ok=self._count(DONE) + earlier_responses,
             error=self._count(_FAILED) + earlier_errors,

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.errors import ConfigurationError
-from steelyard.journal.answers import Invocations
+from steelyard.journal.answers import AnswerLog
 from steelyard.journal.files import OUTPUTS, RunState, read_metrics, run_state
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import iter_records
 from steelyard.journal.replay import DONE, ERRORED, Replay
 from steelyard.records import Record
-from steelyard.run.metrics import Books, Errors, compose
+from steelyard.run.metrics import Errors, RunCounts, compose
 from steelyard.stats.costs import Spending
 from steelyard.stats.prices import read_prices
 
@@ -85,7 +85,7 @@ def _replayed_metrics(run: Path) -> dict[str, Any]:
     replay.stats.active_seconds = replay.run_time
     done = replay.states.count(DONE)
     planned = max(manifest.planned if manifest is not None else 0, done + errored)
-    books = Books(planned=planned, ok=done, error=errored, cancelled=0, not_started=planned - done - errored)
+    books = RunCounts(planned=planned, ok=done, error=errored, cancelled=0, not_started=planned - done - errored)
     errors = Errors()
     errors.counts.update(replay.errors)
     metrics = compose(
@@ -105,7 +105,7 @@ def _replayed_metrics(run: Path) -> dict[str, Any]:
 def _spending(run: Path, replay: Replay, manifest: Manifest | None) -> Spending:
     """What an unfinished run has spent, its judges included."""
     spending = replay.spending
-    invocations = Invocations(run)
+    invocations = AnswerLog(run)
     invocations.read(lambda _id, _trial: None, lambda _slot, _case_fp: False)
     spending.merge(invocations.spending)
     if manifest is not None:

@@ -10,8 +10,8 @@ from steelyard.engine.local import LocalEngine
 from steelyard.engine.loop_thread import LoopFactory, LoopThread
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Engine
-from steelyard.run.directory import Entry
-from steelyard.run.execution import Sitting
+from steelyard.run.directory import OpenMode
+from steelyard.run.execution import Execution
 from steelyard.run.options import RunChanges, RunOptions
 from steelyard.run.result import Result
 from steelyard.scoring.base import as_scorers
@@ -69,14 +69,14 @@ class Runner:
         journal that has unreadable lines in its middle.
         """
         options = _checked(self.options.replace(**changes))
-        sitting = Sitting(self.target, self.suite, self.scorers, options, self.engine or LocalEngine())
-        sitting.origin = {"suite_file": self.suite_file, "scored_from": self.scored_from}
-        forget = sitting.follow(self.token) if self.token is not None else None
+        execution = Execution(self.target, self.suite, self.scorers, options, self.engine or LocalEngine())
+        execution.origin = {"suite_file": self.suite_file, "scored_from": self.scored_from}
+        forget = execution.follow(self.token) if self.token is not None else None
         try:
-            return await sitting.run(Entry(force=force, retry_errors=retry_errors, salvage=salvage))
+            return await execution.run(OpenMode(force=force, retry_errors=retry_errors, salvage=salvage))
         finally:
             if options.output_path is not None:
-                self.suite = sitting.suite  # a one-shot's cases were written down: the next run reads them there
+                self.suite = execution.suite  # a one-shot's cases were written down: the next run reads them there
             if forget is not None:
                 forget()
 

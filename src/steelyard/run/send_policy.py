@@ -1,4 +1,4 @@
-"""The conditions of a sitting: how many calls at once, how fast and when, at which price; and what came of it."""
+"""The conditions of a launch: how many calls at once, how fast and when, at which price; and what came of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.engine.arrivals import Schedule, SendCounts, parse_arrivals
-from steelyard.engine.rate_limit import EndpointLimits, Limited
+from steelyard.engine.rate_limit import EndpointLimits, RateLimited
 from steelyard.protocols import Pace, RemoteTarget, RepeatedJudge, Scorer, Tally, Target
 from steelyard.run.options import RunOptions
 from steelyard.stats.client_load import ClientLoad, LoopMonitor, judge_client, with_earlier
@@ -18,8 +18,8 @@ from steelyard.tokens import estimate_input_tokens
 from steelyard.units import parse_rate
 
 
-class Conditions:
-    """Everything that decides when a call is sent, made anew for each sitting."""
+class SendPolicy:
+    """Everything that decides when a call is sent, made anew for each launch."""
 
     def __init__(self, target: Target, scorers: Iterable[Scorer], options: RunOptions) -> None:
         self._options = options
@@ -33,7 +33,7 @@ class Conditions:
         self._monitor = LoopMonitor()
         self._load: ClientLoad | None = None
         self.earlier: ClientLoad | None = None
-        """How busy the client was in earlier sittings, as far as that is known."""
+        """How busy the client was in earlier launches, as far as that is known."""
         self._sends: SendCounts | None = None
         self.permits = AdaptivePermits(options.max_parallelism) if options.parallelism == "auto" else None
         self.schedule: Schedule | None = None
@@ -97,7 +97,7 @@ class Conditions:
                 pauses=not options.is_load,
             )
         estimate = estimate_input_tokens if options.tokens_per_min is not None else None
-        return Limited(inner, self._limits[place], estimate=estimate)
+        return RateLimited(inner, self._limits[place], estimate=estimate)
 
     @property
     def waits(self) -> bool:

@@ -32,7 +32,7 @@ _PATIENCE = 10
 _ENOUGH_TO_STOP = 50
 
 
-class EarlyEnd:
+class StopRules:
     """Looks at the records of a run as they come, and cancels it when it should go no further.
 
     `done` is called when there is nothing left to look for.
@@ -72,7 +72,7 @@ class EarlyEnd:
 
 
 class FirstErrors:
-    """Says when the first so many calls of a sitting have all failed for one lasting reason; 0 is never.
+    """Says when the first so many calls of a launch have all failed for one lasting reason; 0 is never.
 
     The tries of a case that nobody listened to count one by one. The first answer, or an error of another kind, is
     proof that the endpoint can be asked: from there on a case that fails fails alone. A refusal comes sooner than an

@@ -11,7 +11,7 @@ from steelyard.scoring.base import run_scorers
 from steelyard.stats.scores import verdict
 
 
-class Panel:
+class ScoringPipeline:
     """The scorers of a run. Judges ask one after another, so that a case never holds more than its one permit."""
 
     def __init__(

@@ -36,7 +36,7 @@ SHORTEST = 0.2
 
 _FOLD_EVERY = 1024
 _WORST = ("lag_p50", "lag_p99", "lag_max", "lag_sustained")
-_EARLIER = "in an earlier sitting "
+_EARLIER = "in an earlier launch "
 
 
 class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +60,8 @@ class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
     bottleneck: bool = False
     reason: str | None = None
     """Why it was, in words."""
-    sittings: int = 1
-    """How many sittings of the run these figures speak of."""
+    launches: int = 1
+    """How many launches of the run these figures speak of."""
 
     def to_metrics(self) -> dict[str, Any]:
         """The same as it stands in metrics.json."""
@@ -87,10 +87,10 @@ def judge_client(load: ClientLoad, p50_first_token: float | None) -> ClientLoad:
 
 
 def with_earlier(earlier: ClientLoad, last: ClientLoad) -> ClientLoad:
-    """The load of a run's last sitting and of those before it, each of them judged.
+    """The load of a run's last launch and of those before it, each of them judged.
 
-    Shares are of all the time that was watched. Percentiles cannot be joined: each is the worse one of the sittings.
-    A sitting in which the client was the bottleneck has left its times in the figures of the whole run.
+    Shares are of all the time that was watched. Percentiles cannot be joined: each is the worse one of the launches.
+    A launch in which the client was the bottleneck has left its times in the figures of the whole run.
     """
     seconds = max(earlier.seconds + last.seconds, 1e-9)
     reason = last.reason
@@ -107,7 +107,7 @@ def with_earlier(earlier: ClientLoad, last: ClientLoad) -> ClientLoad:
         stood_still=earlier.stood_still + last.stood_still,
         bottleneck=earlier.bottleneck or last.bottleneck,
         reason=reason,
-        sittings=earlier.sittings + last.sittings,
+        launches=earlier.launches + last.launches,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from steelyard.errors import ConfigurationError, TargetError, suggestion
-from steelyard.protocols import InvocationContext, RemoteTarget, Target, TargetAround
+from steelyard.protocols import InvocationContext, RemoteTarget, Target, TargetWrapper
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.stats.costs import Spending, format_money
 
@@ -58,7 +58,7 @@ def cost_of(response: InvocationResponse, prices: Prices) -> float | None:
     return round(cost / _MILLION, _DECIMALS)
 
 
-class Priced(TargetAround):
+class Priced(TargetWrapper):
     """A target whose answers say what they cost, unless they said so themselves.
 
     `on_cost` hears of every call, None where its cost is not known: for judges, whose answers are not recorded.

@@ -201,7 +201,7 @@ _LETS_IN = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key",
 """Headers that stand in for a key."""
 
 
-class Entrance:
+class Auth:
     """A key and extra headers. A pickled one has no key in it but the one that was given."""
 
     def __init__(

@@ -18,7 +18,7 @@ from steelyard.errors import TargetError, TransportError
 from steelyard.masking import Secret
 from steelyard.protocols import HttpReply, HttpRequest, Identity, InvocationContext, Target, Transport
 from steelyard.records import EvalCase, InvocationResponse
-from steelyard.targets.auth import Address, Entrance, Headers, check_counts, check_switches, check_texts, checked_params
+from steelyard.targets.auth import Address, Auth, Headers, check_counts, check_switches, check_texts, checked_params
 from steelyard.targets.tools import Functions, OneTurn, ToolShape, Turn, TurnByTurn, TurnCase, merged_tools, run_loop
 from steelyard.targets.wire import (
     UNREADABLE,
@@ -48,7 +48,7 @@ class Link(msgspec.Struct):
     users: int = 0
 
 
-class Links:
+class Connections:
     """Makes a link where there is none and closes it after its last user. Runs on different loops share nothing."""
 
     def __init__(self, make: Callable[[int], Link]) -> None:
@@ -134,7 +134,7 @@ class EndpointTarget(ABC):
         self.store_payload = store_payload
         self.params = checked_params(params, self.reserved)
         self._address = Address(self._usual_base_url() if base_url is None else base_url)
-        self._entrance = Entrance(
+        self._entrance = Auth(
             self._address, self._key_names(), api_key=api_key, api_key_env=api_key_env, headers=headers
         )
         self._connection: dict[str, Any] = {"proxy": proxy, "ca_bundle": ca_bundle, "verify": verify}
@@ -145,7 +145,7 @@ class EndpointTarget(ABC):
         self._given_transport = transport
         self._url = self._make_url()
         self._prefix = self._make_prefix()
-        self._links = Links(self._make_link)
+        self._links = Connections(self._make_link)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model_id!r}, base_url={self._address.shown!r})"
@@ -157,7 +157,7 @@ class EndpointTarget(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._given_transport = None
-        self._links = Links(self._make_link)
+        self._links = Connections(self._make_link)
 
     @property
     def endpoint(self) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError, TargetError, describe
-from steelyard.protocols import InvocationContext, Target, TargetAround
+from steelyard.protocols import InvocationContext, Target, TargetWrapper
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.targets.wire import Call
 
@@ -117,7 +117,7 @@ class TurnCase(EvalCase, kw_only=True):
     take: Callable[[], Awaitable[InvocationResponse]]
 
 
-class OneTurn(TargetAround):
+class OneTurn(TargetWrapper):
     """The model's next turn as a target of its own, so that what is put around it meets every call and not the case."""
 
     def __init__(self, target: Target) -> None:
@@ -135,7 +135,7 @@ class Conversing(Target, Protocol):
         """The answer, each turn of the model asked for through `call`."""
 
 
-class TurnByTurn(TargetAround):
+class TurnByTurn(TargetWrapper):
     """A target whose every call to the model goes through `call`: what stands around a `OneTurn` of it."""
 
     _target: Conversing

@@ -214,7 +214,7 @@ def _about(manifest: Manifest | None) -> dict[str, Any]:
         "suite": manifest.suite,
         "model": manifest.model_id,
         "created": manifest.created,
-        "sittings": len(manifest.sittings),
+        "launches": len(manifest.launches),
         "load": manifest.load,
     }
 

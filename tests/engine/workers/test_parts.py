@@ -19,20 +19,28 @@ from hypothesis import strategies as st
 
 from steelyard._version import __version__
 from steelyard.engine.cancellation import CancellationToken
-from steelyard.engine.rate_limit import EndpointLimits, Limited
-from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.engine.rate_limit import EndpointLimits, RateLimited
+from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.engine.workers import worker as worker_module
-from steelyard.engine.workers.driver import ClusterRun
-from steelyard.engine.workers.messages import CALL, Batch, Greeting, Letter, Outbox
-from steelyard.engine.workers.pending import NOT_YET, Given, Seat, Share, Supply, lost_record, share_out
+from steelyard.engine.workers.driver import DriverRun
+from steelyard.engine.workers.messages import CALL, Batch, Greeting, Message, MessageQueue
+from steelyard.engine.workers.pending import (
+    NOT_YET,
+    Assigned,
+    PendingJobs,
+    WorkerHandle,
+    WorkerShare,
+    lost_record,
+    share_out,
+)
 from steelyard.engine.workers.pickling import Home, pack_work, unpack_work
-from steelyard.engine.workers.remote_limits import Calls, Post
+from steelyard.engine.workers.remote_limits import Calls, DriverLink
 from steelyard.engine.workers.worker import HostedRun
 from steelyard.errors import ConfigurationError, SteelyardError, TransientError
 from steelyard.journal.reader import decode_entry
 from steelyard.journal.writer import encode_record
 from steelyard.masking import Secret
-from steelyard.protocols import AtHome, InvocationContext, Tally
+from steelyard.protocols import DriverCallback, InvocationContext, Tally
 from steelyard.records import EvalCase, InvocationResponse, Job
 from steelyard.report.summary import node_lines as lines
 from steelyard.run.config import EngineChoice
@@ -48,7 +56,7 @@ class SimulatedWorker:
     """Hears of its share late, and has as many calls in flight as the last one that it heard of lets it begin."""
 
     def __init__(self) -> None:
-        self.share = Share()
+        self.share = WorkerShare()
         self.die()
 
     def die(self) -> None:
@@ -94,7 +102,7 @@ def test_never_more_in_flight_than_is_allowed_whatever_arrives_when(steps) -> No
 
 
 def test_what_one_worker_gives_up_another_gets_only_when_it_is_free() -> None:
-    first, second = Share(), Share()
+    first, second = WorkerShare(), WorkerShare()
     share_out(10, [first])
     assert first.told == 10
     share_out(10, [first, second])
@@ -108,7 +116,7 @@ def test_what_one_worker_gives_up_another_gets_only_when_it_is_free() -> None:
 
 
 def test_room_is_left_for_workers_that_are_expected_and_goes_to_the_others_when_they_do_not_come() -> None:
-    only = Share()
+    only = WorkerShare()
     share_out(9, [only], expected=2)
     assert only.told == 3
     share_out(9, [only])
@@ -116,7 +124,7 @@ def test_room_is_left_for_workers_that_are_expected_and_goes_to_the_others_when_
 
 
 def test_a_share_of_a_worker_that_is_gone_is_free_at_once() -> None:
-    first, second = Share(), Share()
+    first, second = WorkerShare(), WorkerShare()
     share_out(8, [first, second])
     second.clear()
     share_out(8, [first])
@@ -124,9 +132,9 @@ def test_a_share_of_a_worker_that_is_gone_is_free_at_once() -> None:
 
 
 def test_a_lost_job_is_handed_out_again_only_so_often() -> None:
-    supply = Supply(make_jobs(1), 2)
+    supply = PendingJobs(make_jobs(1), 2)
     given_out = supply.next(probation=True)
-    assert isinstance(given_out, Given)
+    assert isinstance(given_out, Assigned)
     assert [supply.lose(given_out), supply.next(probation=True) is given_out] == [True, True]
     assert [supply.lose(given_out), supply.next(probation=True) is given_out] == [True, True]
     assert not supply.lose(given_out)
@@ -135,15 +143,15 @@ def test_a_lost_job_is_handed_out_again_only_so_often() -> None:
 
 
 def test_a_job_that_may_be_lost_only_once_more_goes_to_a_worker_that_has_no_other_such() -> None:
-    supply = Supply(make_jobs(3), 1)
+    supply = PendingJobs(make_jobs(3), 1)
     first, second = supply.next(probation=True), supply.next(probation=True)
-    assert isinstance(first, Given)
-    assert isinstance(second, Given)
+    assert isinstance(first, Assigned)
+    assert isinstance(second, Assigned)
     assert supply.lose(first)
     assert supply.lose(second)
     assert supply.next(probation=True) is first
     third = supply.next(probation=False)
-    assert isinstance(third, Given)
+    assert isinstance(third, Assigned)
     assert third.job.index == 2
     assert supply.next(probation=False) is None
     assert not supply.is_empty
@@ -154,13 +162,13 @@ def test_jobs_that_are_not_there_yet_are_no_end() -> None:
         yield None
         yield make_job(0)
 
-    supply = Supply(jobs(), 3)
+    supply = PendingJobs(jobs(), 3)
     assert supply.next(probation=True) == NOT_YET
-    assert isinstance(supply.next(probation=True), Given)
+    assert isinstance(supply.next(probation=True), Assigned)
 
 
 def test_the_record_of_a_lost_case_reads_back() -> None:
-    record = lost_record(Given(make_job(4), time.monotonic(), losses=4), "host/1", "SIGKILL")
+    record = lost_record(Assigned(make_job(4), time.monotonic(), losses=4), "host/1", "SIGKILL")
     entry = decode_entry(encode_record(record).strip())
     assert entry is not None
     assert (entry.id, entry.status, entry.error_type, entry.node) == ("c4", "error", "WorkerLost", "host/1")
@@ -168,7 +176,7 @@ def test_the_record_of_a_lost_case_reads_back() -> None:
 
 
 def test_a_worker_has_few_jobs_waiting_and_none_when_the_run_nears_its_end() -> None:
-    seat = Seat(0)
+    seat = WorkerHandle(0)
     seat.share.tell(8)
     assert seat.wants(ahead=True) == 8 + 2
     assert seat.wants(ahead=False) == 8
@@ -179,7 +187,7 @@ def test_a_worker_has_few_jobs_waiting_and_none_when_the_run_nears_its_end() -> 
 def test_an_outbox_gives_in_order_what_fits_a_batch_and_says_when_it_is_full() -> None:
     async def main() -> None:
         emptied = []
-        outbox = Outbox(lambda: emptied.append(True))
+        outbox = MessageQueue(lambda: emptied.append(True))
         for number in range(300):
             outbox.put(("said", number, b"x" * 4096))
         assert outbox.is_full
@@ -197,7 +205,7 @@ def test_an_outbox_gives_in_order_what_fits_a_batch_and_says_when_it_is_full() -
 
 def test_one_item_larger_than_a_batch_is_sent_all_the_same() -> None:
     async def main() -> None:
-        outbox = Outbox(lambda: None)
+        outbox = MessageQueue(lambda: None)
         outbox.put(("said", 1, b"x" * 10_000_000))
         assert [item[1] for item in await outbox.take()] == [1]
 
@@ -206,7 +214,7 @@ def test_one_item_larger_than_a_batch_is_sent_all_the_same() -> None:
 
 def test_an_item_waits_a_moment_for_others_unless_it_is_urgent() -> None:
     async def main() -> None:
-        outbox = Outbox(lambda: None)
+        outbox = MessageQueue(lambda: None)
         taking = asyncio.create_task(outbox.take())
         await asyncio.sleep(0)
         outbox.put(("ended", 1, True))
@@ -228,8 +236,8 @@ def calls_in(items: list[Any]) -> list[tuple[Any, ...]]:
 
 def test_a_refusal_is_told_once_and_others_pause_as_long() -> None:
     async def main() -> None:
-        outbox = Outbox(lambda: None)
-        here, there = Post(outbox), Post(Outbox(lambda: None))
+        outbox = MessageQueue(lambda: None)
+        here, there = DriverLink(outbox), DriverLink(MessageQueue(lambda: None))
         refused, other = here.limits(0, False, True), there.limits(0, False, True)
         sent = [refused.leave_now(0.0) for _ in range(5)]
         for one in sent:
@@ -251,8 +259,8 @@ def test_leave_is_asked_of_the_driver_and_what_comes_of_it_is_told_there() -> No
 
     async def main() -> None:
         limits = EndpointLimits(rate=RateLimit(1000, 1.0), tokens_per_min=60_000)
-        outbox = Outbox(lambda: None)
-        post = Post(outbox)
+        outbox = MessageQueue(lambda: None)
+        post = DriverLink(outbox)
         calls = Calls([limits], lambda call, value: post.deliver([(call, value)], []))
         far = post.limits(0, True, True)
         asking = asyncio.create_task(far.leave(10.0, context := InvocationContext("c")))
@@ -282,8 +290,8 @@ def test_a_refusal_costs_a_worker_no_try_while_the_endpoint_answers_others() -> 
 
     async def main() -> InvocationResponse:
         nonlocal far
-        outbox = Outbox(lambda: None)
-        post = Post(outbox)
+        outbox = MessageQueue(lambda: None)
+        post = DriverLink(outbox)
         far = post.limits(0, True, True)
 
         async def grant() -> None:
@@ -292,8 +300,8 @@ def test_a_refusal_costs_a_worker_no_try_while_the_endpoint_answers_others() -> 
                 post.deliver([(call, True) for call in asked], [])
 
         granting = asyncio.create_task(grant())
-        target: Any = Limited(Busy(), far)  # type: ignore[arg-type]
-        response = await Retrying(target, RetryPolicy(attempts=3)).invoke(EvalCase(id="c"), InvocationContext("c"))
+        target: Any = RateLimited(Busy(), far)  # type: ignore[arg-type]
+        response = await Retry(target, RetryPolicy(attempts=3)).invoke(EvalCase(id="c"), InvocationContext("c"))
         granting.cancel()
         return response
 
@@ -301,7 +309,7 @@ def test_a_refusal_costs_a_worker_no_try_while_the_endpoint_answers_others() -> 
     assert asyncio.run(main()).response_text == "at last"
 
 
-async def serve(outbox: Outbox, calls: Calls) -> None:
+async def serve(outbox: MessageQueue, calls: Calls) -> None:
     await asyncio.sleep(0)
     for kind, call, content in await outbox.take():
         if kind == CALL:
@@ -332,9 +340,9 @@ def test_leave_of_a_worker_that_is_gone_is_given_back() -> None:
 def test_a_callback_at_home_is_called_at_home() -> None:
     async def main() -> None:
         costs: list[Any] = []
-        outbox = Outbox(lambda: None)
-        Post(outbox).callback(0)(0.25)
-        calls = Calls([AtHome(costs.append)], lambda call, value: None)
+        outbox = MessageQueue(lambda: None)
+        DriverLink(outbox).callback(0)(0.25)
+        calls = Calls([DriverCallback(costs.append)], lambda call, value: None)
         await serve(outbox, calls)
         assert costs == [0.25]
 
@@ -376,7 +384,7 @@ def test_a_token_and_limits_do_not_travel() -> None:
         limits = EndpointLimits(tokens_per_min=5)
         packed = pack_work({"token": token, "twice": token, "limits": limits, "again": limits}, home)  # type: ignore[arg-type]
         here = CancellationToken()
-        unpacked: Any = unpack_work(packed, here, Post(Outbox(lambda: None)))
+        unpacked: Any = unpack_work(packed, here, DriverLink(MessageQueue(lambda: None)))
         assert unpacked["token"] is unpacked["twice"] is here
         assert home.kept == [limits]
 
@@ -632,13 +640,13 @@ def test_a_worker_that_does_not_hear_its_driver_any_more_begins_nothing(monkeypa
         now = time.monotonic()
         monkeypatch.setattr(worker_module.time, "monotonic", lambda: now)
         hosted = HostedRun("n", 8, 1.0)
-        hosted.read(Letter(jobs=list(enumerate(make_jobs(6))), share=4, number=1))
+        hosted.read(Message(jobs=list(enumerate(make_jobs(6))), share=4, number=1))
         assert hosted.allowed == 4
         now += 6.0
         assert hosted.allowed == 0
         changes: list[int] = []
         hosted.on_change(lambda: changes.append(hosted.allowed))
-        hosted.read(Letter())
+        hosted.read(Message())
         assert changes == [4]
 
     asyncio.run(main())
@@ -701,12 +709,12 @@ def test_a_record_that_came_counts_as_finished_whatever_became_of_its_worker(die
         token.cancel()
 
     async def main() -> Tally:
-        run = ClusterRun(
+        run = DriverRun(
             1,
             FakeStaff(dies),
             b"",
             Home(),
-            Supply(make_jobs(5), 3),
+            PendingJobs(make_jobs(5), 3),
             take,
             seats=1,
             parallelism=2,
@@ -727,9 +735,9 @@ def test_workers_that_die_one_after_the_other_with_nothing_to_do_end_the_run() -
             raise ConnectionError("out of memory")
 
     async def main() -> None:
-        supply = Supply(make_jobs(5), 3)
+        supply = PendingJobs(make_jobs(5), 3)
         options: dict[str, Any] = {"seats": 1, "parallelism": 2, "permits": None, "grace": 0.01}
-        await ClusterRun(1, Stillborn(True), b"", Home(), supply, drop, token=CancellationToken(), **options).run()
+        await DriverRun(1, Stillborn(True), b"", Home(), supply, drop, token=CancellationToken(), **options).run()
 
     with pytest.raises(SteelyardError, match=r"workers die before they do anything: .*out of memory"):
         asyncio.run(main())

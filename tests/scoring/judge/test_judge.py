@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from steelyard import EvalCase, InvocationContext, InvocationResponse, TransientError
-from steelyard.engine.retry import Retrying, RetryPolicy
+from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Scorer
 from steelyard.records import Sample
@@ -98,7 +98,7 @@ def test_a_cancellation_passes_through() -> None:
 def test_a_wrapped_judge_retries_and_each_call_counts_its_own_attempts() -> None:
     target = Script(TransientError("busy"), "no verdict", TransientError("busy"), verdict())
     plain = judge(target)
-    wrapped = plain.bound(lambda inner: Retrying(inner, RetryPolicy(attempts=2, first_wait=0.0)))
+    wrapped = plain.bound(lambda inner: Retry(inner, RetryPolicy(attempts=2, first_wait=0.0)))
     context = InvocationContext(case_id="fr")
     assert sample(wrapped, context=context).score == 1.0
     assert len(target.asked) == 4

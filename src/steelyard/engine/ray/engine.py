@@ -11,9 +11,9 @@ from typing import Any
 
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.engine.ray.connect import Connection, check_installed, check_same_versions
-from steelyard.engine.workers.driver import ClusterRun
+from steelyard.engine.workers.driver import DriverRun
 from steelyard.engine.workers.messages import Greeting
-from steelyard.engine.workers.pending import Supply
+from steelyard.engine.workers.pending import PendingJobs
 from steelyard.engine.workers.pickling import Home, pack_work
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Cancellation, Emit, InFlight, Pace, Permits, Tally, Work
@@ -57,10 +57,10 @@ class RayEngine:
         self._workers = workers
         self._max_reschedules = max_reschedules
         self._grace = grace
-        self._staff: RayStaff | None = None
+        self._staff: RayWorkerPool | None = None
         self._opening = threading.Lock()
         self._numbers = itertools.count(1)
-        self._runs: list[ClusterRun] = []
+        self._runs: list[DriverRun] = []
 
     def __enter__(self) -> RayEngine:
         return self
@@ -109,12 +109,12 @@ class RayEngine:
         home = Home()
         packed = pack_work(work, home)
         staff = await DaemonThreads().run(self._open)
-        run = ClusterRun(
+        run = DriverRun(
             next(self._numbers),
             staff,
             packed,
             home,
-            Supply(jobs, self._max_reschedules),
+            PendingJobs(jobs, self._max_reschedules),
             emit,
             seats=min(staff.size, parallelism),
             parallelism=parallelism,
@@ -137,15 +137,15 @@ class RayEngine:
         oldest = max(flights, key=lambda flight: flight.oldest_seconds)
         return InFlight(sum(flight.count for flight in flights), oldest.oldest_id, oldest.oldest_seconds)
 
-    def _open(self) -> RayStaff:
+    def _open(self) -> RayWorkerPool:
         with self._opening:
             if self._staff is None:
                 self._connection.open()
-                self._staff = RayStaff(self._workers)
+                self._staff = RayWorkerPool(self._workers)
             return self._staff
 
 
-class RayStaff:
+class RayWorkerPool:
     """The actors of an engine, by the number of their seat."""
 
     def __init__(self, workers: int | None) -> None:

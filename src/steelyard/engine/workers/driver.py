@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.engine.workers.messages import CALL, ENDED, OVER, RETURNED, SAID, Batch, Ending, Greeting
-from steelyard.engine.workers.pending import NOT_YET, Given, Seat, Supply, lost_record, share_out
+from steelyard.engine.workers.pending import NOT_YET, Assigned, PendingJobs, WorkerHandle, lost_record, share_out
 from steelyard.engine.workers.pickling import Home
 from steelyard.engine.workers.remote_limits import Calls
 from steelyard.errors import SteelyardError, describe
 from steelyard.protocols import Cancellation, Emit, InFlight, Permits, Tally
-from steelyard.records import Record, StoredSample, Unjudged
+from steelyard.records import Record, StoredSample, UnscoredAnswer
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.formatting import counted
 
@@ -41,7 +41,7 @@ class Staff(Protocol):
     def cause(self, error: Exception) -> Exception: ...
 
 
-class ClusterRun:
+class DriverRun:
     """The seats of one run, the jobs they have, and how it ends."""
 
     def __init__(
@@ -50,7 +50,7 @@ class ClusterRun:
         staff: Staff,
         work: bytes,
         home: Home,
-        supply: Supply,
+        supply: PendingJobs,
         emit: Emit,
         *,
         seats: int,
@@ -65,7 +65,7 @@ class ClusterRun:
         self._home = home
         self._supply = supply
         self._emit = emit
-        self._seats = [Seat(place) for place in range(seats)]
+        self._seats = [WorkerHandle(place) for place in range(seats)]
         self._parallelism = parallelism
         self._token = token
         self._grace = grace
@@ -178,7 +178,7 @@ class ClusterRun:
 
     # A seat and its workers
 
-    async def _serve(self, seat: Seat) -> None:
+    async def _serve(self, seat: WorkerHandle) -> None:
         """One worker after the other, until one of them has come to the end of the run."""
         false_starts = 0
         while not (self._stopping or self._token.cancelled):
@@ -195,7 +195,7 @@ class ClusterRun:
                 if false_starts == _MOST_FALSE_STARTS:
                     raise SteelyardError(f"workers die before they do anything: {_first_line(error)}") from error
 
-    async def _seat_a_worker(self, seat: Seat) -> None:
+    async def _seat_a_worker(self, seat: WorkerHandle) -> None:
         actor, greeting = await self._staff.worker(seat.number)
         await actor.begin.remote(self._number, self._work, self._parallelism, self._grace)
 
@@ -207,7 +207,7 @@ class ClusterRun:
         self._dispatch.share_out()
         self._close_if_done()
 
-    async def _converse(self, seat: Seat) -> None:
+    async def _converse(self, seat: WorkerHandle) -> None:
         """Exchange letters for batches until the worker is through."""
         while True:
             batch = await seat.actor.exchange.remote(self._number, seat.next_letter())
@@ -216,7 +216,7 @@ class ClusterRun:
             self._dispatch.feed(self._seats if self._supply.is_running_out else [seat])
             self._close_if_done()
 
-    def _lose(self, seat: Seat, error: BaseException) -> None:
+    def _lose(self, seat: WorkerHandle, error: BaseException) -> None:
         """Hand out again what the worker had, and see to a new one."""
         node, why = seat.node, _first_line(error)
         lost = seat.leave()
@@ -236,7 +236,7 @@ class ClusterRun:
         self._dispatch.feed(self._seats)
         self._close_if_done()
 
-    def _count_recorded(self, left: list[Given]) -> list[Given]:
+    def _count_recorded(self, left: list[Assigned]) -> list[Assigned]:
         """Count as finished what has a record, though word of its end never came; the others."""
         others = [given for given in left if not given.recorded]
         self._tally.finished += len(left) - len(others)
@@ -256,7 +256,7 @@ class ClusterRun:
 
     # What workers say
 
-    def _take(self, seat: Seat, batch: Batch) -> bool:
+    def _take(self, seat: WorkerHandle, batch: Batch) -> bool:
         """Take in a batch; True when the worker is through."""
         ended, weighed = 0, self._dispatch.weighed
         seat.peak = batch.peak
@@ -280,10 +280,10 @@ class ClusterRun:
             self._dispatch.share_out()
         return False
 
-    def _said(self, given: Given | None, item: Any) -> None:
+    def _said(self, given: Assigned | None, item: Any) -> None:
         if given is None or self._over:
             return
-        if isinstance(item, Unjudged):  # should the worker die now, the answer is only to be judged again
+        if isinstance(item, UnscoredAnswer):  # should the worker die now, the answer is only to be judged again
             given.job.stored = item.record
         elif isinstance(item, StoredSample):
             given.job.samples = (*given.job.samples, item)
@@ -291,19 +291,19 @@ class ClusterRun:
             given.recorded = True
         self._emit(item)
 
-    def _ended(self, seat: Seat, ticket: int, finished: bool) -> None:
+    def _ended(self, seat: WorkerHandle, ticket: int, finished: bool) -> None:
         self._off(seat, ticket)
         if finished and not self._over:
             self._tally.finished += 1
 
-    def _off(self, seat: Seat, ticket: int) -> Given:
+    def _off(self, seat: WorkerHandle, ticket: int) -> Assigned:
         if seat.on_probation == ticket:
             seat.on_probation = None
         given = seat.given.pop(ticket)
         self._dispatch.settle(given)
         return given
 
-    def _called(self, seat: Seat, call: int, number: int, name: str, args: tuple[Any, ...]) -> None:
+    def _called(self, seat: WorkerHandle, call: int, number: int, name: str, args: tuple[Any, ...]) -> None:
         if seat.calls is None:
             return
         overload = seat.calls.take(call, number, name, args)
@@ -336,8 +336,8 @@ class Dispatch:
     def __init__(
         self,
         run: int,
-        seats: list[Seat],
-        supply: Supply,
+        seats: list[WorkerHandle],
+        supply: PendingJobs,
         *,
         parallelism: int,
         permits: Permits | None,
@@ -365,7 +365,7 @@ class Dispatch:
         if isinstance(permits, AdaptivePermits):
             permits.on_answered(lambda case_id, trial: self._answered.add((case_id, trial)))
 
-    def expect(self, seat: Seat) -> None:
+    def expect(self, seat: WorkerHandle) -> None:
         """Keep a share for the worker that is to come."""
         self._expected_until[seat.number] = time.monotonic() + EXPECTED_SECONDS
 
@@ -386,7 +386,7 @@ class Dispatch:
         for seat in told:
             self.tell_soon(seat)
 
-    def settle(self, given: Given) -> None:
+    def settle(self, given: Assigned) -> None:
         """A job has ended, or is to be handed out again."""
         self._answered.discard((given.job.case.id, given.job.trial))
 
@@ -395,7 +395,7 @@ class Dispatch:
         """How many cases have their answer and have not ended."""
         return len(self._answered)
 
-    def feed(self, seats: list[Seat]) -> None:
+    def feed(self, seats: list[WorkerHandle]) -> None:
         """Hand out jobs to those who want some, in rounds: a few jobs should not all go to the first of them."""
         hungry = [(seat, max(1, self._wanted(seat) // _ROUNDS)) for seat in seats if self._wanted(seat) > 0]
         while hungry and not self.is_over and not self._token.cancelled:
@@ -412,12 +412,12 @@ class Dispatch:
         if self._supply.is_empty:
             self._even_out()
 
-    def _wanted(self, seat: Seat) -> int:
+    def _wanted(self, seat: WorkerHandle) -> int:
         return seat.wants(ahead=not self._supply.is_running_out) if seat.is_live else 0
 
-    def _hand_out(self, seat: Seat, count: int) -> Given | str | None:
+    def _hand_out(self, seat: WorkerHandle, count: int) -> Assigned | str | None:
         """Give a worker up to so many jobs; the last of them, NOT_YET, or None when there was none for it."""
-        given: Given | str | None = None
+        given: Assigned | str | None = None
         for _ in range(count):
             given = self._supply.next(probation=seat.on_probation is None)
             if given is None or isinstance(given, str):
@@ -440,11 +440,11 @@ class Dispatch:
                 idle -= seat.letter.recall
                 self.tell_soon(seat)
 
-    def tell_soon(self, seat: Seat) -> None:
+    def tell_soon(self, seat: WorkerHandle) -> None:
         """Send a seat's letter at the end of this turn of the loop, with whatever else it has gathered by then."""
         asyncio.get_running_loop().call_soon(self.tell, seat)
 
-    def tell(self, seat: Seat) -> None:
+    def tell(self, seat: WorkerHandle) -> None:
         if seat.is_live and seat.letter != type(seat.letter)():
             self._post(seat.actor.tell.remote(self._run, seat.next_letter()))
 

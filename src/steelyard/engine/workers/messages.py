@@ -19,7 +19,7 @@ Item: TypeAlias = tuple[str, int, Any]
 SAID, ENDED, RETURNED, CALL, OVER = "said", "ended", "returned", "call", "over"
 
 
-class Letter(msgspec.Struct):
+class Message(msgspec.Struct):
     """From the driver: jobs with their tickets, and whatever else has changed. What is None has not."""
 
     jobs: list[tuple[int, Job]] = []
@@ -78,7 +78,7 @@ _BESIDE = 64
 """What an item weighs beside its content, about."""
 
 
-class Outbox:
+class MessageQueue:
     """Items on their way to the driver; says when there are so many that no more work should begin."""
 
     def __init__(self, on_room: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from steelyard.engine.workers.messages import Batch, Letter
+from steelyard.engine.workers.messages import Batch, Message
 from steelyard.engine.workers.remote_limits import Calls
 from steelyard.records import RECORD_VERSION, Job, Record
 from steelyard.stats.formatting import counted
@@ -18,7 +18,7 @@ from steelyard.stats.formatting import counted
 NOT_YET = "not yet"
 
 
-class Given(msgspec.Struct, gc=False):
+class Assigned(msgspec.Struct, gc=False):
     """A job that was handed out."""
 
     job: Job
@@ -28,7 +28,7 @@ class Given(msgspec.Struct, gc=False):
     recorded: bool = False
 
 
-class Supply:
+class PendingJobs:
     """Fresh jobs, and those whose worker was lost.
 
     A job for which one more loss would be the last is `on_probation`: no worker has two of these at once, so that
@@ -38,8 +38,8 @@ class Supply:
     def __init__(self, jobs: Iterator[Job | None], max_reschedules: int) -> None:
         self._jobs = jobs
         self._max_reschedules = max_reschedules
-        self._again: deque[Given] = deque()
-        self._on_probation: deque[Given] = deque()
+        self._again: deque[Assigned] = deque()
+        self._on_probation: deque[Assigned] = deque()
         self._exhausted = False
         self.started = 0
 
@@ -53,10 +53,10 @@ class Supply:
         """Whether no fresh jobs are left: what is handed out now should begin at once."""
         return self._exhausted
 
-    def on_probation(self, given: Given) -> bool:
+    def on_probation(self, given: Assigned) -> bool:
         return 0 < self._max_reschedules <= given.losses
 
-    def next(self, *, probation: bool) -> Given | str | None:
+    def next(self, *, probation: bool) -> Assigned | str | None:
         """The next to hand out; NOT_YET when there may be one later, None when there is none now.
 
         With `probation`, to a worker that may have one of those.
@@ -76,13 +76,13 @@ class Supply:
         if job is None:
             return NOT_YET
         self.started += 1
-        return Given(job, time.monotonic())
+        return Assigned(job, time.monotonic())
 
-    def give_back(self, given: Given) -> None:
+    def give_back(self, given: Assigned) -> None:
         """Not begun: it is the next to be handed out."""
         (self._on_probation if self.on_probation(given) else self._again).append(given)
 
-    def lose(self, given: Given) -> bool:
+    def lose(self, given: Assigned) -> bool:
         """Its worker is gone; True when it is handed out again, False when that has happened too often."""
         given.losses += 1
         if given.losses > self._max_reschedules:
@@ -91,7 +91,7 @@ class Supply:
         return True
 
 
-def lost_record(given: Given, node: str, reason: str) -> Record:
+def lost_record(given: Assigned, node: str, reason: str) -> Record:
     """The record of a case that no worker survived."""
     job = given.job
     died = counted(given.losses, "worker")
@@ -122,7 +122,7 @@ def lost_record(given: Given, node: str, reason: str) -> Record:
     )
 
 
-class Share:
+class WorkerShare:
     """One worker's part: what it was told, and what it may still have in flight of what it was told before."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Share:
         self.told = self._held = 0
 
 
-def share_out(total: int, shares: Sequence[Share], expected: int = 0) -> list[Share]:
+def share_out(total: int, shares: Sequence[WorkerShare], expected: int = 0) -> list[WorkerShare]:
     """Divide evenly, leaving room for as many workers as are still expected; those that changed.
 
     What one worker is to give up is given to another only when it is free.
@@ -180,15 +180,15 @@ once must not wait for the driver. At the end of a run what waits is taken back 
 _SMOOTHING = 0.3
 
 
-class Seat:
+class WorkerHandle:
     """One worker, seen from the driver. The worker may die and be replaced: the seat stays."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.actor: Any = None
         self.node = "?"
-        self.share = Share()
-        self.given: dict[int, Given] = {}
+        self.share = WorkerShare()
+        self.given: dict[int, Assigned] = {}
         """By ticket, the oldest first."""
         self.calls: Calls | None = None
         self.is_missed = False
@@ -197,7 +197,7 @@ class Seat:
         """The most it had in flight between its last two batches."""
         self.on_probation: int | None = None
         """The ticket of the one job on probation that it has."""
-        self.letter = Letter()
+        self.letter = Message()
         """What is to be said with the next opportunity."""
         self._rate = 0.0
         self._heard_at = time.monotonic()
@@ -221,10 +221,10 @@ class Seat:
     def sit_down(self, actor: Any, node: str, calls: Calls) -> None:
         """A worker took the seat."""
         self.actor, self.node, self.calls = actor, node, calls
-        self.letter, self.is_missed = Letter(), False
+        self.letter, self.is_missed = Message(), False
         self._rate, self._heard_at = 0.0, time.monotonic()
 
-    def leave(self) -> list[Given]:
+    def leave(self) -> list[Assigned]:
         """The worker is gone; what it had."""
         lost = list(self.given.values())
         if self.calls is not None:
@@ -242,7 +242,7 @@ class Seat:
         self._heard_at = now
         self.share.heard(batch.share_number, batch.inside)
 
-    def next_letter(self) -> Letter:
+    def next_letter(self) -> Message:
         """What has gathered to be said."""
-        letter, self.letter = self.letter, Letter()
+        letter, self.letter = self.letter, Message()
         return letter

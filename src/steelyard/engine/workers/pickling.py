@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.rate_limit import EndpointLimits
-from steelyard.engine.workers.remote_limits import Post
+from steelyard.engine.workers.remote_limits import DriverLink
 from steelyard.errors import ConfigurationError, SteelyardError, describe
 from steelyard.masking import Secret
-from steelyard.protocols import AtHome, Work
+from steelyard.protocols import DriverCallback, Work
 
 _DEEPEST = 12
 
@@ -22,9 +22,9 @@ class Home:
     """What stays with the driver, by the number under which workers know it."""
 
     def __init__(self) -> None:
-        self.kept: list[AtHome | EndpointLimits] = []
+        self.kept: list[DriverCallback | EndpointLimits] = []
 
-    def number_of(self, kept: AtHome | EndpointLimits) -> int:
+    def number_of(self, kept: DriverCallback | EndpointLimits) -> int:
         for number, known in enumerate(self.kept):
             if known is kept:
                 return number
@@ -42,7 +42,7 @@ def pack_work(work: Work, home: Home) -> bytes:
         raise ConfigurationError(f"{_culprit(work)} cannot be sent to a worker: {describe(error)}") from error
 
 
-def unpack_work(packed: bytes, token: CancellationToken, post: Post) -> Work:
+def unpack_work(packed: bytes, token: CancellationToken, post: DriverLink) -> Work:
     """The work as it is done here: cancelled by this token, with the driver's parts asked by post."""
     try:
         return cast(Work, _Unpacker(io.BytesIO(packed), token, post).load())
@@ -91,7 +91,7 @@ def _stand_in(kept: Any, home: Home) -> tuple[Any, ...] | None:
     """What goes in place of an object that does not travel; None where it does."""
     if isinstance(kept, CancellationToken):
         return ("token",)
-    if isinstance(kept, AtHome):
+    if isinstance(kept, DriverCallback):
         return ("callback", home.number_of(kept))
     if isinstance(kept, EndpointLimits):
         return ("limits", home.number_of(kept), kept.is_counted, kept.pauses)
@@ -104,7 +104,7 @@ def _stand_in(kept: Any, home: Home) -> tuple[Any, ...] | None:
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, token: CancellationToken, post: Post) -> None:
+    def __init__(self, buffer: io.BytesIO, token: CancellationToken, post: DriverLink) -> None:
         super().__init__(buffer)
         self._token = token
         self._post = post

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from steelyard.engine.rate_limit import EndpointLimits, Sent
-from steelyard.engine.workers.messages import CALL, Outbox
+from steelyard.engine.workers.messages import CALL, MessageQueue
 from steelyard.errors import TransientError
-from steelyard.protocols import AtHome, InvocationContext
+from steelyard.protocols import DriverCallback, InvocationContext
 from steelyard.records import InvocationResponse
 
 _OLD_NEWS = 0.1
 """Seconds that word of an overload may be on its way: a pause that began since is the same one."""
 
 
-class Post:
+class DriverLink:
     """A worker's way to what stayed with the driver: calls go out with the batches, answers come with the letters."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: MessageQueue) -> None:
         self._outbox = outbox
         self._calls = 0
         self._awaited: dict[int, asyncio.Future[Any]] = {}
@@ -73,7 +73,7 @@ class Post:
 class PausedTogether(EndpointLimits):
     """Limits that are only a pause: each worker keeps its own, and the first to be refused tells the others."""
 
-    def __init__(self, post: Post, number: int, *, pauses: bool) -> None:
+    def __init__(self, post: DriverLink, number: int, *, pauses: bool) -> None:
         super().__init__(pauses=pauses)
         self._post = post
         self._number = number
@@ -105,7 +105,7 @@ class CountedAtHome:
     Each call asks the driver for leave: a round trip, which counts as waiting and not as the target's time.
     """
 
-    def __init__(self, post: Post, number: int, *, pauses: bool) -> None:
+    def __init__(self, post: DriverLink, number: int, *, pauses: bool) -> None:
         self._post = post
         self._number = number
         self.pauses = pauses
@@ -156,7 +156,7 @@ def _gist(response: InvocationResponse) -> InvocationResponse:
 class Calls:
     """What one worker has called for and not got, or not given back."""
 
-    def __init__(self, kept: list[AtHome | EndpointLimits], answer: Callable[[int, Any], None]) -> None:
+    def __init__(self, kept: list[DriverCallback | EndpointLimits], answer: Callable[[int, Any], None]) -> None:
         self._kept = kept
         self._answer = answer
         self._asking: dict[int, asyncio.Task[None]] = {}
@@ -166,7 +166,7 @@ class Calls:
     def take(self, call: int, number: int, name: str, args: tuple[Any, ...]) -> float | bool | None:
         """Do what a worker called for; the seconds of an overload that the others should hear of, else False."""
         kept = self._kept[number]
-        if isinstance(kept, AtHome):
+        if isinstance(kept, DriverCallback):
             kept(*args)
         elif name == "overloaded":
             retry_after: float | None = args[0]

@@ -17,11 +17,21 @@ from typing import Any
 from steelyard._version import __version__
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
-from steelyard.engine.workers.messages import ENDED, OVER, RETURNED, SAID, Batch, Ending, Greeting, Letter, Outbox
+from steelyard.engine.workers.messages import (
+    ENDED,
+    OVER,
+    RETURNED,
+    SAID,
+    Batch,
+    Ending,
+    Greeting,
+    Message,
+    MessageQueue,
+)
 from steelyard.engine.workers.pickling import pack, pack_error, unpack_work
-from steelyard.engine.workers.remote_limits import Post
+from steelyard.engine.workers.remote_limits import DriverLink
 from steelyard.protocols import Emit, Work
-from steelyard.records import Job, Record, Unjudged
+from steelyard.records import Job, Record, UnscoredAnswer
 from steelyard.stats.client_load import LoopMonitor
 
 _SILENCE_SECONDS = 5.0
@@ -56,12 +66,12 @@ class Worker:
             del self._runs[run]
             raise
 
-    async def tell(self, run: int, letter: Letter) -> None:
+    async def tell(self, run: int, letter: Message) -> None:
         """Take in a letter."""
         if run in self._runs:
             self._runs[run].read(letter)
 
-    async def exchange(self, run: int, letter: Letter) -> Batch:
+    async def exchange(self, run: int, letter: Message) -> Batch:
         """Take in a letter, and give what there is to say, waiting a little for it."""
         hosted = self._runs[run]
         hosted.read(letter)
@@ -88,8 +98,8 @@ class HostedRun:
         self._parallelism = parallelism
         self._grace = grace
         self._token = CancellationToken()
-        self._outbox = Outbox(self._room_changed)
-        self._post = Post(self._outbox)
+        self._outbox = MessageQueue(self._room_changed)
+        self._post = DriverLink(self._outbox)
         self._waiting: deque[tuple[int, Job]] = deque()
         self._tickets: dict[int, int] = {}
         """By the identity of a job that was taken and is about to begin."""
@@ -106,7 +116,7 @@ class HostedRun:
             await open_all(self._parallelism)
         self._running = asyncio.create_task(self._run())
 
-    def read(self, letter: Letter) -> None:
+    def read(self, letter: Message) -> None:
         """Take in what the driver says."""
         self._heard_at = time.monotonic()
         if letter.share is not None and letter.number > self._share_number:
@@ -187,7 +197,7 @@ class HostedRun:
 
     def _stamped(self, ticket: int, emit: Callable[[Any], None], item: Any) -> None:
         """Pass on what work says, with its ticket and, of an answer, the node that it came by."""
-        record = item.record if isinstance(item, Unjudged) else item
+        record = item.record if isinstance(item, UnscoredAnswer) else item
         if isinstance(record, Record) and record.node is None:
             record.node = self._node
         emit((ticket, item))

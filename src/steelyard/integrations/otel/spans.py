@@ -13,7 +13,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from steelyard.errors import describe
-from steelyard.protocols import CallByCall, InvocationContext, RemoteTarget, ScoreResult, Target, TargetAround
+from steelyard.protocols import CallByCall, InvocationContext, RemoteTarget, ScoreResult, Target, TargetWrapper
 from steelyard.records import EvalCase, InvocationResponse, Score
 
 
@@ -155,7 +155,7 @@ _ANSWER = {
 }
 
 
-class Traced(TargetAround):
+class Traced(TargetWrapper):
     """A target whose every call, retries one by one, is a span; `about` is what all of them have in common."""
 
     def __init__(self, target: Target, spans: Spans, about: Mapping[str, Any] | None = None) -> None:

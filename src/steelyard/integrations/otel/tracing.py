@@ -36,7 +36,7 @@ from steelyard.protocols import (
     Target,
     Work,
 )
-from steelyard.records import EvalCase, InvocationResponse, Job, Record, Sample, Score, StoredSample, Unjudged
+from steelyard.records import EvalCase, InvocationResponse, Job, Record, Sample, Score, StoredSample, UnscoredAnswer
 from steelyard.run.runner import Runner
 from steelyard.stats.scores import verdict
 
@@ -138,7 +138,7 @@ class _TracedWork:
         }
         with self._spans.open("case", attributes, parent=self._run) as span:
 
-            def deliver(item: Record | Unjudged | StoredSample) -> None:
+            def deliver(item: Record | UnscoredAnswer | StoredSample) -> None:
                 emit(item)
                 if isinstance(item, Record):
                     self._note(span, item)

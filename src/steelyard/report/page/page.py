@@ -165,7 +165,7 @@ def _groups(
     about: dict[str, Any] = {"directory": str(run), "suite": metrics["suite"], "expected answers": suite_note}
     groups: dict[str, dict[str, Any]] = {"Run": about, "Target": metrics["target"]}
     if manifest is not None:
-        about |= {"suite file": manifest.suite_file, "load": manifest.load, "sittings": len(manifest.sittings)}
+        about |= {"suite file": manifest.suite_file, "load": manifest.load, "launches": len(manifest.launches)}
         about |= manifest.versions
         groups["Scorers"] = {_kind(scorer): scorer for scorer in manifest.scorers}
         groups["Options"] = manifest.options

@@ -41,7 +41,7 @@ class LiveView {
   head(event) {
     const about = event.about || {}, quiet = event.quiet >= QUIET_FROM;
     const facts = [about.model, about.created ? "started " + when(about.created) : null,
-      about.sittings > 1 ? `sitting ${number(about.sittings)}` : null, this.about.name,
+      about.launches > 1 ? `launch ${number(about.launches)}` : null, this.about.name,
       quiet ? `nothing has come back for ${roughly(event.quiet)}` : null];
     const shown = facts.filter(Boolean).map((fact) => el("span", {}, visible(fact)));
     const title = el("h1", {}, visible(about.suite || this.about.name));
