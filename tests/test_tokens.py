@@ -1,4 +1,4 @@
-"""Counting tokens where no server has told: tiktoken where it works, else a rule of thumb, always marked."""
+"""Counting tokens where the server reports none: tiktoken where it works, else an estimate, always marked."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sync functions in daemon threads: awaitable, cancellable, and never in the way of the exit.
+"""Sync functions in daemon threads: awaitable, cancellable, and never blocking the exit.
 
-A thread cannot be stopped. When the task that awaits it is cancelled, the task goes on at once and the thread runs
-on as *excess*: counted, not reused, its late result dropped. `concurrent.futures` is no use here: it joins its
-threads when the interpreter exits, so that one hung call would hold up the exit for ever.
+A thread cannot be stopped. When the task that awaits it is cancelled, the task continues at once and the thread keeps
+running as *excess*: counted, not reused, its late result dropped. `concurrent.futures` cannot be used: it joins its
+threads at interpreter exit, so that one hung call would block the exit for ever.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from steelyard.errors import TargetError
 Result = TypeVar("Result")
 
 IDLE_SECONDS = 10.0
-"""How long a thread without work stays."""
+"""How long an idle thread is kept."""
 
 
 class _Call:
-    """One function call on its way through a thread."""
+    """One function call, handed to a thread."""
 
     __slots__ = ("abandoned", "args", "context", "ended", "function", "future", "loop")
 
@@ -40,7 +40,7 @@ class _Call:
 
 
 class _Outcome:
-    """What a call came to. It travels as a plain result, so that no future ever holds an unread exception."""
+    """The result or error of a call, passed as a plain result so that no future holds an unread exception."""
 
     __slots__ = ("error", "value")
 
@@ -49,13 +49,13 @@ class _Outcome:
         self.error = error
 
     def drop(self) -> None:
-        """Let go of it in silence: a coroutine that nobody will await would warn."""
+        """Discard it silently: a coroutine that is never awaited would warn."""
         if inspect.iscoroutine(self.value):
             self.value.close()
 
 
 class DaemonThreads:
-    """Daemon threads that are made when needed, reused when idle, and gone after a while without work."""
+    """A pool of daemon threads: started when needed, reused when idle, ended after `IDLE_SECONDS` without work."""
 
     def __init__(self) -> None:
         self._renew()
@@ -67,18 +67,18 @@ class DaemonThreads:
         self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[type[DaemonThreads], tuple[()]]:
-        """Threads do not travel: a copy starts empty."""
+        """Pickle without threads: a copy starts empty."""
         return (DaemonThreads, ())
 
     @property
     def excess(self) -> int:
-        """How many abandoned calls still run."""
+        """Number of abandoned calls that still run."""
         return self._excess
 
     async def run(self, function: Callable[..., Result], *args: Any) -> Result:
-        """The function's result, from a thread that carries this task's context variables.
+        """Run the function in a thread with this task's context variables, and return its result.
 
-        SystemExit, KeyboardInterrupt and the like are the function's failure (a TargetError), not the loop's end.
+        SystemExit, KeyboardInterrupt and the like become a TargetError: they do not end the event loop.
         """
         call = _Call(function, args)
         self._hand_over(call)
@@ -113,7 +113,7 @@ class DaemonThreads:
                 self._excess += 1
 
     def _finish(self, worker: _Worker, call: _Call, outcome: _Outcome) -> None:
-        """Free the worker first, tell the caller second: a caller that asks again at once finds a free thread."""
+        """Free the worker, then deliver the outcome: a caller that calls again at once finds a free thread."""
         with self._lock:
             call.ended = True
             self._excess -= call.abandoned
@@ -123,11 +123,11 @@ class DaemonThreads:
             return
         try:
             call.loop.call_soon_threadsafe(_settle, call.future, outcome)
-        except RuntimeError:  # the loop was closed meanwhile: nobody is left to tell
+        except RuntimeError:  # the loop was closed meanwhile: nobody waits
             outcome.drop()
 
     def _retire(self, worker: _Worker) -> bool:
-        """True when the worker may go: it was idle, and no call was handed to it in the last instant."""
+        """Return True when the worker may end: it is idle, and no call was handed to it at the last moment."""
         with self._lock:
             if worker not in self._idle:
                 return False

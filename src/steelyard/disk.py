@@ -1,4 +1,4 @@
-"""What makes a rename survive a power cut."""
+"""Durable renames: what makes them survive a power cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames in a directory durable, where the system can."""
+    """Make renames in a directory durable, where the system supports it."""
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,10 +1,10 @@
-"""Secrets: text that must not be shown, written or sent anywhere but to the endpoint it belongs to."""
+"""Secrets: text that must not be shown, logged, written or sent anywhere but to its endpoint."""
 
 from __future__ import annotations
 
 
 class Secret:
-    """A text that is shown nowhere: not by repr, not by str, not in a traceback's locals."""
+    """A text that repr, str and tracebacks do not show."""
 
     __slots__ = ("_text",)
 
@@ -12,7 +12,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text itself, for the wire alone."""
+        """Return the text itself, only to be sent."""
         return self._text
 
     def __repr__(self) -> str:

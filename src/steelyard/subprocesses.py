@@ -1,7 +1,7 @@
-"""One child process that is fed, read and always ended, with everything it started.
+"""Child processes: written to, read from, and always ended with everything they started.
 
 Built on Popen and the loop's readers rather than on asyncio's own subprocesses: those wait for every pipe to close
-(a forgotten grandchild would hang the call) and depend on the loop and the thread they run in.
+(a leftover grandchild would hang the call) and depend on the loop and the thread they run in.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from time import perf_counter
 GRACE_SECONDS = 0.5
 """From SIGTERM to SIGKILL."""
 DRAIN_SECONDS = 0.25
-"""How long output may still come once the program itself has ended."""
+"""How long output is still read after the program has ended."""
 REAP_SECONDS = 1.0
-"""How long the kernel may take to bury a killed process before we go on without it."""
+"""How long to wait for a killed process to exit."""
 STDERR_BYTES = 4096
 _CHUNK_BYTES = 1 << 18
 
 _alive: set[ChildProcess] = set()
-"""Programs that were started and not buried yet: a session of their own would let them outlive this process."""
+"""Programs started and not reaped yet: as each has its own session, they would outlive this process."""
 
 
 def kill_all() -> None:
-    """End every program that still runs, at once: for a process that is about to leave without winding up."""
+    """Kill every program that still runs: for a process that exits without cleaning up."""
     for child in list(_alive):
-        child._signal(signal.SIGKILL)  # no more than that: its pipes belong to a loop in another thread
+        child._signal(signal.SIGKILL)  # only the signal: its pipes belong to a loop in another thread
 
 
 class ChildProcess:
-    """A running program in a session of its own. Whoever makes one must await `end()`, whatever happens."""
+    """A running program in a new session. The caller must await `end()`, whatever happens."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The program's process id, which is its group's as well."""
+        """The program's process id, which is also its group's."""
         return self._popen.pid
 
     @property
@@ -102,7 +102,7 @@ class ChildProcess:
         return self._popen.returncode
 
     async def finished(self) -> None:
-        """Return when the program has ended and its output is read, or when that was too much."""
+        """Wait until the program has ended and its output is read, or until the output exceeds its limit."""
         await asyncio.wait({self._exited, self._flooded}, return_when=asyncio.FIRST_COMPLETED)
         if not self.overflowed:
             await asyncio.wait(
@@ -110,7 +110,7 @@ class ChildProcess:
             )
 
     async def end(self) -> None:
-        """End the whole group, at first politely, and reap the program; a second cancellation skips the grace."""
+        """End the whole group with SIGTERM, then SIGKILL, then reap it; a second cancellation skips the wait."""
         try:
             if not (self._exited.done() and self._drained.done()):
                 self._signal(signal.SIGTERM)
@@ -120,14 +120,14 @@ class ChildProcess:
             try:
                 await asyncio.wait({self._exited}, timeout=REAP_SECONDS)
             finally:
-                self._bury()
+                self._reap()
 
     def kill(self) -> None:
-        """End the group at once, without a loop to wait on."""
+        """Kill the group at once, without waiting on the event loop."""
         self._signal(signal.SIGKILL)
-        self._bury()
+        self._reap()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         _alive.discard(self)
         for descriptor in tuple(self._open):
             self._close(descriptor)
@@ -135,7 +135,7 @@ class ChildProcess:
             self._popen.wait(timeout=0 if self._exited.done() else GRACE_SECONDS)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal the group. Its number cannot have been reused: the program is reaped only in `_bury`."""
+        """Signal the group. Its number cannot have been reused: the program is reaped only in `_reap`."""
         if self._popen.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._popen.pid, number)
@@ -182,7 +182,7 @@ class ChildProcess:
             self._unsent = self._unsent[os.write(self._stdin, self._unsent) :]
         except BlockingIOError:
             return
-        except OSError:  # it does not want to read: its answer counts, not its manners
+        except OSError:  # it does not read its input; its answer still counts
             self._unsent = self._unsent[:0]
         if not self._unsent:
             self._close(self._stdin)

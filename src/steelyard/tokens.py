@@ -1,7 +1,7 @@
-"""How many tokens a text is, where no server has told: by tiktoken where that works, else by a rule of thumb.
+"""Token counts where the server reports none: by tiktoken where that works, else estimated.
 
-The rule: a token for every four bytes of UTF-8, rounded up, and four more for each message. Images, sounds and files
-are left out, for what they cost differs from model to model.
+The estimate: a token for every four bytes of UTF-8, rounded up, and four more for each message. Images, audio and files
+are not counted, as their tokens differ from model to model.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ Count: TypeAlias = Callable[[str], int]
 _BYTES_PER_TOKEN = 4
 _TOKENS_PER_MESSAGE = 4
 _LOADING_SECONDS = 10.0
-"""tiktoken fetches an encoding when it has none, and would wait for minutes on a machine that is offline."""
-_LONGEST_COUNTED = 50_000
-"""Characters: a longer text is estimated, as tiktoken takes quadratic time for some of them."""
+"""tiktoken downloads an encoding that it does not have, and would wait for minutes on an offline machine."""
+_MAX_COUNTED = 50_000
+"""Characters: a longer text is estimated, as tiktoken takes quadratic time for some texts."""
 _NEWEST_ENCODING = "o200k_base"
-_UNSPOKEN = frozenset(
+_NOT_COUNTED = frozenset(
     {
         "type", "role", "id", "call_id", "tool_call_id", "tool_use_id", "status", "signature", "encrypted_content",
         "cache_control", "image_url", "input_audio", "audio", "file", "file_data", "source", "data", "annotations",
     }
 )  # fmt: skip
-"""Fields of messages that hold no words of theirs."""
+"""Fields of messages that hold no text of the message."""
 
 _FAILED = "\0"
-"""In place of a model's name: tiktoken is not there or cannot load, and is not asked again."""
+"""In place of a model's name: tiktoken is not installed or failed to load, and is not tried again."""
 _counters: dict[str, Count] = {}
 _loading: dict[str, asyncio.Task[Count]] = {}
 _threads = DaemonThreads()
 
 
 def estimate(text: str) -> int:
-    """The rule of thumb for one text; nothing is no token, anything else at least one."""
+    """Estimate the tokens of one text: 0 for an empty one, else at least 1."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
 def estimate_input_tokens(case: EvalCase) -> int:
-    """Roughly what a case costs to ask: system prompt, messages, prompt, and the definitions of its tools."""
+    """Estimate the input tokens of a case: system prompt, messages, prompt, and the definitions of its tools."""
     tokens = count_input(case.messages or (), None, estimate)
     for text in (case.system_prompt, case.prompt):
         if text is not None:
@@ -54,7 +54,7 @@ def estimate_input_tokens(case: EvalCase) -> int:
 
 
 def count_input(turns: Iterable[Mapping[str, Any]], more: str | None, count: Count) -> int:
-    """The tokens of a conversation, each message with its frame, and of more text that is sent along."""
+    """Count the tokens of a conversation, with the overhead of each message, and of more text that is sent."""
     tokens = count(more) if more else 0
     for turn in turns:
         tokens += _TOKENS_PER_MESSAGE + count_words(turn, count)
@@ -62,7 +62,7 @@ def count_input(turns: Iterable[Mapping[str, Any]], more: str | None, count: Cou
 
 
 def count_words(value: Any, count: Count) -> int:
-    """The tokens of all words in a message or a list of them, in whichever API's shape."""
+    """Count the tokens of all text in a message or a list of them, in any API's shape."""
     return sum(map(count, _words(value)))
 
 
@@ -71,7 +71,7 @@ def _words(value: Any) -> Iterator[str]:
         yield value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            if key not in _UNSPOKEN:
+            if key not in _NOT_COUNTED:
                 yield from _words(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
@@ -79,9 +79,9 @@ def _words(value: Any) -> Iterator[str]:
 
 
 async def load_counter(model: str | None) -> Count:
-    """What counts a model's tokens best: its tiktoken encoding, else the rule of thumb.
+    """Return the best counter for a model: its tiktoken encoding, else the estimate.
 
-    Loading takes a while, and a thread: the event loop is timing other calls. When it fails once, it is left at that.
+    Loading is slow, so it runs in a thread: the event loop is timing other calls. A failed load is not retried.
     """
     name = model or ""
     if name in _counters:
@@ -114,11 +114,11 @@ def _tiktoken_counter(model: str) -> Count | None:
             encoding = tiktoken.encoding_for_model(model)
         except KeyError:
             encoding = tiktoken.get_encoding(_NEWEST_ENCODING)
-    except Exception:  # noqa: BLE001 - not installed, offline, a broken file: there is the rule of thumb
+    except Exception:  # noqa: BLE001 - not installed, offline, a broken file: estimate instead
         return None
 
     def count(text: str) -> int:
-        if len(text) > _LONGEST_COUNTED:
+        if len(text) > _MAX_COUNTED:
             return estimate(text)
         return len(encoding.encode_ordinary(text))
 

@@ -1,4 +1,4 @@
-"""Lengths of time as people write them: `500ms`, `60s`, `2m`, `1.5h`, or a bare number of seconds."""
+"""Units: durations (`500ms`, `60s`, `2m`, `1.5h`, or a number of seconds) and rate limits (`10/s`, `600/min`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RATE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*/\s*([a-z]+)\s*", re.IGNORECASE)
 
 
 class RateLimit(msgspec.Struct, frozen=True):
-    """So many in so many seconds."""
+    """A rate limit: `count` per `per_seconds` seconds."""
 
     count: float
     per_seconds: float

@@ -271,8 +271,8 @@ def test_a_stream_without_message_stop_is_transient_and_its_text_is_kept() -> No
     ],
 )
 def test_an_error_event_is_classified_by_its_type(kind: str, transient: bool, overloaded: bool) -> None:
-    told = {"type": "error", "error": {"type": kind, "message": "Overloaded"}}
-    for reply in (events(start(), text_block(0, "Par"), told), whole(told)):
+    error = {"type": "error", "error": {"type": kind, "message": "Overloaded"}}
+    for reply in (events(start(), text_block(0, "Par"), error), whole(error)):
         error = failure_of(reply)
         assert f"Overloaded ({kind})" in str(error)
         assert isinstance(error, TransientError) is transient

@@ -1,4 +1,4 @@
-"""A program as a target: what it is told, what is made of its answer."""
+"""A program as a target: its input, and how its answer is read."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_a_command_is_a_target() -> None:
 
 
 def test_the_program_reads_every_field_of_the_case_and_which_try_it_is() -> None:
-    told = json.loads(ask(Command("/bin/cat")).response_text)
-    assert told == {
+    payload = json.loads(ask(Command("/bin/cat")).response_text)
+    assert payload == {
         "id": "fr",
         "prompt": "Capital of France?",
         "messages": None,
@@ -90,7 +90,7 @@ def test_times_and_prompt_are_filled_in() -> None:
 
 
 def test_a_json_answer_fills_the_response_and_what_it_says_stands(tmp_path) -> None:
-    said = {
+    answer = {
         "response_text": "Paris",
         "time_to_first_token": 0.5,
         "time_to_last_token": 2.5,
@@ -98,8 +98,8 @@ def test_a_json_answer_fills_the_response_and_what_it_says_stands(tmp_path) -> N
         "stop_reason": "stop",
         "messages": [{"role": "assistant", "content": "Paris"}],
     }
-    response = ask(printing(json.dumps(said), tmp_path, output="json"))
-    assert {name: getattr(response, name) for name in said} == said
+    response = ask(printing(json.dumps(answer), tmp_path, output="json"))
+    assert {name: getattr(response, name) for name in answer} == answer
     assert response.time_per_output_token == 0.5
     assert response.error is None
 
@@ -271,7 +271,7 @@ def test_a_program_that_cannot_be_run_is_refused_when_the_command_is_made(argv, 
         ({"max_output_bytes": 0}, "max_output_bytes must be >= 1, got 0"),
         ({"parallelism": 0}, "parallelism must be >= 1, got 0"),
         ({"cwd": "/no/such/place"}, "cwd must be a directory, got '/no/such/place'"),
-        ({"env": {"A=B": "x"}}, "impossible name: 'A=B'"),
+        ({"env": {"A=B": "x"}}, "invalid name: 'A=B'"),
         ({"env": {"KEY": 5}}, r"env\['KEY'\] must be text without NUL, got int"),
     ],
 )

@@ -182,10 +182,10 @@ def test_extra_headers_are_sent_and_take_the_place_of_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"model": ""}, "model must be a text"),
-        ({"headers": {"a b": "x"}}, "impossible name"),
+        ({"headers": {"a b": "x"}}, "invalid name"),
         ({"headers": {"x": "a\r\nb: c"}}, "line break"),
         ({"headers": {"x": None}}, "must be text, got NoneType"),
         ({"headers": ["x"]}, "headers must be a mapping"),
@@ -204,10 +204,10 @@ def test_extra_headers_are_sent_and_take_the_place_of_ours() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_bad_arguments_are_refused_with_their_value(options: dict[str, Any], said: str) -> None:
+def test_bad_arguments_are_refused_with_their_value(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         OpenAIChat(**{"model": "m", "base_url": "http://localhost/v1", **options})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,7 +217,7 @@ def test_the_identity_is_what_decides_an_answer_and_has_no_secret_in_it(kind: ty
     target = kind("m", api_key=KEY, headers={"X-Pass": KEY}, **options)
     identity = target.identity()
     assert (identity["kind"], identity["model"], identity["headers"]) == (kind.kind, "m", ["x-pass"])
-    assert KEY not in str(identity) + repr(target) + repr(target._entrance._given_key)
+    assert KEY not in str(identity) + repr(target) + repr(target._auth._given_key)
     assert kind("m", api_key="another-key", headers={"X-Pass": "other"}, **options).identity() == identity
     assert kind("other", **options).identity() != identity
     for name, changed in (("params", {"temperature": 1}), ("tools", []), ("base_url", "http://localhost/v2")):
@@ -328,7 +328,7 @@ def test_loops_that_are_gone_leave_no_transport_behind() -> None:
     target = OpenAIChat("m", base_url="http://localhost/v1", transport=ScriptedTransport(stream(*chat_text("x"))))
     for _ in range(3):
         asyncio.run(target.invoke(CASE, CONTEXT))  # which nobody closes
-    assert len(target._links._of_loop) == 1
+    assert len(target._connections._of_loop) == 1
 
 
 def test_a_transport_that_was_given_is_left_open() -> None:

@@ -53,7 +53,7 @@ def test_each_kind_can_be_named(tmp_path: Path, kind: str, made: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"base_url": "http://x"}, "with at least a model"),
         (None, "with at least a model"),
@@ -65,10 +65,10 @@ def test_each_kind_can_be_named(tmp_path: Path, kind: str, made: type) -> None:
         ({"model": "m", "functions": {"weather": 5}}, "target.openai-chat.functions.weather must be file.py:name"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_path(tmp_path: Path, arguments: Any, said: str) -> None:
+def test_what_is_wrong_is_named_with_its_path(tmp_path: Path, arguments: Any, message: str) -> None:
     with alone(tmp_path), pytest.raises(SuiteError) as caught:
         build_suite(write(tmp_path, {"openai-chat": arguments}))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_functions_and_the_ca_bundle_are_seen_from_the_suites_folder(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_functions_and_the_ca_bundle_are_seen_from_the_suites_folder(tmp_path: P
     with alone(tmp_path):
         target: Any = build_suite(write(tmp_path, {"openai-chat": arguments})).target
     assert target.identity()["functions"] == {"weather": "tools:weather"}
-    assert target._connection["ca_bundle"] == str(tmp_path / "ca.pem")
+    assert target._connection_options["ca_bundle"] == str(tmp_path / "ca.pem")
 
 
 def test_certificates_that_are_not_there_are_told_before_a_run_directory_is_made(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_judge_without_a_target_asks_its_model_in_the_suites_place(tmp_path: P
     judge = judge_of(write(tmp_path, {"openai-chat": own}, scorers=scorers))
     assert (type(judge), judge.model_id, judge.base_url) == (OpenAIChat, "j", "http://localhost:1/v1")
     assert judge.identity()["headers"] == ["x-team"]
-    assert (judge.api_version, judge._entrance._key_variable, judge.default_parallelism) == ("7", "MY_KEY", 9)
+    assert (judge.api_version, judge._auth._key_variable, judge.default_parallelism) == ("7", "MY_KEY", 9)
     # What is about the suite's answers is not about the judge's.
     assert judge.params == {"temperature": 0}
     assert "tools" not in judge.identity()
@@ -154,5 +154,5 @@ def test_no_key_for_a_public_host_is_exit_2_before_anything_is_made(
 def test_the_docs_tell_of_every_argument() -> None:
     page = (DOCS / "targets.md").read_text(encoding="utf-8")
     section = page.partition("## Model endpoints")[2].partition("\n## ")[0]
-    told = re.findall(r"^\| `(\w+)` \|", section, flags=re.M)
-    assert set(inspect.signature(OpenAIChat).parameters) <= set(told)
+    documented = re.findall(r"^\| `(\w+)` \|", section, flags=re.M)
+    assert set(inspect.signature(OpenAIChat).parameters) <= set(documented)

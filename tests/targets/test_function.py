@@ -171,7 +171,7 @@ def test_what_a_function_leaves_out_is_filled_in() -> None:
 
 
 def test_what_a_function_says_stands() -> None:
-    said = InvocationResponse(
+    returned = InvocationResponse(
         response_text="x",
         input_prompt="mine",
         time_to_last_token=5.0,
@@ -181,18 +181,18 @@ def test_what_a_function_says_stands() -> None:
         error="half an answer",
     )
 
-    response = ask(lambda case: said)
+    response = ask(lambda case: returned)
     assert response.time_per_output_token == 1.0
     response.time_per_output_token = None
-    assert response == said
+    assert response == returned
 
 
 @pytest.mark.parametrize(("first", "tokens"), [(None, 5), (1.0, None), (1.0, 1), (1.0, 0)])
 def test_time_per_output_token_is_left_out_where_it_cannot_be_known(first, tokens) -> None:
-    said = InvocationResponse(
+    returned = InvocationResponse(
         response_text="x", time_to_first_token=first, time_to_last_token=2.0, num_tokens_output=tokens
     )
-    assert ask(lambda case: said).time_per_output_token is None
+    assert ask(lambda case: returned).time_per_output_token is None
 
 
 def test_a_response_object_that_is_handed_out_twice_is_not_written_to() -> None:
@@ -384,9 +384,9 @@ def test_a_target_is_taken_as_it_is() -> None:
     assert isinstance(wrapped, Target)
 
 
-@pytest.mark.parametrize(("thing", "said"), [("gpt", r"'gpt' \(str\)"), (None, "None"), (5, r"5 \(int\)")])
-def test_anything_else_is_refused_and_named(thing, said) -> None:
-    with pytest.raises(ConfigurationError, match=f"must be a Target or a callable, got {said}"):
+@pytest.mark.parametrize(("thing", "returned"), [("gpt", r"'gpt' \(str\)"), (None, "None"), (5, r"5 \(int\)")])
+def test_anything_else_is_refused_and_named(thing, returned) -> None:
+    with pytest.raises(ConfigurationError, match=f"must be a Target or a callable, got {returned}"):
         as_target(thing)
 
 

@@ -86,7 +86,7 @@ BAD: dict[str, tuple[Script, list[str]]] = {
         once(answer(b'{"error": {"message": "model is loading", "type": "server_error"}}')),
         ["TransientError", "model is loading (server_error)"],
     ),
-    "200 with nothing": (once(answer(b"")), ["TransientError", "with nothing"]),
+    "200 with nothing": (once(answer(b"")), ["TransientError", "with an empty body"]),
     "an error page of a proxy": (
         once(answer(b"<html><body>Bad gateway</body></html>", "text/html", "502 Bad Gateway")),
         ["TransientError", "HTTP 502", "Bad gateway"],

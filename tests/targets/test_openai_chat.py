@@ -338,7 +338,7 @@ def test_a_page_instead_of_json_asks_whether_the_address_is_right() -> None:
 
 MALFORMED = {
     "half a JSON": (whole(b'{"choices": [{"mess'), True, "not JSON"),
-    "nothing": (whole(b""), True, "with nothing"),
+    "nothing": (whole(b""), True, "with an empty body"),
     "no JSON": (whole(b"oops"), True, "not JSON"),
     "bad UTF-8": (whole(b'{"choices":[{"message":{"content":"\xff\xfe"}}]}'), True, "not UTF-8"),
     "a shape that is not this API's": (whole({"choices": [{"message": {"content": 5}}]}), False, "not what this API"),
@@ -348,10 +348,10 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize(("reply", "transient", "said"), MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_answer_says_what_is_wrong_with_it(reply: HttpReply, transient: bool, said: str) -> None:
+@pytest.mark.parametrize(("reply", "transient", "message"), MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_answer_says_what_is_wrong_with_it(reply: HttpReply, transient: bool, message: str) -> None:
     error = failure_of(reply)
-    assert said in str(error)
+    assert message in str(error)
     assert isinstance(error, TransientError) is transient
 
 

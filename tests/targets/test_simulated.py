@@ -1,4 +1,4 @@
-"""The pretend model."""
+"""The simulated model."""
 
 from __future__ import annotations
 

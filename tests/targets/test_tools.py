@@ -1,4 +1,4 @@
-"""The bounded agent loop: tools are called, the model is told, and a real trajectory comes of it."""
+"""The bounded agent loop: tools are called, the model gets their results, and the whole trajectory is kept."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def ask(
     return asyncio.run(made.invoke(CASE, context)), transport
 
 
-def told(transport: ScriptedTransport) -> str:
-    """What the model was told of its last tool call."""
+def reported_to_model(transport: ScriptedTransport) -> str:
+    """What was reported to the model about its last tool call."""
     text = transport.body["messages"][-1]["content"]
     assert isinstance(text, str)
     return text
@@ -144,18 +144,20 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("call", "function", "said"), MISTAKES.values(), ids=MISTAKES)
-def test_what_is_wrong_with_a_call_is_told_to_the_model(call: tuple[str, str, str], function: Any, said: str) -> None:
+@pytest.mark.parametrize(("call", "function", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_what_is_wrong_with_a_call_is_reported_to_the_model(
+    call: tuple[str, str, str], function: Any, message: str
+) -> None:
     response, transport = ask(calls(call), FINAL, functions={"weather": function})
-    assert told(transport).startswith("error: ")
-    assert said in told(transport)
+    assert reported_to_model(transport).startswith("error: ")
+    assert message in reported_to_model(transport)
     assert response.response_text == "Clear."
 
 
 @pytest.mark.parametrize(("value", "text"), [("plain", "plain"), (None, "null"), ([1, "ü"], '[1,"ü"]'), (1.5, "1.5")])
 def test_results_are_text_as_they_are_and_json_otherwise(value: Any, text: str) -> None:
     _, transport = ask(calls(ROME), FINAL, functions={"weather": lambda city: value})
-    assert told(transport) == text
+    assert reported_to_model(transport) == text
 
 
 def test_a_tool_without_arguments_may_be_called_with_empty_text() -> None:
@@ -262,7 +264,7 @@ def test_functions_nobody_described_are_described_by_their_signature() -> None:
 
 
 def test_a_function_without_a_signature_needs_a_description() -> None:
-    with pytest.raises(ConfigurationError, match="give its schema in tools"):
+    with pytest.raises(ConfigurationError, match="describe it in tools"):
         target(FINAL, functions={"highest": max})
     target(FINAL, functions={"highest": max}, tools=[{"name": "highest", "parameters": {"type": "object"}}])
 
@@ -314,11 +316,11 @@ def test_the_messages_api_gets_results_in_its_own_shape() -> None:
 def test_the_responses_api_gets_results_in_its_own_shape() -> None:
     call = {"type": "function_call", "id": "fc", "call_id": "c1", "name": "weather", "arguments": '{"city":"Rome"}'}
     reasoning = {"type": "reasoning", "id": "rs_1", "summary": []}
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Clear."}]}
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Clear."}]}
     usage = {"input_tokens": 1, "output_tokens": 1}
 
     def reply(request: HttpRequest) -> Any:
-        output = [said] if b"function_call_output" in request.body else [reasoning, call]
+        output = [message] if b"function_call_output" in request.body else [reasoning, call]
         return whole({"status": "completed", "output": output, "usage": usage})
 
     transport = ScriptedTransport(reply)
@@ -328,5 +330,5 @@ def test_the_responses_api_gets_results_in_its_own_shape() -> None:
     response = asyncio.run(made.invoke(CASE, CONTEXT))
     result = {"type": "function_call_output", "call_id": "c1", "output": "clear in Rome"}
     assert transport.body["input"][1:] == [reasoning, call, result]
-    assert response.messages == [reasoning, call, result, said]
+    assert response.messages == [reasoning, call, result, message]
     assert response.response_text == "Clear."

@@ -15,7 +15,7 @@ import pytest
 from steelyard.errors import ConfigurationError, TargetError, TransportError
 from steelyard.protocols import HttpReply, HttpRequest, Transport
 from steelyard.transport import CurlTransport, RequestRefused
-from steelyard.transport.event_loop import Bridge, EpollWatch, SelectorWatch
+from steelyard.transport.event_loop import Bridge, EpollPoller, SelectorPoller
 from tests.support.raw_server import (
     CHUNKED,
     OK,
@@ -316,7 +316,7 @@ def test_only_plain_web_addresses_are_used(url: str) -> None:
         async with transport() as client:
             await client.send(post(url))
 
-    with pytest.raises(RequestRefused, match="a URL must be http:// or https://") as refused:
+    with pytest.raises(RequestRefused, match="a URL must begin with http:// or https://") as refused:
         run(main())
     assert "secret" not in str(refused.value)
 
@@ -362,7 +362,7 @@ def test_settings_that_libcurl_will_not_take_are_refused_at_once_and_not_told() 
     async def main() -> None:
         CurlTransport(1, proxy="http://me:secret\0@127.0.0.1:9")
 
-    with pytest.raises(ConfigurationError, match="libcurl refuses") as refused:
+    with pytest.raises(ConfigurationError, match="libcurl rejects") as refused:
         run(main())
     assert "secret" not in str(refused.value)
 
@@ -383,9 +383,9 @@ def test_it_belongs_to_the_loop_it_was_made_on() -> None:
             runner.run(use(client))
 
 
-@pytest.mark.parametrize("watch", [EpollWatch, SelectorWatch])
-def test_either_kind_of_watch_serves(watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steelyard.transport.event_loop.new_watch", watch)
+@pytest.mark.parametrize("poller", [EpollPoller, SelectorPoller])
+def test_either_kind_of_watch_serves(poller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steelyard.transport.event_loop.new_poller", poller)
 
     async def main() -> None:
         async with RawServer(always(OK)) as server, transport(5) as client:
@@ -399,22 +399,22 @@ def test_either_kind_of_watch_serves(watch, monkeypatch: pytest.MonkeyPatch) -> 
 def test_many_ready_sockets_are_served_in_turns() -> None:
     """However many sockets are ready, a bounded number is served at once, and none is passed over."""
     pairs = [os.pipe() for _ in range(200)]
-    watch = EpollWatch(pytest.fail)
+    poller = EpollPoller(pytest.fail)
     try:
         for reader, writer in pairs:
-            watch.on_socket(1, reader, None, None)
+            poller.on_socket(1, reader, None, None)
             os.write(writer, b"!")
-        turns = [watch.ready() for _ in range(4)]
+        turns = [poller.ready() for _ in range(4)]
         assert all(len(turn) == 64 for turn in turns)
         assert {descriptor for turn in turns for descriptor, _ in turn} == {reader for reader, _ in pairs}
     finally:
-        watch.close()
+        poller.close()
         for descriptor in (descriptor for pair in pairs for descriptor in pair):
             os.close(descriptor)
 
 
 def test_if_a_socket_cannot_be_watched_all_calls_fail_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing(EpollWatch):
+    class Failing(EpollPoller):
         failing = True
 
         def on_socket(self, what: int, descriptor: int, *more: object) -> None:
@@ -422,7 +422,7 @@ def test_if_a_socket_cannot_be_watched_all_calls_fail_and_the_next_one_works(mon
             Failing.failing = False
             super().on_socket(what, descriptor, *more)
 
-    monkeypatch.setattr("steelyard.transport.event_loop.new_watch", Failing)
+    monkeypatch.setattr("steelyard.transport.event_loop.new_poller", Failing)
 
     async def main() -> None:
         async with RawServer(always(OK)) as server, transport() as client:

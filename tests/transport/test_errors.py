@@ -25,7 +25,7 @@ from steelyard.transport import (
     TimedOut,
     TlsFailed,
 )
-from steelyard.transport.errors import fault
+from steelyard.transport.errors import curl_error
 from steelyard.transport.settings import trusted_certificates
 from tests.support.raw_server import (
     CHUNKED,
@@ -481,7 +481,7 @@ def test_a_proxy_that_is_not_there_is_named_without_its_password() -> None:
 
 
 def test_words_of_libcurl_lose_their_credentials() -> None:
-    error = fault(7, "via http://anna:hidden@proxy:80/ to nowhere", "http://bert:word@host:1/v1?key=k", None)
+    error = curl_error(7, "via http://anna:hidden@proxy:80/ to nowhere", "http://bert:word@host:1/v1?key=k", None)
     assert str(error) == "cannot connect to http://host:1: via http://proxy:80/ to nowhere"
-    assert type(fault(999, "", "http://[bad", None)) is TransportError
-    assert isinstance(fault(60, "", "https://host", None), TargetError)
+    assert type(curl_error(999, "", "http://[bad", None)) is TransportError
+    assert isinstance(curl_error(60, "", "https://host", None), TargetError)

@@ -1,4 +1,4 @@
-"""How answers reach those who wait: in order, and never so many at once that nothing else gets its turn."""
+"""How replies reach their callers: in order, and a bounded number per event-loop iteration."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.transport import Event, events
+from steelyard.transport import ServerSentEvent, events
 
 
-def read(*chunks: bytes) -> list[Event]:
+def read(*chunks: bytes) -> list[ServerSentEvent]:
     """The events in these chunks, of which the first arrived at 0, the next at 1, and so on."""
     return events(chunks, [float(number) for number in range(len(chunks))])
 

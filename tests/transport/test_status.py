@@ -11,7 +11,7 @@ import pytest
 
 from steelyard.errors import TargetError, TransientError
 from steelyard.protocols import HttpReply
-from steelyard.transport import error_message, failure, request_id, retry_after
+from steelyard.transport import error_message, request_id, retry_after, status_error
 
 
 def reply(status: int, body: object = b"", **headers: str) -> HttpReply:
@@ -22,17 +22,17 @@ def reply(status: int, body: object = b"", **headers: str) -> HttpReply:
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 520, 529, 599])
 def test_what_may_pass_is_transient(status: int) -> None:
-    assert isinstance(failure(reply(status)), TransientError)
+    assert isinstance(status_error(reply(status)), TransientError)
 
 
 @pytest.mark.parametrize("status", [301, 307, 400, 401, 403, 404, 413, 415, 422, 451])
 def test_what_will_not_pass_is_final(status: int) -> None:
-    assert type(failure(reply(status))) is TargetError
+    assert type(status_error(reply(status))) is TargetError
 
 
 @pytest.mark.parametrize(("status", "overloaded"), [(429, True), (503, True), (529, True), (500, False), (408, False)])
 def test_too_much_to_do_is_told_apart(status: int, overloaded: bool) -> None:
-    error = failure(reply(status))
+    error = status_error(reply(status))
     assert isinstance(error, TransientError)
     assert error.overloaded is overloaded
 
@@ -45,12 +45,12 @@ def test_an_account_without_credit_is_not_asked_again() -> None:
             "code": "insufficient_quota",
         }
     }
-    assert type(failure(reply(429, body))) is TargetError
+    assert type(status_error(reply(429, body))) is TargetError
 
 
 def test_the_server_may_say_itself_whether_to_try_again() -> None:
-    assert type(failure(reply(500, x_should_retry="false"))) is TargetError
-    assert isinstance(failure(reply(400, x_should_retry="true")), TransientError)
+    assert type(status_error(reply(500, x_should_retry="false"))) is TargetError
+    assert isinstance(status_error(reply(400, x_should_retry="true")), TransientError)
 
 
 BODIES: list[tuple[Any, str]] = [
@@ -89,44 +89,44 @@ BODIES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("body", "message"), BODIES)
 def test_the_providers_message_is_found(body: Any, message: str) -> None:
-    assert message in str(failure(reply(400, body)))
+    assert message in str(status_error(reply(400, body)))
 
 
 def test_an_empty_body_has_no_message() -> None:
     assert error_message(b"") is None
     assert error_message(b"null") == "null"
     assert error_message(b'{"error": {}}') == '{"error": {}}'
-    assert str(failure(reply(404))) == "HTTP 404: no message"
+    assert str(status_error(reply(404))) == "HTTP 404: no message"
 
 
 def test_a_message_given_goes_before_what_the_body_says() -> None:
-    error = failure(reply(400, {"error": "raw"}), provider_message="in better words")
+    error = status_error(reply(400, {"error": "raw"}), provider_message="in better words")
     assert str(error) == "HTTP 400: in better words"
 
 
 def test_kind_and_request_id_are_told() -> None:
     body = {"error": {"message": "slow down", "type": "requests", "code": "rate_limit_exceeded"}}
-    error = failure(reply(429, body, x_request_id="req-7"))
+    error = status_error(reply(429, body, x_request_id="req-7"))
     assert str(error) == "HTTP 429 (rate_limit_exceeded): slow down [request id req-7]"
     assert request_id({"request-id": "req-8"}) == "req-8"
     assert request_id({"content-type": "x"}) is None
 
 
 def test_long_pages_are_cut_short_in_linear_time() -> None:
-    assert len(str(failure(reply(500, b"<p>" + b"word " * 200_000)))) < 400
-    assert len(str(failure(reply(500, b"<" * 1_000_000)))) < 400
-    assert len(str(failure(reply(500, b"<script" * 200_000)))) < 400
-    assert len(str(failure(reply(500, b"<!--" * 200_000)))) < 400
-    assert len(str(failure(reply(500, {"error": "long " * 10_000})))) < 2_100
+    assert len(str(status_error(reply(500, b"<p>" + b"word " * 200_000)))) < 400
+    assert len(str(status_error(reply(500, b"<" * 1_000_000)))) < 400
+    assert len(str(status_error(reply(500, b"<script" * 200_000)))) < 400
+    assert len(str(status_error(reply(500, b"<!--" * 200_000)))) < 400
+    assert len(str(status_error(reply(500, {"error": "long " * 10_000})))) < 2_100
 
 
 def test_deeply_nested_bodies_do_no_harm() -> None:
-    assert isinstance(failure(reply(500, b'{"error":' * 100_000)), TransientError)
-    assert isinstance(failure(reply(500, b'{"error":' * 500 + b'"x"' + b"}" * 500)), TransientError)
+    assert isinstance(status_error(reply(500, b'{"error":' * 100_000)), TransientError)
+    assert isinstance(status_error(reply(500, b'{"error":' * 500 + b'"x"' + b"}" * 500)), TransientError)
 
 
 def test_a_redirect_tells_where_to_without_its_query() -> None:
-    error = failure(reply(308, b"<h1>Moved</h1>", location="https://other.example/v1?key=hidden"))
+    error = status_error(reply(308, b"<h1>Moved</h1>", location="https://other.example/v1?key=hidden"))
     assert "https://other.example/v1" in str(error)
     assert "hidden" not in str(error)
 
@@ -170,6 +170,6 @@ def test_a_date_without_another_is_read_against_this_clock() -> None:
 
 
 def test_the_wait_is_handed_on() -> None:
-    error = failure(reply(429, retry_after="3"))
+    error = status_error(reply(429, retry_after="3"))
     assert isinstance(error, TransientError)
     assert error.retry_after == 3.0

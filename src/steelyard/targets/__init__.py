@@ -1,4 +1,4 @@
-"""What answers a case: a model endpoint, your own callable, a program, a pretend model."""
+"""What answers a case: a model endpoint, your own callable, a program, a simulated model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
     "as_target",
 ]
 
-# A run pays only for the target it uses.
+# A run imports only the target that it uses.
 __getattr__ = lazy_exports(__name__, _HOMES, globals())
 
 

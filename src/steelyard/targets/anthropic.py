@@ -1,4 +1,4 @@
-"""Anthropic's messages API, and whoever else speaks it."""
+"""Anthropic's messages API: requests in its shape, and answers read from one object or from a stream."""
 
 from __future__ import annotations
 
@@ -11,26 +11,34 @@ import msgspec
 from steelyard.records import EvalCase
 from steelyard.targets.endpoint import EndpointTarget
 from steelyard.targets.wire import (
-    Answer,
     Call,
     Conversation,
+    ModelAnswer,
     Reader,
-    Usage,
+    TokenUsage,
     asked_turns,
     before_done,
     encoded,
-    reported,
+    reported_error,
 )
-from steelyard.transport.sse import Event
+from steelyard.transport.sse import ServerSentEvent
 
 DEFAULT_MAX_TOKENS = 4096
-"""The API wants to be told; `params: {max_tokens: …}` says another number."""
+"""The API requires a value; `params: {max_tokens: …}` sets another."""
 
 _API_VERSION = "2023-06-01"
 
+_SYSTEM_ROLES = ("system", "developer")
+_is_data_url = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.-]+)*;base64,(.*)", re.DOTALL).fullmatch
+
+MALFORMED_INPUT = "INVALID_JSON"
+"""Key that wraps a tool call's input when it is not a JSON object: the API accepts only objects."""
+
+_THINKING = ("thinking", "redacted_thinking")
+
 
 class AnthropicMessages(EndpointTarget):
-    """A model behind `POST {base_url}/v1/messages`. `api_version` is the `anthropic-version` that is asked for."""
+    """A model behind `POST {base_url}/v1/messages`. `api_version` is the `anthropic-version` header."""
 
     kind = "anthropic-messages"
     default_base_url = "https://api.anthropic.com"
@@ -59,10 +67,10 @@ class AnthropicMessages(EndpointTarget):
     def _key_header(self, key: str) -> tuple[str, str]:
         return ("x-api-key", key)
 
-    def _read_stream(self, stream: list[Event]) -> Answer:
+    def _read_stream(self, stream: list[ServerSentEvent]) -> ModelAnswer:
         return read_anthropic_stream(stream)
 
-    def _read_whole(self, body: bytes) -> Answer:
+    def _read_whole(self, body: bytes) -> ModelAnswer:
         return read_anthropic_whole(body)
 
     def _results(self, results: Sequence[tuple[Call, str, bool]]) -> list[dict[str, Any]]:
@@ -73,14 +81,10 @@ class AnthropicMessages(EndpointTarget):
         return [{"role": "user", "content": blocks}]
 
 
-_SYSTEM_ROLES = ("system", "developer")
-_is_data_url = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.-]+)*;base64,(.*)", re.DOTALL).fullmatch
-
-
 def split_system(
     messages: Sequence[dict[str, Any]], system_prompt: str | None
 ) -> tuple[list[dict[str, Any]], str | list[dict[str, Any]] | None]:
-    """The turns in this API's shape, and apart from them the system prompt, which is no turn here."""
+    """Return the turns in this API's shape and, separately, the system prompt, which is not a turn here."""
     turns: list[dict[str, Any]] = []
     parts: list[Any] = [] if system_prompt is None else [system_prompt]
     for message in messages:
@@ -104,7 +108,7 @@ def _system(parts: list[Any]) -> str | list[dict[str, Any]] | None:
 
 
 def _add_result(turns: list[dict[str, Any]], message: Mapping[str, Any]) -> None:
-    """Put a tool's result into the user's turn: results of calls that were made together belong in one."""
+    """Put a tool's result into the user's turn: results of parallel calls belong in one turn."""
     block = {
         "type": "tool_result",
         "tool_use_id": message.get("tool_call_id"),
@@ -137,8 +141,8 @@ def _turn(message: dict[str, Any]) -> dict[str, Any]:
 def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function") or {}
     arguments = function.get("arguments") or "{}"
-    given = input_object(arguments) if isinstance(arguments, str) else arguments
-    return {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": given}
+    value = input_object(arguments) if isinstance(arguments, str) else arguments
+    return {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": value}
 
 
 def _content(content: Any) -> Any:
@@ -146,7 +150,7 @@ def _content(content: Any) -> Any:
 
 
 def _block(part: Any) -> Any:
-    """A part of a message as a block: texts and images are translated, everything else is left as it is."""
+    """Return a part of a message as a block: texts and images are translated, anything else is unchanged."""
     if not isinstance(part, Mapping):
         return {"type": "text", "text": str(part)}
     kind = part.get("type")
@@ -162,12 +166,6 @@ def _block(part: Any) -> Any:
     return {"type": "image", "source": {"type": "url", "url": url}}
 
 
-MALFORMED_INPUT = "INVALID_JSON"
-"""The key under which a tool call's input stands that is no JSON object: the API takes nothing else back."""
-
-_THINKING = ("thinking", "redacted_thinking")
-
-
 class _OutputDetails(msgspec.Struct, gc=False):
     thinking_tokens: int | None = None
 
@@ -180,20 +178,20 @@ class _Usage(msgspec.Struct, gc=False):
     output_tokens_details: _OutputDetails | None = None
 
     def updated(self, later: _Usage) -> _Usage:
-        """The counts of a stream are running totals: the last one that was told stands."""
+        """Return these counts with later ones applied: a stream reports running totals, so the last value counts."""
         pairs = ((name, getattr(later, name)) for name in self.__struct_fields__)
         return msgspec.structs.replace(self, **{name: value for name, value in pairs if value is not None})
 
-    def plain(self) -> Usage:
-        """`input_tokens` leaves out what was read from the cache or written to it; all three were sent."""
-        told = [
+    def plain(self) -> TokenUsage:
+        """Return the counts in our shape: `input_tokens` excludes cache reads and writes, which were sent too."""
+        counts = [
             count
             for count in (self.input_tokens, self.cache_read_input_tokens, self.cache_creation_input_tokens)
             if count is not None
         ]
         details = self.output_tokens_details
-        return Usage(
-            sum(told) if told else None,
+        return TokenUsage(
+            sum(counts) if counts else None,
             self.output_tokens,
             self.cache_read_input_tokens,
             None if details is None else details.thinking_tokens,
@@ -228,6 +226,8 @@ class _StreamEvent(msgspec.Struct, gc=False):
 
 
 _MESSAGES = Reader(_Message)
+
+
 _EVENTS = Reader(_StreamEvent)
 
 
@@ -256,7 +256,7 @@ class _Block:
                 pieces.append(piece)
 
     def whole(self) -> dict[str, Any]:
-        """The block as the API would have given it in one piece."""
+        """Return the block as the API would have sent it in one piece."""
         for name, pieces in (("text", self.texts), ("thinking", self.thoughts), ("signature", self.signatures)):
             if pieces:
                 self.fields[name] = self.fields.get(name, "") + "".join(pieces)
@@ -267,26 +267,26 @@ class _Block:
         return self.fields
 
 
-def read_anthropic_whole(body: bytes) -> Answer:
-    """The answer in one object."""
+def read_anthropic_whole(body: bytes) -> ModelAnswer:
+    """Read an answer that came as one object."""
     message = _MESSAGES.read(body)
     if message.content is None:
-        raise reported(msgspec.json.decode(body))
+        raise reported_error(msgspec.json.decode(body))
     answer = _answer(message.content, message.stop_reason)
     answer.usage = None if message.usage is None else message.usage.plain()
     return answer
 
 
-def read_anthropic_stream(stream: list[Event]) -> Answer:
-    """The answer in a stream, which is whole with its `message_stop` and not before."""
-    told, _ = before_done(stream)
-    pieces, fault = _EVENTS.read_all(told)
+def read_anthropic_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
+    """Read a streamed answer; it is complete only with its `message_stop`."""
+    received, _ = before_done(stream)
+    pieces, fault = _EVENTS.read_all(received)
     blocks: dict[int, _Block] = {}
     usage = _Usage()
     has_usage = terminated = False
     stop_reason: str | None = None
     first: dict[bool, float] = {}
-    for event, piece in zip(told, pieces, strict=False):
+    for event, piece in zip(received, pieces, strict=False):
         later = piece.usage if piece.message is None else piece.message.usage
         if later is not None:
             usage, has_usage = usage.updated(later), True
@@ -299,7 +299,7 @@ def read_anthropic_stream(stream: list[Event]) -> Answer:
         elif piece.type == "message_stop":
             terminated = True
         elif piece.error is not None and fault is None:
-            fault = reported(msgspec.json.decode(event.data))
+            fault = reported_error(msgspec.json.decode(event.data))
         if (is_reasoning := _token_kind(piece)) is not None:
             first.setdefault(is_reasoning, event.at)
     answer = _answer([blocks[index].whole() for index in sorted(blocks)], stop_reason)
@@ -324,11 +324,11 @@ def _token_kind(piece: _StreamEvent) -> bool | None:
     return False if delta.text or delta.partial_json else None
 
 
-def _answer(blocks: list[dict[str, Any]], stop_reason: str | None) -> Answer:
+def _answer(blocks: list[dict[str, Any]], stop_reason: str | None) -> ModelAnswer:
     blocks = [block for block in blocks if block.get("type") != "text" or block.get("text")]
     calls = [_call(block) for block in blocks if "input" in block]
     text = "".join(block["text"] for block in blocks if block.get("type") == "text")
-    return Answer(
+    return ModelAnswer(
         messages=[{"role": "assistant", "content": blocks}] if blocks else [],
         text=text,
         refusal="" if stop_reason == "refusal" else None,
@@ -338,15 +338,16 @@ def _answer(blocks: list[dict[str, Any]], stop_reason: str | None) -> Answer:
 
 
 def _call(block: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
-    """A tool's call; its input in the block becomes the object that the API wants to see again."""
-    given = block["input"]
-    text = given if isinstance(given, str) else msgspec.json.encode(given).decode()
-    if isinstance(given, str):
-        block["input"] = input_object(given)
+    """Return a tool call and its block; the block's input becomes the object that the API expects back."""
+    value = block["input"]
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if isinstance(value, str):
+        block["input"] = input_object(value)
     return Call(str(block.get("id") or ""), str(block.get("name") or ""), text), block
 
 
 def input_object(text: str) -> dict[str, Any]:
+    """Return a tool call's input as an object, wrapped where it is not one."""
     try:
         value = msgspec.json.decode(text) if text.strip() else {}
     except (msgspec.DecodeError, UnicodeError, RecursionError):

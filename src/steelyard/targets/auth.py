@@ -1,4 +1,7 @@
-"""The arguments of an endpoint, checked before anything is called."""
+"""Auth of an endpoint: its address, API key and headers, and the checks of its arguments before anything is called.
+
+Keys, passwords in URLs and header values are secrets: they are sent, never shown, and removed from error messages.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,19 @@ from steelyard.masking import Secret
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 _SECRET_LENGTH = 8
-"""Shorter values are too common to be taken out of a text: `1`, `true`, `beta`."""
+"""Shorter values are too common to be masked in a text: `1`, `true`, `beta`."""
 
 _is_header_name = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
 
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".lan", ".home", ".home.arpa", ".test", ".svc")
+
+_AUTH_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
+"""Headers that replace an API key."""
+
 
 def check_texts(*, model: object, **others: object) -> None:
-    """Refuse what is no text; only the model must be there. A proxy may have a password in it, and is not shown."""
+    """Refuse values that are not text; only the model is required. Not shown, as a proxy may hold a password."""
     if not isinstance(model, str) or not model.strip():
         raise ConfigurationError(f"model must be a text that is not empty, got {model!r}")
     for name, value in others.items():
@@ -32,21 +41,21 @@ def check_texts(*, model: object, **others: object) -> None:
 
 
 def check_counts(**counts: object) -> None:
-    """Refuse what is no whole number from 1 on."""
+    """Refuse values that are not whole numbers >= 1."""
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigurationError(f"{name} must be >= 1, got {value!r}")
 
 
 def check_switches(**switches: object) -> None:
-    """Refuse what is neither true nor false: `"false"`, for one, would count as true."""
+    """Refuse values that are neither true nor false: the text `"false"` would count as true."""
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise ConfigurationError(f"{name} must be true or false, got {value!r}")
 
 
 def checked_params(params: Mapping[str, Any] | None, reserved: Collection[str]) -> dict[str, Any]:
-    """More fields of the body, as plain JSON; those that have a place of their own are refused."""
+    """Return extra fields of the body as plain JSON; fields that have their own argument are refused."""
     if params is not None and not isinstance(params, Mapping):
         raise ConfigurationError(f"params must be a mapping, got {params!r}")
     for name in params or {}:
@@ -60,24 +69,24 @@ def checked_params(params: Mapping[str, Any] | None, reserved: Collection[str]) 
 
 
 def checked_headers(headers: Mapping[str, str] | None) -> Headers:
-    """Extra headers; their values may be secrets, so that errors name only the header."""
+    """Return the extra headers, checked. Values may be secrets, so errors name only the header."""
     if headers is not None and not isinstance(headers, Mapping):
         raise ConfigurationError(f"headers must be a mapping of names to texts, got {type(headers).__name__}")
     checked = []
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not _is_header_name(name):
-            raise ConfigurationError(f"headers has an impossible name: {name!r}")
+            raise ConfigurationError(f"headers has an invalid name: {name!r}")
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ConfigurationError(f"headers[{name!r}] must be text, got {type(value).__name__}")
         text = str(value).strip()
         if not all(character == "\t" or character.isprintable() for character in text):
-            raise ConfigurationError(f"headers[{name!r}] has a line break or another control character in it")
+            raise ConfigurationError(f"headers[{name!r}] contains a line break or another control character")
         checked.append((name, text))
     return tuple(checked)
 
 
 def scrubbed(text: str, secrets: Iterable[str]) -> str:
-    """The text with each secret in it blotted out, also where only its part after `Bearer ` stands there."""
+    """Return the text with each secret masked, also where only its part after `Bearer ` occurs."""
     for secret in secrets:
         for part in {secret, secret.rpartition(" ")[2]}:
             if len(part) >= _SECRET_LENGTH:
@@ -85,12 +94,8 @@ def scrubbed(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-_LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".lan", ".home", ".home.arpa", ".test", ".svc")
-
-
 class Address:
-    """A base URL taken apart. What may be secret in it (`user:password@`, the query) is only sent, never shown."""
+    """A parsed base URL. Its possible secrets (`user:password@`, the query) are only sent, never shown."""
 
     def __init__(self, base_url: str) -> None:
         parts = _split(base_url)
@@ -106,7 +111,7 @@ class Address:
         self.secrets = _secrets(parts)
 
     def url(self, path: str, query: str = "") -> str:
-        """The URL of a call: the base, the call's own path, both queries."""
+        """Return the URL of a call: the base, the call's path, both queries."""
         queries = "&".join(one for one in (self._query, query) if one)
         return f"{self.shown}{path}?{queries}" if queries else f"{self.shown}{path}"
 
@@ -120,7 +125,7 @@ class Address:
 
     @property
     def is_public(self) -> bool:
-        """Whether the host is out in the world: neither this machine, nor a private address, nor a bare name."""
+        """Whether the host is public: not this machine, not a private address, not a bare name."""
         host = self.host.rstrip(".")
         try:
             return ipaddress.ip_address(host.partition("%")[0]).is_global
@@ -135,13 +140,13 @@ def _split(base_url: str) -> SplitResult:
     try:
         parts = urlsplit(text)
     except ValueError as error:
-        raise ConfigurationError(f"base_url is no URL: {error}") from error
+        raise ConfigurationError(f"base_url is not a URL: {error}") from error
     if parts.scheme not in _DEFAULT_PORTS:
-        raise ConfigurationError(f"base_url must begin with http:// or https://, got {_harmless(text)!r}")
+        raise ConfigurationError(f"base_url must begin with http:// or https://, got {_without_secrets(text)!r}")
     if not parts.hostname or not text.isprintable() or " " in text:
-        raise ConfigurationError(f"base_url must name a host, got {_harmless(text)!r}")
+        raise ConfigurationError(f"base_url must name a host, got {_without_secrets(text)!r}")
     if not _has_good_port(parts):
-        raise ConfigurationError(f"base_url must have a port from 1 to 65535, or none, got {_harmless(text)!r}")
+        raise ConfigurationError(f"base_url must have a port from 1 to 65535, or none, got {_without_secrets(text)!r}")
     return parts
 
 
@@ -152,13 +157,13 @@ def _has_good_port(parts: SplitResult) -> bool:
         return False
 
 
-def _harmless(url: str) -> str:
-    """What may be shown of a mistyped URL: before an @ there may be a password, in the query a key."""
+def _without_secrets(url: str) -> str:
+    """Return what may be shown of a mistyped URL: before an @ there may be a password, in the query a key."""
     return url.partition("?")[0].rpartition("@")[2]
 
 
 def _basic(parts: SplitResult) -> Secret | None:
-    """`user:password@` as the header that it stands for."""
+    """Return `user:password@` as the value of a basic auth header."""
     if parts.username is None:
         return None
     pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -166,7 +171,7 @@ def _basic(parts: SplitResult) -> Secret | None:
 
 
 def _secrets(parts: SplitResult) -> tuple[Secret, ...]:
-    """What may be secret in a base URL, as it is sent and as it is meant: servers repeat either."""
+    """Return the possible secrets of a base URL, encoded and decoded: servers repeat either."""
     values = [pair.partition("=")[2] for pair in parts.query.split("&")]
     if parts.password is not None:
         values.append(parts.password)
@@ -174,7 +179,7 @@ def _secrets(parts: SplitResult) -> tuple[Secret, ...]:
 
 
 def find_key(given: Secret | None, named: str | None, usual: Sequence[str]) -> Secret | None:
-    """The key that was given, or that stands in the named variable, or in the first of the usual ones that has one."""
+    """Return the API key: as given, else from the named variable, else from the first usual one that is set."""
     if given is not None:
         return given
     if named is not None:
@@ -189,7 +194,7 @@ def find_key(given: Secret | None, named: str | None, usual: Sequence[str]) -> S
 
 
 def checked_key(api_key: str | Secret | None) -> Secret | None:
-    """The key out of a call or a suite file, kept where nothing prints it."""
+    """Return the key from an argument or a suite file, wrapped so that nothing prints it."""
     if api_key is None or isinstance(api_key, Secret):
         return api_key
     if not isinstance(api_key, str) or not api_key.strip():
@@ -197,12 +202,8 @@ def checked_key(api_key: str | Secret | None) -> Secret | None:
     return Secret(api_key.strip())
 
 
-_LETS_IN = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
-"""Headers that stand in for a key."""
-
-
 class Auth:
-    """A key and extra headers. A pickled one has no key in it but the one that was given."""
+    """The API key and extra headers of an endpoint. Pickled, it holds only a key that was passed as an argument."""
 
     def __init__(
         self,
@@ -225,20 +226,20 @@ class Auth:
 
     @property
     def header_names(self) -> list[str]:
-        """The names of the extra headers: their values may be secrets."""
+        """Names of the extra headers; their values may be secrets."""
         return sorted(name.lower() for name, _ in self._extra)
 
     def check(self) -> None:
-        """ConfigurationError when the endpoint is out in the world and there is nothing to let us in."""
-        if self._find_key() is not None or self._brings_its_own_key() or not self._address.is_public:
+        """Raise ConfigurationError when the endpoint is public and there are no credentials for it."""
+        if self._find_key() is not None or self._has_other_credentials() or not self._address.is_public:
             return
         raise ConfigurationError(
             f"no key for {self._address.endpoint}: set {' or '.join(self._key_names)} in the environment, "
-            "name another variable as api_key_env, or give the header that lets you in"
+            "name another variable as api_key_env, or pass an auth header in headers"
         )
 
     def headers(self, own: Sequence[tuple[str, str]], key_header: Callable[[str], tuple[str, str]]) -> Headers:
-        """All headers of a request; the extra ones take the place of ours."""
+        """Return all headers of a request; the extra ones override ours."""
         key, basic = self._find_key(), self._address.authorization
         ours = list(own)
         if basic is not None:
@@ -250,13 +251,13 @@ class Auth:
         extra = set(self.header_names)
         return (*(pair for pair in ours if pair[0] not in extra), *self._extra)
 
-    def keep_secrets(self, error: TargetError) -> None:
-        """Take keys and header values out of a message: some servers repeat what they were sent."""
+    def remove_secrets(self, error: TargetError) -> None:
+        """Mask keys and header values in an error's message: some servers repeat what they were sent."""
         error.args = (scrubbed(str(error), (*self._secrets, *(value for _, value in self._extra))),)
 
     def _find_key(self) -> Secret | None:
         return find_key(self._given_key, self._key_variable, self._key_names)
 
-    def _brings_its_own_key(self) -> bool:
+    def _has_other_credentials(self) -> bool:
         names = self.header_names
-        return not _LETS_IN.isdisjoint(names) or self._address.authorization is not None or self._address.has_query
+        return not _AUTH_HEADERS.isdisjoint(names) or self._address.authorization is not None or self._address.has_query

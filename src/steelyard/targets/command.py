@@ -26,7 +26,7 @@ MALFORMED = "MalformedOutput"
 
 _SHOWN_STDERR_BYTES = 2048
 _SECRET_LENGTH = 8
-_SCARCITY = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+_OUT_OF_RESOURCES = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
 class Command:
@@ -67,7 +67,7 @@ class Command:
         return f"Command({shlex.join(self.argv)!r})"
 
     def identity(self) -> Identity:
-        """What is run, and how; of the environment only the names, for values may be secrets."""
+        """What is run, and how; only the names of environment variables, as values may be secrets."""
         return {
             "kind": "command",
             "argv": list(self.argv),
@@ -77,13 +77,13 @@ class Command:
         }
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        """The program's answer; a failing program raises, an unreadable answer is kept beside its error."""
+        """Run the program for one case; a failing program raises, an unreadable answer is kept with its error."""
         payload = _payload(case, context)
         request_time = datetime.now(UTC)
         child = self._start(payload)
         try:
             await child.finished()
-        except GeneratorExit:  # the loop is gone, and with it the means to wait
+        except GeneratorExit:  # the event loop is gone: waiting is impossible
             child.kill()
             raise
         except BaseException:
@@ -106,7 +106,7 @@ class Command:
                 max_output_bytes=self.max_output_bytes,
             )
         except OSError as error:
-            kind = TransientError if error.errno in _SCARCITY else TargetError
+            kind = TransientError if error.errno in _OUT_OF_RESOURCES else TargetError
             raise kind(f"cannot start {self.argv[0]}: {error.strerror or error}") from error
 
     def _raise_failure(self, child: ChildProcess) -> None:
@@ -119,7 +119,7 @@ class Command:
             raise TargetError(f"{name} exited with code 0 and wrote nothing to stdout{self._stderr_note(child)}")
 
     def _stderr_note(self, child: ChildProcess) -> str:
-        """The end of stderr, without the values of `env`."""
+        """Return the end of stderr, with the values of `env` masked."""
         tail = child.stderr_tail
         for value in self._env.values():
             if len(value) >= _SECRET_LENGTH:
@@ -159,7 +159,7 @@ def _split(argv: str | Sequence[str]) -> list[str]:
 def _checked_env(env: Mapping[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-            raise ConfigurationError(f"env has an impossible name: {name!r}")
+            raise ConfigurationError(f"env has an invalid name: {name!r}")
         if not isinstance(value, str) or "\0" in value:
             raise ConfigurationError(f"env[{name!r}] must be text without NUL, got {type(value).__name__}")
     return dict(env)

@@ -1,4 +1,7 @@
-"""A target's connections: one transport for each event loop that asks it, for as long as anybody there uses it."""
+"""A model behind an HTTP API: connections per event loop, requests, replies read into responses, the tool loop.
+
+`EndpointTarget` is what all APIs share; openai_chat, openai_responses and anthropic add what each differs in.
+"""
 
 from __future__ import annotations
 
@@ -19,78 +22,86 @@ from steelyard.masking import Secret
 from steelyard.protocols import HttpReply, HttpRequest, Identity, InvocationContext, Target, Transport
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.targets.auth import Address, Auth, Headers, check_counts, check_switches, check_texts, checked_params
-from steelyard.targets.tools import Functions, OneTurn, ToolShape, Turn, TurnByTurn, TurnCase, merged_tools, run_loop
+from steelyard.targets.tools import (
+    Functions,
+    ModelTurn,
+    OneTurn,
+    ToolShape,
+    TurnByTurn,
+    TurnCase,
+    merged_tools,
+    run_loop,
+)
 from steelyard.targets.wire import (
     UNREADABLE,
-    Answer,
     Call,
     Conversation,
+    ModelAnswer,
     encoded,
     form_of,
     partial_of,
-    raise_if_wanting,
+    raise_if_incomplete,
     response_of,
     time_per_output_token,
     unreadable,
 )
 from steelyard.tokens import count_input, count_words, load_counter
-from steelyard.transport.errors import failure
-from steelyard.transport.sse import Event, events
+from steelyard.transport.errors import status_error
+from steelyard.transport.sse import ServerSentEvent, events
+
+_NO_ANSWER = ModelAnswer(complete=False, terminated=False)
 
 
-class Link(msgspec.Struct):
-    """A transport with the headers that go with every request over it."""
+class EndpointConnection(msgspec.Struct):
+    """A transport (a pool of connections) and the headers of every request over it."""
 
     transport: Transport
     headers: Headers
     is_ours: bool
-    """Whether it was made here, and so is to be closed here."""
+    """Whether it was created here, and so must be closed here."""
     users: int = 0
 
 
 class Connections:
-    """Makes a link where there is none and closes it after its last user. Runs on different loops share nothing."""
+    """Opens one connection per event loop and closes it after its last user. Different loops share nothing."""
 
-    def __init__(self, make: Callable[[int], Link]) -> None:
+    def __init__(self, make: Callable[[int], EndpointConnection]) -> None:
         self._make = make
-        self._of_loop: dict[asyncio.AbstractEventLoop, Link] = {}
+        self._of_loop: dict[asyncio.AbstractEventLoop, EndpointConnection] = {}
 
     def open(self, parallelism: int) -> None:
-        """Make ready for so many calls at once on this event loop; each `open` wants its `close`."""
+        """Prepare for `parallelism` calls at once on this event loop; each `open` needs its `close`."""
         self.here(parallelism).users += 1
 
-    def here(self, parallelism: int) -> Link:
-        """The link of this event loop; one for so many calls at once is made when nobody opened any."""
+    def here(self, parallelism: int) -> EndpointConnection:
+        """Return this event loop's connection; one for `parallelism` calls at once is created if none is open."""
         loop = asyncio.get_running_loop()
-        link = self._of_loop.get(loop)
-        if link is None:
+        connection = self._of_loop.get(loop)
+        if connection is None:
             self._forget_closed_loops()
-            link = self._of_loop[loop] = self._make(parallelism)
-        return link
+            connection = self._of_loop[loop] = self._make(parallelism)
+        return connection
 
     async def close(self) -> None:
-        """One user less; with the last one of this event loop its connections are closed."""
+        """Release one use; the last one closes this event loop's connection."""
         loop = asyncio.get_running_loop()
-        link = self._of_loop.get(loop)
-        if link is None:
+        connection = self._of_loop.get(loop)
+        if connection is None:
             return
-        link.users = max(0, link.users - 1)
-        if not link.users:
+        connection.users = max(0, connection.users - 1)
+        if not connection.users:
             del self._of_loop[loop]
-            if link.is_ours:
-                await link.transport.close()
+            if connection.is_ours:
+                await connection.transport.close()
 
     def _forget_closed_loops(self) -> None:
-        """Let go of what nobody closed while there was time: whoever asks without opening does not close either."""
+        """Drop connections of closed loops: a caller that never called `open` does not call `close` either."""
         for loop in [loop for loop in tuple(self._of_loop) if loop.is_closed()]:
             self._of_loop.pop(loop, None)
 
 
-_NOTHING = Answer(complete=False, terminated=False)
-
-
 class EndpointTarget(ABC):
-    """A model behind an HTTP API. What the APIs differ in is left to the classes below this one."""
+    """A model behind an HTTP API. Subclasses define what the APIs differ in."""
 
     kind: ClassVar[str]
     default_base_url: ClassVar[str]
@@ -99,7 +110,7 @@ class EndpointTarget(ABC):
     path: ClassVar[str]
     turns_field: ClassVar[bytes]
     reserved: ClassVar[tuple[str, ...]]
-    """Fields of the body that have a place of their own, and so none in `params`."""
+    """Fields of the body that have their own argument, and so are not allowed in `params`."""
     tool_shape: ClassVar[ToolShape]
 
     def __init__(
@@ -134,10 +145,8 @@ class EndpointTarget(ABC):
         self.store_payload = store_payload
         self.params = checked_params(params, self.reserved)
         self._address = Address(self._usual_base_url() if base_url is None else base_url)
-        self._entrance = Auth(
-            self._address, self._key_names(), api_key=api_key, api_key_env=api_key_env, headers=headers
-        )
-        self._connection: dict[str, Any] = {"proxy": proxy, "ca_bundle": ca_bundle, "verify": verify}
+        self._auth = Auth(self._address, self._key_names(), api_key=api_key, api_key_env=api_key_env, headers=headers)
+        self._connection_options: dict[str, Any] = {"proxy": proxy, "ca_bundle": ca_bundle, "verify": verify}
         self._functions = Functions(functions or {})
         described = merged_tools(self.tool_shape, tools)
         self._tools = merged_tools(self.tool_shape, [*described, *self._functions.undescribed(described)])
@@ -145,19 +154,21 @@ class EndpointTarget(ABC):
         self._given_transport = transport
         self._url = self._make_url()
         self._prefix = self._make_prefix()
-        self._links = Connections(self._make_link)
+        self._connections = Connections(self._make_connection)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model_id!r}, base_url={self._address.shown!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the live connection and what was read from the environment; a key that was given travels along."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_links", "_given_transport")}
+        """Leave out live connections and what was read from the environment; a key passed as an argument is kept."""
+        return {
+            name: value for name, value in self.__dict__.items() if name not in ("_connections", "_given_transport")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._given_transport = None
-        self._links = Connections(self._make_link)
+        self._connections = Connections(self._make_connection)
 
     @property
     def endpoint(self) -> str:
@@ -166,16 +177,16 @@ class EndpointTarget(ABC):
 
     @property
     def base_url(self) -> str:
-        """Where it is asked, without what may be secret in the URL."""
+        """The base URL, without its possible secrets."""
         return self._address.shown
 
     @property
     def excess(self) -> int:
-        """How many calls of tools outlived their timeout and still run in a thread."""
+        """Number of tool calls that outlived their timeout and still run in a thread."""
         return self._functions.excess
 
     def identity(self) -> Identity:
-        """What decides an answer. Of headers only the names; keys are no part of it."""
+        """Everything that decides an answer: of headers only the names, and no key."""
         facts: dict[str, Any] = {
             "kind": self.kind,
             "model": self.model_id,
@@ -185,7 +196,7 @@ class EndpointTarget(ABC):
         }
         if self.api_version is not None:
             facts["api_version"] = self.api_version
-        if names := self._entrance.header_names:
+        if names := self._auth.header_names:
             facts["headers"] = names
         if self._tools:
             facts["tools"] = self._tools
@@ -194,85 +205,85 @@ class EndpointTarget(ABC):
         return facts
 
     def check(self) -> None:
-        """ConfigurationError when there is no key for an endpoint out in the world, or no file of certificates."""
-        self._entrance.check()
+        """Raise ConfigurationError when a public endpoint has no key, or the certificate file does not exist."""
+        self._auth.check()
         if self._given_transport is None:
             from steelyard.transport.settings import Settings
 
-            Settings(**self._connection)
+            Settings(**self._connection_options)
 
     async def open(self, parallelism: int) -> None:
-        """Make ready for so many calls at once on this event loop; each `open` wants its `close`."""
-        self._links.open(parallelism)
+        """Prepare for `parallelism` calls at once on this event loop; each `open` needs its `close`."""
+        self._connections.open(parallelism)
 
     async def close(self) -> None:
-        """Close the connections of this event loop, after the last user there."""
-        await self._links.close()
+        """Close this event loop's connections after its last user."""
+        await self._connections.close()
 
     def bound(self, wrap: Callable[[Target], Target]) -> Target:
-        """The target with this around each call to the model, of which a tool loop makes several in one case."""
+        """Return the target with `wrap` applied to each call to the model; a tool loop makes several per case."""
         return TurnByTurn(self, wrap(OneTurn(self))) if self._functions else wrap(self)
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        """The model's answer; where it asks for a tool that has a function, the answer after that."""
+        """Ask the model; tool calls that have a function are carried out until it answers without one."""
         if self._functions:
             return await self.converse(case, context, OneTurn(self))
         return (await self._take_turn(self._opening(case), case)).response
 
     async def converse(self, case: EvalCase, context: InvocationContext, call: Target) -> InvocationResponse:
-        """The model's last answer in a tool loop, each of its turns asked for through `call`."""
+        """Run the tool loop and return the model's last answer; each turn is requested through `call`."""
         conversation = self._opening(case)
-        taken = Turn(InvocationResponse())
+        taken = ModelTurn(InvocationResponse())
 
         async def take() -> InvocationResponse:
             nonlocal taken
             taken = await self._take_turn(conversation, case)
             return taken.response
 
-        async def take_turn(additions: list[dict[str, Any]]) -> Turn:
+        async def take_turn(additions: list[dict[str, Any]]) -> ModelTurn:
             conversation.turns.extend(additions)
             wanted = time.monotonic()
             asked = TurnCase(id=case.id, messages=conversation.turns, tools=case.tools, take=take)
             response = await call.invoke(asked, context)
-            return Turn(response, taken.calls, taken.began, waited=taken.began - wanted)
+            return ModelTurn(response, taken.calls, taken.began, waited=taken.began - wanted)
 
         return await run_loop(take_turn, self._functions, self._results, context, max_turns=self.max_turns)
 
-    async def _take_turn(self, conversation: Conversation, case: EvalCase) -> Turn:
-        """Ask once and read the answer; whatever is wrong is raised with the part that did come."""
+    async def _take_turn(self, conversation: Conversation, case: EvalCase) -> ModelTurn:
+        """Send one request and read the answer; an error carries the part that was received."""
         asked_at = datetime.now(UTC)
         reply: HttpReply | None = None
-        answer = _NOTHING
+        answer = _NO_ANSWER
         try:
-            link = self._links.here(self.default_parallelism)
+            connection = self._connections.here(self.default_parallelism)
             body = self._body(conversation)
             called_at = time.monotonic()
-            reply, broken = await self._send(link, body)
+            reply, broken = await self._send(connection, body)
             answer = self._read(reply, broken)
-            raise_if_wanting(answer, broken)
+            raise_if_incomplete(answer, broken)
         except TargetError as error:
-            self._entrance.keep_secrets(error)
+            self._auth.remove_secrets(error)
             error.partial = partial_of(answer, reply, asked_at, case.prompt)
             raise
         response = response_of(answer, reply, asked_at, case.prompt)
         if response.num_tokens_input is None or response.num_tokens_output is None:
             await self._estimate_tokens(response, conversation)
         if self.store_payload:
-            response.input_payload = json.loads(body)  # which takes the escaped surrogates that msgspec refuses
-        return Turn(response, answer.calls, called_at + reply.queued)
+            response.input_payload = json.loads(body)  # json accepts the escaped surrogates that msgspec refuses
+        return ModelTurn(response, answer.calls, called_at + reply.queued)
 
-    async def _send(self, link: Link, body: bytes) -> tuple[HttpReply, TransportError | None]:
-        """The reply; one that broke off comes with the error that tells how."""
+    async def _send(self, connection: EndpointConnection, body: bytes) -> tuple[HttpReply, TransportError | None]:
+        """Return the reply; one that broke off comes with its error."""
         try:
-            return await link.transport.send(HttpRequest(self._url, link.headers, body)), None
+            return await connection.transport.send(HttpRequest(self._url, connection.headers, body)), None
         except TransportError as error:
             if error.reply is None or not error.reply.status:
                 raise
             return error.reply, error
 
-    def _read(self, reply: HttpReply, broken: TransportError | None) -> Answer:
+    def _read(self, reply: HttpReply, broken: TransportError | None) -> ModelAnswer:
         if not 200 <= reply.status < 300:
-            raise failure(reply)
+            raise status_error(reply)
         try:
             if form_of(reply) == "stream":
                 return self._read_stream(events(reply.chunks, reply.arrivals))
@@ -285,7 +296,7 @@ class EndpointTarget(ABC):
             raise
 
     async def _estimate_tokens(self, response: InvocationResponse, conversation: Conversation) -> None:
-        """Fill in what the server did not tell."""
+        """Estimate the token counts that the server did not report."""
         count = await load_counter(self.model_id)
         if response.num_tokens_input is None:
             response.num_tokens_input = count_input(conversation.turns, conversation.rest.decode(), count)
@@ -300,14 +311,14 @@ class EndpointTarget(ABC):
         return b"".join((self._prefix, self.turns_field, encoded(conversation.turns), conversation.rest, b"}"))
 
     def _make_prefix(self) -> bytes:
-        """The part of every body that never changes, without its closing brace."""
+        """Encode the part that all bodies share, without its closing brace."""
         return encoded(self._fixed_fields())[:-1]
 
     def _fixed_fields(self) -> dict[str, Any]:
         return {"model": self.model_id, "stream": self.stream, **self.params}
 
     def _tools_of(self, case: EvalCase) -> bytes:
-        """The tools as a field of the body: the target's own, joined by the case's."""
+        """Return the tools as a field of the body: the target's and the case's."""
         if not case.tools:
             return self._encoded_tools
         return self._encode_tools(merged_tools(self.tool_shape, [*self._tools, *case.tools]))
@@ -315,16 +326,16 @@ class EndpointTarget(ABC):
     def _encode_tools(self, tools: list[dict[str, Any]]) -> bytes:
         return b',"tools":' + encoded(tools) if tools else b""
 
-    def _make_link(self, parallelism: int) -> Link:
+    def _make_connection(self, parallelism: int) -> EndpointConnection:
         headers = self._make_headers()
         if self._given_transport is not None:
-            return Link(self._given_transport, headers, is_ours=False)
+            return EndpointConnection(self._given_transport, headers, is_ours=False)
         from steelyard.transport.client import CurlTransport
 
-        return Link(CurlTransport(parallelism, **self._connection), headers, is_ours=True)
+        return EndpointConnection(CurlTransport(parallelism, **self._connection_options), headers, is_ours=True)
 
     def _make_headers(self) -> Headers:
-        return self._entrance.headers(
+        return self._auth.headers(
             [
                 ("content-type", "application/json"),
                 ("accept", "text/event-stream, application/json" if self.stream else "application/json"),
@@ -352,14 +363,14 @@ class EndpointTarget(ABC):
 
     @abstractmethod
     def _opening(self, case: EvalCase) -> Conversation:
-        """The case as this API is asked it."""
+        """Return the case as this API's conversation."""
 
     @abstractmethod
-    def _read_stream(self, stream: list[Event]) -> Answer: ...
+    def _read_stream(self, stream: list[ServerSentEvent]) -> ModelAnswer: ...
 
     @abstractmethod
-    def _read_whole(self, body: bytes) -> Answer: ...
+    def _read_whole(self, body: bytes) -> ModelAnswer: ...
 
     @abstractmethod
     def _results(self, results: Sequence[tuple[Call, str, bool]]) -> list[dict[str, Any]]:
-        """What tools gave, as turns of this API: each call with its text and whether it failed."""
+        """Return tool results as turns of this API: each call with its text and whether it failed."""

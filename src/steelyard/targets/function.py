@@ -29,7 +29,7 @@ _MEMBERS = ("model_id", "default_parallelism", "identity", "invoke")
 
 
 def as_target(obj: Any) -> Target:
-    """A Target as it is, a callable wrapped; anything else is a ConfigurationError."""
+    """Return a Target unchanged and wrap a callable; anything else is a ConfigurationError."""
     if inspect.isclass(obj):
         raise ConfigurationError(f"a target must be an instance, got the class {obj.__name__}")
     if isinstance(obj, Target):
@@ -46,8 +46,8 @@ def as_target(obj: Any) -> Target:
 class CallableTarget:
     """A function of `case` or `case, context` as a target.
 
-    It gives text or an InvocationResponse, or yields pieces of text (then the first token is timed). `async def`
-    runs on the event loop, anything else in a daemon thread. Bound arguments are not part of its identity: say
+    It returns text or an InvocationResponse, or yields pieces of text (then the first token is timed). `async def`
+    runs on the event loop, anything else in a daemon thread. Bound arguments are not part of its identity: set
     `version` when they change an answer.
     """
 
@@ -81,7 +81,7 @@ class CallableTarget:
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The identity travels along: on another machine the source may be out of reach."""
+        """Pickle the identity too: on another machine the source may not be available."""
         options = {
             "model_id": self.model_id,
             "version": self.version,
@@ -95,15 +95,15 @@ class CallableTarget:
 
     @property
     def excess(self) -> int:
-        """How many calls outlived their timeout and still run in a thread."""
+        """Number of calls that outlived their timeout and still run in a thread."""
         return self._threads.excess
 
     def identity(self) -> Identity:
-        """Where the function lives and its declared version; a changed source only warns."""
+        """Where the function is defined and its declared version; a changed source only warns."""
         return self._identity
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        """The function's answer to the case, with the times that the function did not give itself."""
+        """Call the function for one case; times that it does not report are measured."""
         request_time = datetime.now(UTC)
         started = perf_counter()
         first = None
@@ -145,7 +145,7 @@ class CallableTarget:
         return answer, request_time, started, first, perf_counter()
 
     def _join(self, stream: Generator[Any, Any, Any], stop: threading.Event) -> tuple[str, float | None]:
-        """The pieces as one text, and when the first came; ends early when nobody waits for it any more."""
+        """Join the pieces into one text and time the first; stop early when `stop` is set."""
         pieces: list[str] = []
         first: float | None = None
         with closing(stream):
@@ -190,12 +190,12 @@ class CallableTarget:
                 request_time=request_time,
             )
         if isinstance(answer, InvocationResponse):
-            # A copy: the function may hand out one object many times.
+            # A copy: the function may return the same object again.
             return _completed(copy(answer), case, request_time, ended - started)
         raise TypeError(f"{self.name} must return text or an InvocationResponse, got {type(answer).__name__}")
 
     def _raise_own_exit(self, error: BaseException) -> NoReturn:
-        """Raise a real cancellation as it is; the function's own exit or cancellation is its failure."""
+        """Re-raise a real cancellation; an exit or cancellation raised by the function is a TargetError."""
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise error
@@ -206,7 +206,7 @@ class CallableTarget:
 def _completed(
     response: InvocationResponse, case: EvalCase, request_time: datetime, elapsed: float
 ) -> InvocationResponse:
-    """Fill in what the function left out; what it said stands."""
+    """Fill in what the function left out; what it set is kept."""
     if response.request_time is None:
         response.request_time = request_time
     if response.input_prompt is None:
@@ -227,10 +227,10 @@ def _rebuild(function: Callable[..., Any], options: dict[str, Any], identity: Id
 
 
 def _asking(function: Callable[..., Any], name: str) -> Ask:
-    """How to call the function: the context goes only to a parameter that asks for it.
+    """Return how to call the function: the context is passed only to a parameter for it.
 
-    That is a second positional parameter without a default, or one called `context`. A second parameter with a
-    default of its own (`temperature=0.5`) and `*args` are left alone.
+    That is a second positional parameter without a default, or one called `context`. A second parameter with
+    another default (`temperature=0.5`) and `*args` are left alone.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -257,7 +257,7 @@ def _asking(function: Callable[..., Any], name: str) -> Ask:
 
 
 def _origin(function: Callable[..., Any]) -> Any:
-    """What was written in a source file: the function inside partials, or the class of a callable object."""
+    """Return what is in a source file: the function inside partials, or the class of a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if hasattr(function, "__qualname__") else type(function)
@@ -266,11 +266,11 @@ def _origin(function: Callable[..., Any]) -> Any:
 def _is_kind(function: Callable[..., Any], predicate: Callable[[Any], bool]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
-    return predicate(function) or predicate(getattr(function, "__call__", None))  # noqa: B004 - asks of its kind
+    return predicate(function) or predicate(getattr(function, "__call__", None))  # noqa: B004 - tests what kind it is
 
 
 def _module_name(origin: Any) -> str | None:
-    """The module as it would be imported: a script keeps its identity, whichever way it is started."""
+    """Return the module's importable name: a script keeps its identity however it is started."""
     name: str | None = getattr(origin, "__module__", None)
     if name != "__main__":
         return name

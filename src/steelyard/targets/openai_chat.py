@@ -1,4 +1,4 @@
-"""What OpenAI's two APIs share: where they are, their key, and Azure's way of asking them."""
+"""OpenAI's chat completions API, and what OpenAI's two APIs share: base URL, key, and Azure's URLs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,33 @@ import msgspec
 from steelyard.errors import TransportError
 from steelyard.protocols import HttpReply
 from steelyard.records import EvalCase
-from steelyard.targets.endpoint import EndpointTarget, Link
-from steelyard.targets.wire import Answer, Call, Conversation, Reader, Usage, asked_turns, before_done, reported
-from steelyard.transport.sse import Event
+from steelyard.targets.endpoint import EndpointConnection, EndpointTarget
+from steelyard.targets.wire import (
+    Call,
+    Conversation,
+    ModelAnswer,
+    Reader,
+    TokenUsage,
+    asked_turns,
+    before_done,
+    reported_error,
+)
+from steelyard.transport.sse import ServerSentEvent
 
 AZURE_KEY = "AZURE_OPENAI_API_KEY"
 AZURE_BASE_URL = "AZURE_OPENAI_ENDPOINT"
 
+_USAGE_FIELD = b'"stream_options":{"include_usage":true}'
+
 
 class OpenAIEndpoint(EndpointTarget):
-    """An API of OpenAI's, at OpenAI, at Azure (which an `api_version` or its host name tells), or anywhere else."""
+    """An OpenAI API: at OpenAI, at Azure (recognised by an `api_version` or the host name), or at another server."""
 
     default_base_url = "https://api.openai.com/v1"
     base_url_variables = ("OPENAI_BASE_URL",)
     key_variables = ("OPENAI_API_KEY",)
     names_deployment = False
-    """Whether Azure's path of the call names the deployment, which is the model."""
+    """Whether Azure's path names the deployment, which is the model."""
 
     @property
     def _is_azure(self) -> bool:
@@ -49,7 +60,7 @@ class OpenAIEndpoint(EndpointTarget):
         return self._address.url(self._azure_path(), f"api-version={quote(self.api_version, safe='')}")
 
     def _azure_path(self) -> str:
-        """What is missing between a resource's address and the call; nothing, where the base URL says it all."""
+        """Return the path from a resource's address to the call, without what the base URL already has."""
         path = self._address.path
         if path.endswith("/v1") or "/deployments/" in path:
             return self.path
@@ -59,13 +70,10 @@ class OpenAIEndpoint(EndpointTarget):
         return place + self.path
 
 
-_USAGE_FIELD = b'"stream_options":{"include_usage":true}'
-
-
 class OpenAIChat(OpenAIEndpoint):
     """A model behind `POST {base_url}/chat/completions`.
 
-    A stream is asked to end with its usage; a server that refuses to be asked that is not asked again.
+    Streams are requested with `stream_options: include_usage`; if the server rejects that, it is left out from then on.
     """
 
     kind = "openai-chat"
@@ -87,17 +95,17 @@ class OpenAIChat(OpenAIEndpoint):
             turns.insert(0, {"role": "system", "content": case.system_prompt})
         return Conversation(turns, self._tools_of(case))
 
-    async def _send(self, link: Link, body: bytes) -> tuple[HttpReply, TransportError | None]:
-        reply, broken = await super()._send(link, body)
+    async def _send(self, connection: EndpointConnection, body: bytes) -> tuple[HttpReply, TransportError | None]:
+        reply, broken = await super()._send(connection, body)
         if _refuses_usage(reply) and _USAGE_FIELD in body and "stream_options" not in self.params:
             self._prefix = self._prefix.replace(b"," + _USAGE_FIELD, b"")
-            return await super()._send(link, body.replace(b"," + _USAGE_FIELD, b"", 1))
+            return await super()._send(connection, body.replace(b"," + _USAGE_FIELD, b"", 1))
         return reply, broken
 
-    def _read_stream(self, stream: list[Event]) -> Answer:
+    def _read_stream(self, stream: list[ServerSentEvent]) -> ModelAnswer:
         return read_chat_stream(stream)
 
-    def _read_whole(self, body: bytes) -> Answer:
+    def _read_whole(self, body: bytes) -> ModelAnswer:
         return read_chat_whole(body)
 
     def _results(self, results: Sequence[tuple[Call, str, bool]]) -> list[dict[str, Any]]:
@@ -120,7 +128,7 @@ class _ToolCall(msgspec.Struct, gc=False):
 
 
 class _Message(msgspec.Struct, gc=False):
-    """A message, or a piece of one. Servers differ in what they call the reasoning."""
+    """A message, or a delta of one. Servers use different names for the reasoning."""
 
     content: str | list[Any] | None = None
     reasoning_content: str | None = None
@@ -151,11 +159,11 @@ class _Usage(msgspec.Struct, gc=False):
     prompt_tokens_details: _InputDetails | None = None
     completion_tokens_details: _OutputDetails | None = None
     prompt_cache_hit_tokens: int | None = None
-    """DeepSeek's name for the cached ones."""
+    """DeepSeek's name for cached tokens."""
 
-    def plain(self) -> Usage:
+    def plain(self) -> TokenUsage:
         cached, reasoning = self.prompt_tokens_details, self.completion_tokens_details
-        return Usage(
+        return TokenUsage(
             self.prompt_tokens,
             self.completion_tokens,
             self.prompt_cache_hit_tokens if cached is None else cached.cached_tokens,
@@ -164,7 +172,7 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class _Completion(msgspec.Struct, gc=False):
-    """The whole answer, or a chunk of a streamed one."""
+    """A whole completion, or a chunk of a streamed one."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
@@ -176,7 +184,7 @@ _COMPLETIONS = Reader(_Completion)
 
 
 class _Joined:
-    """The fragments of one message, put together as they come."""
+    """Joins the deltas of one message as they arrive."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -188,7 +196,7 @@ class _Joined:
         self.first_reasoning: float | None = None
 
     def add(self, piece: _Message, at: float | None) -> None:
-        """Take a piece in; the first that is not empty tells when tokens began to come."""
+        """Add a delta; the first that is not empty sets the time of the first token."""
         text = piece.content
         reasoning = piece.reasoning_content or piece.reasoning
         if isinstance(text, list):
@@ -210,7 +218,7 @@ class _Joined:
             self.first_content = at
 
     def _add_call(self, fragment: _ToolCall) -> None:
-        """Join a fragment to its call: by index, or by id where a server gives every call the same index or none."""
+        """Add a fragment to its call: by index, or by id where a server repeats or omits the index."""
         place = fragment.index if fragment.index is not None else max(len(self.calls) - 1, 0)
         call = self._places.get(place)
         if call is None or (fragment.id and call.id and fragment.id != call.id):
@@ -224,7 +232,7 @@ class _Joined:
                 msgspec.json.encode(arguments).decode() if isinstance(arguments, dict) else arguments or ""
             )
 
-    def answer(self) -> Answer:
+    def answer(self) -> ModelAnswer:
         text = "".join(self.texts)
         refusal = "".join(self.refusals)
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
@@ -234,7 +242,7 @@ class _Joined:
             message["refusal"] = refusal
         if self.calls:
             message["tool_calls"] = [_native(call, number) for number, call in enumerate(self.calls)]
-        return Answer(
+        return ModelAnswer(
             messages=[message] if len(message) > 2 or text else [],
             text=text,
             refusal=refusal or None,
@@ -250,7 +258,7 @@ def _native(call: Call, number: int) -> dict[str, Any]:
 
 
 def _split_parts(parts: list[Any]) -> tuple[str, str]:
-    """The text and the reasoning of a content that comes in parts, as Mistral's does."""
+    """Return the text and the reasoning of content that comes in parts, as Mistral's does."""
     text, thoughts = [], []
     for part in parts:
         if isinstance(part, dict) and part.get("type") == "thinking":
@@ -261,12 +269,12 @@ def _split_parts(parts: list[Any]) -> tuple[str, str]:
     return "".join(text), "".join(thoughts)
 
 
-def read_chat_whole(body: bytes) -> Answer:
-    """The answer in one object."""
+def read_chat_whole(body: bytes) -> ModelAnswer:
+    """Read an answer that came as one object."""
     completion = _COMPLETIONS.read(body)
     choice = next((choice for choice in completion.choices or () if not choice.index), None)
     if choice is None or choice.message is None:
-        raise reported(msgspec.json.decode(body))
+        raise reported_error(msgspec.json.decode(body))
     answer = _plain_answer(choice.message)
     if answer is None:
         joined = _Joined()
@@ -277,25 +285,25 @@ def read_chat_whole(body: bytes) -> Answer:
     return answer
 
 
-def _plain_answer(message: _Message) -> Answer | None:
-    """The answer of a message that is a text and nothing else, as most are; None for any other."""
+def _plain_answer(message: _Message) -> ModelAnswer | None:
+    """Return the answer of a message that is only text, as most are; None for any other."""
     text = message.content
     if type(text) is not str or not text or message != _Message(text):
         return None
-    return Answer([{"role": "assistant", "content": text}], text)
+    return ModelAnswer([{"role": "assistant", "content": text}], text)
 
 
-def read_chat_stream(stream: list[Event]) -> Answer:
-    """The answer in a stream. It is whole with its `[DONE]`; a clean end after a finish reason is taken for one,
-    since many servers leave the `[DONE]` out.
+def read_chat_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
+    """Read a streamed answer. It is complete with its `[DONE]`, or with a clean end after a finish reason, since many
+    servers send no `[DONE]`.
     """
-    told, done = before_done(stream)
-    chunks, fault = _COMPLETIONS.read_all(told)
+    received, done = before_done(stream)
+    chunks, fault = _COMPLETIONS.read_all(received)
     joined = _Joined()
     stop_reason = usage = None
-    for event, chunk in zip(told, chunks, strict=False):
+    for event, chunk in zip(received, chunks, strict=False):
         if fault is None and (chunk.error is not None or chunk.object == "error"):
-            fault = reported(msgspec.json.decode(event.data))
+            fault = reported_error(msgspec.json.decode(event.data))
         if chunk.usage is not None:
             usage = chunk.usage
         for choice in chunk.choices or ():

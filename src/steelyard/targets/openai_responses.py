@@ -1,4 +1,4 @@
-"""OpenAI's responses API, and whoever else speaks it."""
+"""OpenAI's responses API: requests in its shape, and answers read from one object or from a stream."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import msgspec
 from steelyard.records import EvalCase
 from steelyard.targets.openai_chat import OpenAIEndpoint
 from steelyard.targets.wire import (
-    Answer,
     Call,
     Conversation,
+    ModelAnswer,
     Reader,
-    Usage,
+    TokenUsage,
     asked_turns,
     before_done,
     encoded,
-    reported,
+    reported_error,
 )
-from steelyard.transport.sse import Event
+from steelyard.transport.sse import ServerSentEvent
+
+_TERMINATORS = ("response.completed", "response.incomplete", "response.failed")
+_ITEMS: Reader[dict[str, Any]] = Reader(dict[str, Any])
 
 
 class OpenAIResponses(OpenAIEndpoint):
@@ -38,10 +41,10 @@ class OpenAIResponses(OpenAIEndpoint):
             rest = b',"instructions":' + encoded(case.system_prompt) + rest
         return Conversation(as_items(asked_turns(case)), rest)
 
-    def _read_stream(self, stream: list[Event]) -> Answer:
+    def _read_stream(self, stream: list[ServerSentEvent]) -> ModelAnswer:
         return read_response_stream(stream)
 
-    def _read_whole(self, body: bytes) -> Answer:
+    def _read_whole(self, body: bytes) -> ModelAnswer:
         return read_response_whole(body)
 
     def _results(self, results: Sequence[tuple[Call, str, bool]]) -> list[dict[str, Any]]:
@@ -49,7 +52,7 @@ class OpenAIResponses(OpenAIEndpoint):
 
 
 def as_items(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items that say the same: a message with tool calls becomes several, a tool's result one of its own kind."""
+    """Return messages as items of this API: one with tool calls becomes several, a tool's result a result item."""
     return [item for message in messages for item in _items(message)]
 
 
@@ -111,9 +114,9 @@ class _Usage(msgspec.Struct, gc=False):
     input_tokens_details: _InputDetails | None = None
     output_tokens_details: _OutputDetails | None = None
 
-    def plain(self) -> Usage:
+    def plain(self) -> TokenUsage:
         cached, reasoning = self.input_tokens_details, self.output_tokens_details
-        return Usage(
+        return TokenUsage(
             self.input_tokens,
             self.output_tokens,
             None if cached is None else cached.cached_tokens,
@@ -134,7 +137,7 @@ class _Response(msgspec.Struct, gc=False):
 
 
 class _StreamEvent(msgspec.Struct, gc=False):
-    """The whole objects inside are left as bytes: of the many that a stream has, only the last one counts."""
+    """One event. Nested objects stay bytes: a stream repeats them, and only the last is read."""
 
     type: str = ""
     delta: Any = None
@@ -144,34 +147,34 @@ class _StreamEvent(msgspec.Struct, gc=False):
 
 
 _RESPONSES = Reader(_Response)
+
+
 _EVENTS = Reader(_StreamEvent)
-_TERMINATORS = ("response.completed", "response.incomplete", "response.failed")
-_ITEMS: Reader[dict[str, Any]] = Reader(dict[str, Any])
 
 
-def read_response_whole(body: bytes) -> Answer:
-    """The answer in one object."""
+def read_response_whole(body: bytes) -> ModelAnswer:
+    """Read an answer that came as one object."""
     response = _RESPONSES.read(body)
     if response.output is None or response.error is not None or response.status in ("failed", "cancelled"):
-        raise reported(msgspec.json.decode(body))
+        raise reported_error(msgspec.json.decode(body))
     return _answer(response, response.output)
 
 
-def read_response_stream(stream: list[Event]) -> Answer:
-    """The answer in a stream, which is whole with its `response.completed` or `response.incomplete`."""
-    told, _ = before_done(stream)
-    pieces, fault = _EVENTS.read_all(told)
+def read_response_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
+    """Read a streamed answer; it is complete with its `response.completed` or `response.incomplete`."""
+    received, _ = before_done(stream)
+    pieces, fault = _EVENTS.read_all(received)
     response: _Response | None = None
     items: dict[int, dict[str, Any]] = {}
     first: dict[bool, float] = {}
-    for event, piece in zip(told, pieces, strict=False):
+    for event, piece in zip(received, pieces, strict=False):
         kind = piece.type
         if kind in _TERMINATORS:
             response = _RESPONSES.read(bytes(piece.response))
             if kind == "response.failed" and fault is None:
-                fault = reported(response.error or "the response failed")
+                fault = reported_error(response.error or "the response failed")
         elif kind == "error" and fault is None:
-            fault = reported(_without_kind(msgspec.json.decode(event.data)))
+            fault = reported_error(_without_kind(msgspec.json.decode(event.data)))
         elif kind == "response.output_item.done":
             items[piece.output_index] = _ITEMS.read(bytes(piece.item))
         if (is_reasoning := _token_kind(piece)) is not None:
@@ -185,7 +188,7 @@ def read_response_stream(stream: list[Event]) -> Answer:
 
 
 def _without_kind(error: Any) -> Any:
-    """An error event's own fields: its type is always `error`, which says nothing."""
+    """Return an error event's fields without its type, which is always `error`."""
     return {key: value for key, value in error.items() if key != "type"} if isinstance(error, dict) else error
 
 
@@ -199,14 +202,14 @@ def _token_kind(piece: _StreamEvent) -> bool | None:
 
 
 def _from_deltas(pieces: Sequence[_StreamEvent]) -> list[dict[str, Any]]:
-    """The text of a stream that broke off, as the item that it would have become."""
+    """Return the text of a stream that broke off, as the item it would have become."""
     kind = "response.output_text.delta"
     text = "".join(piece.delta for piece in pieces if piece.type == kind and isinstance(piece.delta, str))
     content = [{"type": "output_text", "text": text}]
     return [{"type": "message", "role": "assistant", "content": content}] if text else []
 
 
-def _answer(response: _Response, output: list[dict[str, Any]]) -> Answer:
+def _answer(response: _Response, output: list[dict[str, Any]]) -> ModelAnswer:
     texts: list[str] = []
     refusals: list[str] = []
     for item in output:
@@ -216,7 +219,7 @@ def _answer(response: _Response, output: list[dict[str, Any]]) -> Answer:
             elif part.get("type") == "refusal":
                 refusals.append(part.get("refusal") or "")
     calls = [_call(item) for item in output if item.get("type") == "function_call"]
-    return Answer(
+    return ModelAnswer(
         messages=output,
         text="".join(texts),
         refusal="".join(refusals) if refusals else None,
@@ -231,7 +234,7 @@ def _call(item: dict[str, Any]) -> Call:
 
 
 def _stop_reason(response: _Response, called: bool) -> str | None:
-    """Why the model stopped, in the chat API's words where this API has none of its own."""
+    """Return why the model stopped, in the chat API's words where this API has no word for it."""
     if response.status == "incomplete":
         details = response.incomplete_details
         return (details.reason if details is not None else None) or "incomplete"

@@ -1,4 +1,4 @@
-"""A pretend model: deterministic answers, believable times, no network."""
+"""A simulated model: deterministic answers, realistic times, no network."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from steelyard.targets.wire import time_per_output_token
 _TOKENS_PER_WORD = 1.3
 _OUTPUT_SPREAD = 0.25
 """The standard deviation of the number of output tokens, as a share of their mean."""
-_OPENINGS = ("As far as is known", "In short", "All things weighed", "On balance")
+_OPENINGS = ("As far as is known", "In short", "All things considered", "On balance")
 _CLAIMS = ("it depends", "the answer is simple", "there are several views", "more would have to be said")
 _EVASIONS = ("unknown", "none of these", "not sure", "hard to say", "?", "-")
 
 
 class Simulated:
-    """A pretend model that draws everything from (seed, case, trial): the same case always gets the same answer.
+    """A simulated model. All is drawn from (seed, case, trial): the same case always gets the same answer.
 
     `latency` is the median time to the first token in seconds and `latency_sigma` the spread of its logarithm;
     zero latency and zero (or no) `tokens_per_second` mean no waiting at all. `error_rate` is the share of cases
-    that fail for good, `transient_rate` the share of attempts that fail and may be tried again.
+    that always fail, `transient_rate` the share of attempts that fail and may be retried.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Simulated:
         }
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        """The case's answer after the time that its draw says, or the failure that is its lot."""
+        """Answer the case after its random latency, or raise its random failure."""
         rng = derived_rng(context.seed, context.case_id, context.trial, self.model_id)
         # Always drawn in this order, so that one parameter never changes what another one decides.
         is_right = rng.random() < self.accuracy
@@ -112,16 +112,14 @@ class Simulated:
         return max(drawn, 1) if self.output_tokens else 0
 
     def _fail_if_drawn(self, context: InvocationContext) -> None:
-        """A case's permanent failure is its own in every trial; a transient one belongs to a single attempt."""
+        """Raise a random failure: a permanent one is the same in every trial, a transient one is of one attempt."""
         if self.error_rate:
-            lot = derived_rng(context.seed, context.case_id, 0, self.model_id, "error").random()
-            if lot < self.error_rate:
+            drawn = derived_rng(context.seed, context.case_id, 0, self.model_id, "error").random()
+            if drawn < self.error_rate:
                 raise TargetError(f"simulated: {self.model_id} cannot answer case {context.case_id!r}")
         if self.transient_rate:
-            draw = derived_rng(
-                context.seed, context.case_id, context.trial, self.model_id, "transient", context.attempt
-            )
-            if draw.random() < self.transient_rate:
+            rng = derived_rng(context.seed, context.case_id, context.trial, self.model_id, "transient", context.attempt)
+            if rng.random() < self.transient_rate:
                 raise TransientError(f"simulated: {self.model_id} was busy on attempt {context.attempt}")
 
 
@@ -142,7 +140,7 @@ def _accepted(expected: Any) -> list[Any]:
 
 
 def _as_text(value: Any) -> str:
-    """How a model would write the value down: text as it is, anything else as JSON."""
+    """Return the value as a model would write it: text unchanged, anything else as JSON."""
     if isinstance(value, str):
         return value
     try:
@@ -156,7 +154,7 @@ def _sentence(rng: Random) -> str:
 
 
 def _wrong_answer(right: list[str], rng: Random) -> str:
-    """An evasion that no accepted answer occurs in, so that a lenient scorer finds it wrong as well."""
+    """Return an evasive text that contains no accepted answer, so that lenient scorers fail it too."""
     start = rng.randrange(len(_EVASIONS))
     folded = [one.casefold() for one in right if one]
     for evasion in _EVASIONS[start:] + _EVASIONS[:start]:
@@ -180,7 +178,7 @@ def _count_input_tokens(case: EvalCase) -> int:
 
 
 def _texts(content: Any) -> Iterator[str]:
-    """The texts of a message: plain, or in parts as the chat formats have them."""
+    """Yield the texts of a message: plain, or in parts as in the chat formats."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, list):

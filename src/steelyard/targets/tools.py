@@ -1,4 +1,4 @@
-"""Tool definitions: from one API's shape to another's, and from a Python function's signature."""
+"""Tools: definitions in each API's shape, Python functions as tools, and the loop that carries out tool calls."""
 
 from __future__ import annotations
 
@@ -22,9 +22,31 @@ ToolShape: TypeAlias = Literal["chat", "responses", "anthropic"]
 _SCHEMA_KEYS = ("parameters", "input_schema")
 _ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
 
+Messages: TypeAlias = list[dict[str, Any]]
+ToolResult: TypeAlias = tuple[Call, str, bool]
+"""The call, the text that the model gets back, and whether it failed."""
+
+_FROM_FIRST_TURN = (
+    "time_to_first_token",
+    "time_to_first_content_token",
+    "time_to_first_reasoning_token",
+    "request_time",
+    "input_payload",
+)
+_SUMMED = (
+    "num_tokens_input",
+    "num_tokens_output",
+    "num_tokens_input_cached",
+    "num_tokens_output_reasoning",
+    "num_tokens_input_cache_write",
+    "time_queued",
+    "retries",
+    "cost",
+)
+
 
 def merged_tools(shape: ToolShape, tools: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """The tools in an API's own shape. Of two with one name the later one stands."""
+    """Return the tools in an API's shape. Of two with one name the later one counts."""
     if tools is not None and (isinstance(tools, str | Mapping) or not isinstance(tools, Iterable)):
         raise ConfigurationError(f"tools must be a list of tool definitions, got {tools!r:.200}")
     named: dict[Any, dict[str, Any]] = {}
@@ -36,14 +58,14 @@ def merged_tools(shape: ToolShape, tools: Iterable[Mapping[str, Any]] | None) ->
 
 
 def tool_name(tool: Mapping[str, Any]) -> str | None:
-    """The name in a definition of any shape."""
+    """Return the name in a definition of any shape."""
     inner = tool.get("function")
     name = inner.get("name") if isinstance(inner, Mapping) else tool.get("name")
     return name if isinstance(name, str) else None
 
 
 def in_shape(shape: ToolShape, tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A function's definition in the wanted shape; a provider's own tool (`web_search`, say) as it is."""
+    """Convert a function's definition to the wanted shape; a provider's tool (`web_search`, say) is unchanged."""
     if tool.get("type", "function") not in ("function", "custom") or tool.get("format") is not None:
         return dict(tool)
     inner = tool.get("function")
@@ -60,11 +82,11 @@ def in_shape(shape: ToolShape, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schema_of(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """A function as a tool: its docstring's first paragraph, its parameters, and their types where they are plain."""
+    """Describe a function as a tool: its docstring's first paragraph, its parameters, and their types where plain."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"functions[{name!r}] has no signature: give its schema in tools") from error
+        raise ConfigurationError(f"functions[{name!r}] has no signature: describe it in tools") from error
     hints = _hints(function)
     properties: dict[str, Any] = {}
     required = []
@@ -95,30 +117,25 @@ def _type_schema(hint: Any) -> dict[str, Any]:
         return {}
 
 
-Messages: TypeAlias = list[dict[str, Any]]
-ToolResult: TypeAlias = tuple[Call, str, bool]
-"""The call, what the model is told of it, and whether it failed."""
-
-
-class Turn(msgspec.Struct):
+class ModelTurn(msgspec.Struct):
     """One answer of the model within a conversation."""
 
     response: InvocationResponse
     calls: Sequence[Call] = ()
     began: float = 0.0
-    """The reading of `time.monotonic()` when its request was handed to the socket."""
+    """`time.monotonic()` when its request was handed to the socket."""
     waited: float = 0.0
-    """Seconds before that in which it was wanted: for leave to send, and over tries that failed."""
+    """Seconds before that: waiting for a send permit (rate limit), and in attempts that failed."""
 
 
 class TurnCase(EvalCase, kw_only=True):
-    """A case as far as it has come: `messages` are all turns so far, and `take` asks for the next one."""
+    """A case in the middle of a tool loop: `messages` are all turns so far, `take` requests the next one."""
 
     take: Callable[[], Awaitable[InvocationResponse]]
 
 
 class OneTurn(TargetWrapper):
-    """The model's next turn as a target of its own, so that what is put around it meets every call and not the case."""
+    """The model's next turn as a target, so that wrappers (retry, rate limit) apply to each call, not to the case."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -132,11 +149,11 @@ class Conversing(Target, Protocol):
     """A target that may need several calls to answer a case."""
 
     async def converse(self, case: EvalCase, context: InvocationContext, call: Target) -> InvocationResponse:
-        """The answer, each turn of the model asked for through `call`."""
+        """Return the answer; each turn of the model is requested through `call`."""
 
 
 class TurnByTurn(TargetWrapper):
-    """A target whose every call to the model goes through `call`: what stands around a `OneTurn` of it."""
+    """A target whose calls to the model all go through `call`, a wrapped `OneTurn` of it."""
 
     _target: Conversing
 
@@ -148,11 +165,11 @@ class TurnByTurn(TargetWrapper):
         return await self._target.converse(case, context, self._call)
 
 
-TakeTurn: TypeAlias = Callable[[Messages], Awaitable[Turn]]
+TakeTurn: TypeAlias = Callable[[Messages], Awaitable[ModelTurn]]
 
 
 class Functions:
-    """Python functions by the names of the tools they stand for. Sync ones run in daemon threads."""
+    """Python functions by tool name. Sync ones run in daemon threads."""
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         if not isinstance(functions, Mapping):
@@ -171,16 +188,16 @@ class Functions:
         return self._threads.excess
 
     def undescribed(self, tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Tools made of the signatures of those functions that none of these tools describes."""
+        """Return tools for the functions that none of these tools describes, made from their signatures."""
         described = set(map(tool_name, tools))
         return [schema_of(name, function) for name, function in self._functions.items() if name not in described]
 
     def identity(self) -> dict[str, str]:
-        """Where each function lives: another function, another answer."""
+        """Where each function is defined: another function may give another answer."""
         return {name: _home(function) for name, function in sorted(self._functions.items())}
 
     async def call(self, call: Call) -> ToolResult:
-        """What the function gave; anything wrong with the call is told to the model, which may mend it."""
+        """Call the function; anything wrong with the call is reported to the model, which may correct it."""
         function = self._functions.get(call.name)
         if function is None:
             return (call, f"error: there is no tool named {call.name!r}", True)
@@ -197,7 +214,7 @@ class Functions:
             if task is None or task.cancelling():
                 raise
             return (call, "error: the tool was cancelled", True)
-        except Exception as error:  # noqa: BLE001 - a tool is the user's code; the model is told and goes on
+        except Exception as error:  # noqa: BLE001 - a tool is the user's code: the error is reported to the model
             return (call, f"error: {describe(error)}", True)
 
     async def _run(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -215,8 +232,8 @@ async def run_loop(
     *,
     max_turns: int,
 ) -> InvocationResponse:
-    """The model's last answer, with the whole trajectory; what ends the loop before brings along how far it came."""
-    turns: list[Turn] = []
+    """Run the tool loop: the last answer with the whole trajectory; an error carries what was done so far."""
+    turns: list[ModelTurn] = []
     trajectory: Messages = []
     additions: Messages = []
     try:
@@ -232,17 +249,17 @@ async def run_loop(
             results = as_messages([await functions.call(call) for call in turn.calls])
             additions = [*(turn.response.messages or []), *results]
             trajectory += results
-    except (TargetError, asyncio.CancelledError) as error:  # the case's time may be up: its turns are paid for
+    except (TargetError, asyncio.CancelledError) as error:  # keep the turns so far: they are paid for
         partial = _so_far(turns, trajectory, getattr(error, "partial", None), max_turns)
         error.partial = partial  # type: ignore[union-attr]
         raise
 
 
-def joined(turns: Sequence[Turn], trajectory: Messages) -> InvocationResponse:
-    """One response of all turns: the last one's text, all tokens, the times from the first request on.
+def joined(turns: Sequence[ModelTurn], trajectory: Messages) -> InvocationResponse:
+    """Combine all turns into one response: the last one's text, all tokens, times from the first request on.
 
-    Waiting for leave to send, and between tries, is left out of them. The time per token counts only while the model
-    speaks: tools and the waits for a next turn are left out too.
+    Rate-limit waits and retry backoff are excluded. The time per token counts only generation: tools and the waits
+    for the next turn are excluded too.
     """
     first, last = turns[0].response, turns[-1].response
     if len(turns) == 1:
@@ -251,37 +268,18 @@ def joined(turns: Sequence[Turn], trajectory: Messages) -> InvocationResponse:
     if last.time_to_last_token is not None:
         last.time_to_last_token += turns[-1].began - turns[0].began - sum(turn.waited for turn in turns[1:])
     last.time_per_output_token = _time_per_token(responses)
-    for name in _OF_THE_FIRST_TURN:
+    for name in _FROM_FIRST_TURN:
         setattr(last, name, getattr(first, name))
     for name in _SUMMED:
-        told = [value for response in responses if (value := getattr(response, name)) is not None]
-        setattr(last, name, sum(told) if told else None)
+        reported = [value for response in responses if (value := getattr(response, name)) is not None]
+        setattr(last, name, sum(reported) if reported else None)
     last.tokens_estimated = any(response.tokens_estimated for response in responses)
     last.messages = trajectory
     return last
 
 
-_OF_THE_FIRST_TURN = (
-    "time_to_first_token",
-    "time_to_first_content_token",
-    "time_to_first_reasoning_token",
-    "request_time",
-    "input_payload",
-)
-_SUMMED = (
-    "num_tokens_input",
-    "num_tokens_output",
-    "num_tokens_input_cached",
-    "num_tokens_output_reasoning",
-    "num_tokens_input_cache_write",
-    "time_queued",
-    "retries",
-    "cost",
-)
-
-
 def _time_per_token(responses: Sequence[InvocationResponse]) -> float | None:
-    """Of all turns together, each with as much weight as it has tokens."""
+    """Return the time per token over all turns, weighted by their tokens."""
     timed = [
         (response.time_per_output_token, response.num_tokens_output - 1)
         for response in responses
@@ -292,9 +290,9 @@ def _time_per_token(responses: Sequence[InvocationResponse]) -> float | None:
 
 
 def _so_far(
-    turns: list[Turn], trajectory: Messages, partial: InvocationResponse | None, max_turns: int
+    turns: list[ModelTurn], trajectory: Messages, partial: InvocationResponse | None, max_turns: int
 ) -> InvocationResponse | None:
-    """What an unfinished loop leaves behind: the trajectory and all that was paid for."""
+    """Return what an unfinished loop has produced: the trajectory and everything paid for."""
     if not turns:
         return partial
     if partial is None:
@@ -305,13 +303,13 @@ def _so_far(
         return response
     trajectory += partial.messages or []
     began = turns[-1].began if partial.time_to_last_token is None else time.monotonic() - partial.time_to_last_token
-    return joined([*turns, Turn(partial, began=began)], trajectory)
+    return joined([*turns, ModelTurn(partial, began=began)], trajectory)
 
 
 async def _stop_if_cancelled(context: InvocationContext) -> None:
-    """End between turns when the run is over, even if nothing was awaited that would have told us."""
+    """Stop between turns when the run is cancelled, even if nothing was awaited that would have raised."""
     if context.token is not None and context.token.cancelled:
-        await asyncio.sleep(0)  # lets a cancellation of this task that is on its way arrive: that is the better end
+        await asyncio.sleep(0)  # lets a pending cancellation of this task arrive, which is the better error
         raise TargetError(f"cancelled between turns: {context.token.reason}")
 
 

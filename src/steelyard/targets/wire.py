@@ -1,4 +1,4 @@
-"""What a response's times add up to."""
+"""What all HTTP model APIs share on the wire: conversations, answers, JSON and stream events, and reported errors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,37 @@ from steelyard.errors import TargetError, TransientError, TransportError
 from steelyard.protocols import HttpReply
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.transport.errors import error_message, request_id
-from steelyard.transport.sse import Event
+from steelyard.transport.sse import ServerSentEvent
+
+Piece = TypeVar("Piece")
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not the expected JSON."""
+
+_DONE = b"[DONE]"
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
+_data_of = attrgetter("data")
+_STREAM_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
+_OVERLOAD_WORDS = ("overloaded", "rate_limit", "ratelimit", "too_many_requests", "capacity")
+_FINAL_WORDS = (
+    "invalid", "bad_request", "badrequest", "authentication", "unauthorized", "permission", "forbidden", "not_found",
+    "notfound", "quota", "billing", "filter", "policy", "unsupported", "context_length", "too_large", "moderation",
+)  # fmt: skip
+_OVERLOAD_CODES = (429, 503, 529)
+_RETRYABLE_CODES = (408, 409, 425, 429)
 
 
 def time_per_output_token(first: float | None, last: float | None, output_tokens: int | None) -> float | None:
-    """Seconds per token after the first, or None where that cannot be known."""
+    """Return the seconds per token after the first, or None where that is not known."""
     if first is None or last is None or output_tokens is None or output_tokens < 2:
         return None
     return (last - first) / (output_tokens - 1)
 
 
 class Conversation(msgspec.Struct):
-    """What is asked of the model: turns that may grow, and the rest of the body, which stays."""
+    """A request's conversation: turns, which grow in a tool loop, and the rest of the body, which does not change."""
 
     turns: list[dict[str, Any]]
     rest: bytes = b""
@@ -34,17 +53,17 @@ class Conversation(msgspec.Struct):
 
 
 def asked_turns(case: EvalCase) -> list[dict[str, Any]]:
-    """The case's messages and its prompt, in a list of its own."""
+    """Return the case's messages and its prompt in a new list."""
     turns = list(case.messages) if case.messages else []
     if case.prompt is not None:
         turns.append({"role": "user", "content": case.prompt})
     if not turns:
-        raise TargetError("the case asks nothing: it has neither a prompt nor messages")
+        raise TargetError("the case has neither a prompt nor messages")
     return turns
 
 
 def encoded(value: Any) -> bytes:
-    """The value as JSON, lone surrogates escaped; TargetError for what JSON cannot say."""
+    """Encode the value as JSON, lone surrogates escaped; TargetError for what JSON cannot hold."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -61,9 +80,8 @@ class Call(msgspec.Struct, gc=False):
     arguments: str = ""
 
 
-class Usage(msgspec.Struct, gc=False):
-    """Tokens as the server counted them. `input` has those read from a cache and written to it in it, `output` the
-    reasoning ones."""
+class TokenUsage(msgspec.Struct, gc=False):
+    """Tokens as the server counted them. `input` includes cache reads and writes, `output` includes reasoning."""
 
     input: int | None = None
     output: int | None = None
@@ -72,23 +90,23 @@ class Usage(msgspec.Struct, gc=False):
     cache_write: int | None = None
 
 
-class Answer(msgspec.Struct):
-    """What a model said in one turn. Arrival times are None where the answer came in one piece."""
+class ModelAnswer(msgspec.Struct):
+    """A model's answer in one turn. Arrival times are None where it came in one piece."""
 
     messages: list[dict[str, Any]] = []
-    """The turn in its API's own shape, fit to be sent back."""
+    """The turn in its API's shape, ready to be sent back."""
     text: str = ""
     refusal: str | None = None
-    """What the model said instead of an answer; empty where it only said that it refuses."""
+    """The refusal's text; empty where the model only signalled that it refuses."""
     calls: Sequence[Call] = ()
     stop_reason: str | None = None
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     first_content: float | None = None
     first_reasoning: float | None = None
     complete: bool = True
     """The model had finished when the server ended the answer."""
     terminated: bool = True
-    """The API's own last word was there: whatever happened to the connection then, nothing is missing."""
+    """The API's end marker arrived: nothing is missing, whatever happened to the connection afterwards."""
     fault: TargetError | None = None
 
     @property
@@ -96,9 +114,9 @@ class Answer(msgspec.Struct):
         return not (self.text or self.calls) and self.refusal is None
 
 
-def response_of(answer: Answer, reply: HttpReply, asked_at: datetime, prompt: str | None) -> InvocationResponse:
-    """The response that one turn makes: its text (or its refusal), its times, its tokens."""
-    usage = answer.usage or _UNTOLD
+def response_of(answer: ModelAnswer, reply: HttpReply, asked_at: datetime, prompt: str | None) -> InvocationResponse:
+    """Build the response of one turn: its text (or its refusal), times and tokens."""
+    usage = answer.usage or _NO_USAGE
     first, reasoning = answer.first_content, answer.first_reasoning
     if reasoning is not None and (first is None or reasoning < first):
         first = reasoning
@@ -126,11 +144,13 @@ def response_of(answer: Answer, reply: HttpReply, asked_at: datetime, prompt: st
     )
 
 
-_UNTOLD = Usage()
+_NO_USAGE = TokenUsage()
 
 
-def partial_of(answer: Answer, reply: HttpReply | None, asked_at: datetime, prompt: str | None) -> InvocationResponse:
-    """What came before something went wrong. Times are kept only where some of an answer did."""
+def partial_of(
+    answer: ModelAnswer, reply: HttpReply | None, asked_at: datetime, prompt: str | None
+) -> InvocationResponse:
+    """Build the response of a failed turn from what was received. Times are kept only if part of an answer arrived."""
     if reply is None:
         return InvocationResponse(input_prompt=prompt, request_time=asked_at)
     if not answer.messages:
@@ -147,8 +167,8 @@ def partial_of(answer: Answer, reply: HttpReply | None, asked_at: datetime, prom
     return response
 
 
-def raise_if_wanting(answer: Answer, broken: TransportError | None) -> None:
-    """Refuse an answer that tells of an error, is not whole, or says nothing at all."""
+def raise_if_incomplete(answer: ModelAnswer, broken: TransportError | None) -> None:
+    """Raise for an answer that reports an error, is incomplete, or is empty."""
     if broken is not None and not answer.terminated:
         raise broken
     if answer.fault is not None:
@@ -161,30 +181,10 @@ def raise_if_wanting(answer: Answer, broken: TransportError | None) -> None:
         raise TargetError(f"the answer is empty: no text, no tool call, no refusal ({ending}{tokens})")
 
 
-Piece = TypeVar("Piece")
-
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not the JSON they should be."""
-
-_DONE = b"[DONE]"
-_ESCAPE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
-)
-_data_of = attrgetter("data")
-_STREAM_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
-_BUSY_WORDS = ("overloaded", "rate_limit", "ratelimit", "too_many_requests", "capacity")
-_FINAL_WORDS = (
-    "invalid", "bad_request", "badrequest", "authentication", "unauthorized", "permission", "forbidden", "not_found",
-    "notfound", "quota", "billing", "filter", "policy", "unsupported", "context_length", "too_large", "moderation",
-)  # fmt: skip
-_BUSY_CODES = (429, 503, 529)
-_PASSING_CODES = (408, 409, 425, 429)
-
-
 class Reader(Generic[Piece]):
-    """Reads JSON objects of one kind, one alone or a stream's all in one go; its decoders are made once.
+    """Decodes JSON objects of one type, a single one or all of a stream at once; its decoders are created once.
 
-    Half of a surrogate pair, which some servers send when they cut a text between its two, is read as U+FFFD.
+    Half of a surrogate pair, which some servers send when they cut a text inside it, is read as U+FFFD.
     """
 
     def __init__(self, kind: type[Piece]) -> None:
@@ -192,19 +192,19 @@ class Reader(Generic[Piece]):
         self._all = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
 
     def read(self, data: bytes) -> Piece:
-        """The object; raises one of UNREADABLE."""
+        """Decode one object; raises one of UNREADABLE."""
         try:
             return self._one.decode(data)
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
-            mended = _ESCAPE.sub(_without_half_pair, data)
-            if mended == data:
+            fixed = _ESCAPE.sub(_without_half_pair, data)
+            if fixed == data:
                 raise
-            return self._one.decode(mended)
+            return self._one.decode(fixed)
 
-    def read_all(self, events: Sequence[Event]) -> tuple[list[Piece], TargetError | None]:
-        """The events up to the first that cannot be read, and what is wrong with that one."""
+    def read_all(self, events: Sequence[ServerSentEvent]) -> tuple[list[Piece], TargetError | None]:
+        """Decode the events up to the first unreadable one, and return that one's error."""
         try:
             pieces = self._all.decode(b"[" + b",".join([event.data for event in events]) + b"]")
             if len(pieces) == len(events):
@@ -213,14 +213,14 @@ class Reader(Generic[Piece]):
             pass
         return self._read_each(events)
 
-    def _read_each(self, events: Sequence[Event]) -> tuple[list[Piece], TargetError | None]:
+    def _read_each(self, events: Sequence[ServerSentEvent]) -> tuple[list[Piece], TargetError | None]:
         pieces: list[Piece] = []
         for number, event in enumerate(events, 1):
             try:
                 pieces.append(self.read(event.data))
             except UNREADABLE as error:
                 if not event.terminated:
-                    return pieces, None  # the stream broke off inside it: that is told when its end is missed
+                    return pieces, None  # the stream broke off inside it: reported as a missing end
                 return pieces, unreadable(f"event {number} of {len(events)} of the stream", event.data, error)
         return pieces, None
 
@@ -229,22 +229,22 @@ def _without_half_pair(escape: re.Match[bytes]) -> bytes:
     return b"\\ufffd" if escape["half"] else escape[0]
 
 
-def before_done(stream: list[Event]) -> tuple[list[Event], bool]:
-    """The events that say something, up to OpenAI's `[DONE]`, and whether that was there."""
+def before_done(stream: list[ServerSentEvent]) -> tuple[list[ServerSentEvent], bool]:
+    """Return the events that have data, up to OpenAI's `[DONE]`, and whether that was there."""
     if stream and stream[-1].data == _DONE and all(map(_data_of, stream)):
         return stream[:-1], True
-    told: list[Event] = []
+    received: list[ServerSentEvent] = []
     for event in stream:
         data = event.data.strip()
         if data == _DONE:
-            return told, True
+            return received, True
         if data:
-            told.append(event)
-    return told, False
+            received.append(event)
+    return received, False
 
 
 def unreadable(what: str, data: bytes, error: Exception) -> TargetError:
-    """Half a JSON or bad UTF-8 may be whole the next time; JSON of another shape will not change."""
+    """Return the error for undecodable data: cut JSON and bad UTF-8 are retryable, JSON of another shape is not."""
     shown = data[:200].decode("utf-8", "replace")
     if isinstance(error, msgspec.ValidationError):
         return TargetError(f"{what} is not what this API answers: {error}: {shown!r}")
@@ -253,7 +253,7 @@ def unreadable(what: str, data: bytes, error: Exception) -> TargetError:
 
 
 def form_of(reply: HttpReply) -> Literal["stream", "whole"]:
-    """Which of the two it is, by what it begins with: some servers mislabel their answers, or ignore `stream`."""
+    """Detect the form of a reply from its first bytes: some servers mislabel their answers, or ignore `stream`."""
     if reply.chunks and reply.chunks[0].startswith(b"{"):
         return "whole"
     start = next((chunk for chunk in reply.chunks if chunk.strip()), b"").lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -263,7 +263,7 @@ def form_of(reply: HttpReply) -> Literal["stream", "whole"]:
     if media_type.startswith("text/event-stream") or start.startswith(_STREAM_STARTS):
         return "stream"
     if not start:
-        raise TransientError(f"the server answered {reply.status} with nothing")
+        raise TransientError(f"the server answered {reply.status} with an empty body")
     shown = reply.body[:200].decode("utf-8", "replace")
     if media_type.startswith(("application/json", "text/event-stream")):
         raise TransientError(f"the answer is not JSON: {shown!r}")
@@ -271,8 +271,8 @@ def form_of(reply: HttpReply) -> Literal["stream", "whole"]:
     raise TargetError(f"expected JSON or an event stream, got {named}: is base_url right? It begins {shown!r}")
 
 
-def reported(error: Any) -> TargetError:
-    """The failure that a server tells of inside an answer whose status was good."""
+def reported_error(error: Any) -> TargetError:
+    """Return the error that a server reported inside an answer with a 2xx status."""
     inner = error.get("error") if isinstance(error, dict) else None
     fields: dict[str, Any] = inner if isinstance(inner, dict) else error if isinstance(error, dict) else {}
     kinds = [str(fields[key]) for key in ("type", "code") if fields.get(key) is not None]
@@ -280,7 +280,7 @@ def reported(error: Any) -> TargetError:
     text = f"the server reported an error in its answer: {message}" + (f" ({', '.join(kinds)})" if kinds else "")
     words = " ".join(kinds).lower()
     codes = {int(kind) for kind in kinds if kind.isdecimal() and len(kind) == 3}
-    if any(word in words for word in _BUSY_WORDS) or not codes.isdisjoint(_BUSY_CODES):
+    if any(word in words for word in _OVERLOAD_WORDS) or not codes.isdisjoint(_OVERLOAD_CODES):
         return TransientError(text, overloaded=True)
-    refused = any(400 <= code < 500 and code not in _PASSING_CODES for code in codes)
+    refused = any(400 <= code < 500 and code not in _RETRYABLE_CODES for code in codes)
     return TargetError(text) if refused or any(word in words for word in _FINAL_WORDS) else TransientError(text)

@@ -1,4 +1,4 @@
-"""The one HTTP seam: sends requests over pooled connections, reads streams, says what an error means."""
+"""HTTP transport: requests over a pool of connections, server-sent events, and errors as retryable or final."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
         TimedOut,
         TlsFailed,
         error_message,
-        failure,
         request_id,
         retry_after,
+        status_error,
     )
-    from steelyard.transport.sse import Event, events
+    from steelyard.transport.sse import ServerSentEvent, events
 
-_FAULTS = (
+_ERRORS = (
     "CannotConnect",
     "CannotResolve",
     "CertificateRefused",
@@ -42,13 +42,13 @@ _FAULTS = (
 )
 _HOMES = {
     "CurlTransport": "steelyard.transport.client",
-    "Event": "steelyard.transport.sse",
+    "ServerSentEvent": "steelyard.transport.sse",
     "events": "steelyard.transport.sse",
     "error_message": "steelyard.transport.errors",
-    "failure": "steelyard.transport.errors",
+    "status_error": "steelyard.transport.errors",
     "request_id": "steelyard.transport.errors",
     "retry_after": "steelyard.transport.errors",
-    **dict.fromkeys(_FAULTS, "steelyard.transport.errors"),
+    **dict.fromkeys(_ERRORS, "steelyard.transport.errors"),
 }
 
 __all__ = [
@@ -57,22 +57,22 @@ __all__ = [
     "CertificateRefused",
     "ConnectionLost",
     "CurlTransport",
-    "Event",
     "MalformedReply",
     "ProxyFailed",
     "ProxyRefused",
     "RequestRefused",
     "ResponseTooLarge",
+    "ServerSentEvent",
     "TimedOut",
     "TlsFailed",
     "error_message",
     "events",
-    "failure",
     "request_id",
     "retry_after",
+    "status_error",
 ]
 
-# Loading libcurl and its TLS library takes longer than the rest of a start: only a run that goes over a wire pays.
+# libcurl and its TLS library are slow to import: only a run that uses the network loads them.
 __getattr__ = lazy_exports(__name__, _HOMES, globals())
 
 

@@ -1,18 +1,20 @@
-"""What can go wrong on the wire, as kinds.
+"""Transport errors, from libcurl's codes and from HTTP statuses: which are retryable, and after how long.
 
-TransportError (transient: asking again may help)
-├── CannotResolve        no address for the host: more often a resolver that is busy than a host that is not there
-├── CannotConnect        nobody listens there, or no route, or no more sockets
+TransportError (retryable)
+├── CannotResolve        no address for the host: more often a busy resolver than a host that does not exist
+├── CannotConnect        connection refused, no route, or no more sockets
 ├── TlsFailed            the handshake broke off
 ├── ProxyFailed          the proxy could not be reached, or could not reach the host
 ├── TimedOut             no connection within `connect_timeout`
-├── ConnectionLost       closed before the answer was whole; `reply` is the part that came
-└── MalformedReply       what came is not HTTP
-TargetError (final: the next try would end the same way)
+├── ConnectionLost       closed before the reply was complete; `reply` is the part that arrived
+└── MalformedReply       the reply is not HTTP
+TargetError (final: a retry would fail in the same way)
 ├── CertificateRefused   the server's certificate is not trusted, or the CA bundle cannot be read
-├── ProxyRefused         the proxy wants other credentials, or does not allow the host
+├── ProxyRefused         the proxy requires other credentials, or does not allow the host
 ├── ResponseTooLarge     longer than `max_response_bytes`
 └── RequestRefused       a URL or header that must not be sent
+
+An HTTP error status is a TransientError (408, 409, 425, 429, 5xx) or a TargetError: see `status_error`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,21 @@ from steelyard.protocols import HttpReply
 
 _CREDENTIALS = re.compile(r"//[^/\s@]*@")
 
+_KEPT_CONNECTION_DIED = 65
+_MALFORMED_CHUNK = re.compile(r"chunk", re.IGNORECASE)
+
+_RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
+_OVERLOADED_STATUSES = frozenset({429, 503, 529})
+_NO_CREDIT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
+"""Error codes sent with status 429 that are not retryable: the account has no credit left."""
+_REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-ms-request-id", "x-amzn-requestid")
+
+_MAX_TEXT = 300
+_MAX_MESSAGE = 2_000
+_MAX_PAGE = 100_000
+_TAG = re.compile(r"<(/?)([a-z]*)[^<>]*>", re.IGNORECASE)
+_UNSEEN = frozenset({"script", "style"})
+
 
 class CannotResolve(TransportError):
     """No address was found for the host."""
@@ -51,15 +68,15 @@ class ProxyFailed(TransportError):
 
 
 class TimedOut(TransportError):
-    """No connection was there in time."""
+    """No connection within the connect timeout."""
 
 
 class ConnectionLost(TransportError):
-    """The connection was closed before the answer was whole."""
+    """The connection was closed before the reply was complete."""
 
 
 class MalformedReply(TransportError):
-    """What came back is not HTTP."""
+    """The reply is not HTTP."""
 
 
 class CertificateRefused(TargetError):
@@ -67,19 +84,19 @@ class CertificateRefused(TargetError):
 
 
 class ProxyRefused(TargetError):
-    """The proxy will not pass this request on."""
+    """The proxy refuses to forward this request."""
 
 
 class ResponseTooLarge(TargetError):
-    """The answer was longer than is allowed."""
+    """The reply was longer than `max_response_bytes`."""
 
 
 class RequestRefused(TargetError):
-    """A request that must not be sent as it is."""
+    """The request has a URL, method or header that must not be sent."""
 
 
-# By libcurl's numbers, which never change: pycurl has names for some of them only.
-_TRANSIENT_CODES: dict[int, tuple[type[TransportError], str]] = {
+# libcurl's numbers, which never change: pycurl names only some of them.
+_RETRYABLE_CODES: dict[int, tuple[type[TransportError], str]] = {
     6: (CannotResolve, "cannot resolve"),  # COULDNT_RESOLVE_HOST
     7: (CannotConnect, "cannot connect to"),  # COULDNT_CONNECT
     35: (TlsFailed, "no TLS connection with"),  # SSL_CONNECT_ERROR
@@ -87,7 +104,7 @@ _TRANSIENT_CODES: dict[int, tuple[type[TransportError], str]] = {
     97: (ProxyFailed, "the proxy failed on the way to"),  # PROXY
     28: (TimedOut, "no connection in time with"),  # OPERATION_TIMEDOUT
     52: (ConnectionLost, "no answer from"),  # GOT_NOTHING
-    65: (ConnectionLost, "no answer from"),  # SEND_FAIL_REWIND: libcurl wanted to send it again, and could not
+    65: (ConnectionLost, "no answer from"),  # SEND_FAIL_REWIND: libcurl wanted to resend the body, and could not
     18: (ConnectionLost, "the answer broke off from"),  # PARTIAL_FILE
     56: (ConnectionLost, "the connection was lost with"),  # RECV_ERROR
     55: (ConnectionLost, "the connection was lost with"),  # SEND_ERROR
@@ -95,34 +112,34 @@ _TRANSIENT_CODES: dict[int, tuple[type[TransportError], str]] = {
     8: (MalformedReply, "not HTTP from"),  # WEIRD_SERVER_REPLY
     61: (MalformedReply, "an answer that cannot be decoded from"),  # BAD_CONTENT_ENCODING
 }
-_FINAL: dict[int, tuple[type[TargetError], str]] = {
+
+
+_FINAL_CODES: dict[int, tuple[type[TargetError], str]] = {
     60: (CertificateRefused, "will not trust"),  # PEER_FAILED_VERIFICATION
     77: (CertificateRefused, "cannot read the CA bundle to check"),  # SSL_CACERT_BADFILE
     83: (CertificateRefused, "will not trust"),  # SSL_ISSUER_ERROR
     63: (ResponseTooLarge, "too long an answer from"),  # FILESIZE_EXCEEDED
     3: (RequestRefused, "cannot use the URL of"),  # URL_MALFORMAT
 }
-_KEPT_CONNECTION_DIED = 65
-_MALFORMED_CHUNK = re.compile(r"chunk", re.IGNORECASE)
 
 
-def fault(code: int, words: str, url: str, reply: HttpReply | None, *, proxy_status: int = 0) -> TargetError:
-    """The error that libcurl's code stands for: our words and its own, the host but no credentials."""
+def curl_error(code: int, words: str, url: str, reply: HttpReply | None, *, proxy_status: int = 0) -> TargetError:
+    """Return the error for libcurl's code, with the host but no credentials in its message."""
     words = _CREDENTIALS.sub("//", words) or f"error {code} of libcurl"
     if code == _KEPT_CONNECTION_DIED:
-        words = "it closed a kept connection when the request was sent"
+        words = "it closed a kept-alive connection when the request was sent"
     if reply is None and proxy_status >= 300:
-        return _proxy_fault(proxy_status, words, url)
-    if code in _FINAL:
-        final, lead = _FINAL[code]
+        return _proxy_error(proxy_status, words, url)
+    if code in _FINAL_CODES:
+        final, lead = _FINAL_CODES[code]
         return final(f"{lead} {origin(url)}: {words}")
-    kind, lead = _TRANSIENT_CODES.get(code, (TransportError, "no whole answer from"))
+    kind, lead = _RETRYABLE_CODES.get(code, (TransportError, "no whole answer from"))
     if kind is ConnectionLost and _MALFORMED_CHUNK.search(words):
         kind, lead = MalformedReply, "not HTTP from"
     return kind(f"{lead} {origin(url)}: {words}{_so_far(reply)}", reply=reply)
 
 
-def _proxy_fault(status: int, words: str, url: str) -> TargetError:
+def _proxy_error(status: int, words: str, url: str) -> TargetError:
     message = f"the proxy answered {status} on the way to {origin(url)}: {words}"
     return ProxyFailed(message) if status >= 500 or status in (408, 429) else ProxyRefused(message)
 
@@ -134,7 +151,7 @@ def _so_far(reply: HttpReply | None) -> str:
 
 
 def origin(url: str) -> str:
-    """Scheme, host and port of a URL: what may be told of it."""
+    """Return scheme, host and port of a URL: the part that may be shown."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -142,24 +159,11 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
-_OVERLOADED = frozenset({429, 503, 529})
-_NO_CREDIT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
-"""Said with status 429, though asking again cannot help: the account has nothing left to spend."""
-_REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-ms-request-id", "x-amzn-requestid")
+def status_error(reply: HttpReply, *, provider_message: str | None = None) -> TargetError | TransientError:
+    """Return the error for a reply with an error status; `provider_message` replaces the body's message.
 
-_LONGEST_TEXT = 300
-_LONGEST_MESSAGE = 2_000
-_LARGEST_PAGE = 100_000
-_TAG = re.compile(r"<(/?)([a-z]*)[^<>]*>", re.IGNORECASE)
-_UNSEEN = frozenset({"script", "style"})
-
-
-def failure(reply: HttpReply, *, provider_message: str | None = None) -> TargetError | TransientError:
-    """The error that an answer with an error status is; `provider_message` stands in for what its body says.
-
-    408, 409, 425, 429 and every 5xx are transient, unless the account is out of credit or the server itself says
-    whether to try again (`x-should-retry`). Of these 429, 503 and 529 say that the endpoint has too much to do.
+    408, 409, 425, 429 and every 5xx are retryable, unless the account is out of credit or the server says whether to
+    retry (`x-should-retry`). Of these 429, 503 and 529 mean that the endpoint is overloaded.
     """
     payload = _payload(reply.body)
     kind = _kind(payload)
@@ -168,22 +172,22 @@ def failure(reply: HttpReply, *, provider_message: str | None = None) -> TargetE
     text = f"HTTP {reply.status}{f' ({kind})' if kind else ''}: {message}"
     if identifier:
         text += f" [request id {identifier}]"
-    if not _worth_another_try(reply, kind):
+    if not _is_retryable(reply, kind):
         return TargetError(text)
-    return TransientError(text, retry_after=retry_after(reply.headers), overloaded=reply.status in _OVERLOADED)
+    return TransientError(text, retry_after=retry_after(reply.headers), overloaded=reply.status in _OVERLOADED_STATUSES)
 
 
-def _worth_another_try(reply: HttpReply, kind: str | None) -> bool:
-    told = reply.headers.get("x-should-retry", "").lower()
-    if told in ("true", "false"):
-        return told == "true"
+def _is_retryable(reply: HttpReply, kind: str | None) -> bool:
+    should_retry = reply.headers.get("x-should-retry", "").lower()
+    if should_retry in ("true", "false"):
+        return should_retry == "true"
     if kind in _NO_CREDIT:
         return False
-    return reply.status in _TRANSIENT_STATUSES or reply.status >= 500
+    return reply.status in _RETRYABLE_STATUSES or reply.status >= 500
 
 
 def request_id(headers: Mapping[str, str]) -> str | None:
-    """The provider's own name for the call, if it gave one."""
+    """Return the provider's request id, if it sent one."""
     for name in _REQUEST_IDS:
         if found := headers.get(name):
             return found[:200]
@@ -191,9 +195,9 @@ def request_id(headers: Mapping[str, str]) -> str | None:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds for which the endpoint asked to be left alone; None when it did not, or not in a way that makes sense.
+    """Return the seconds to wait before a retry, as the endpoint asked; None without a valid `Retry-After`.
 
-    A date is read against the reply's own `Date` where there is one, so that a wrong clock here does no harm.
+    A date is taken relative to the reply's `Date` where there is one, so that a wrong local clock does no harm.
     """
     milliseconds = _seconds(headers.get("retry-after-ms"))
     if milliseconds is not None:
@@ -223,12 +227,12 @@ def _moment(value: str | None) -> datetime | None:
 
 
 def error_message(body: bytes) -> str | None:
-    """What an error body says, whichever provider wrote it: JSON in its many shapes, plain text, or a page."""
+    """Return the message of an error body from any provider: JSON in its many shapes, plain text, or HTML."""
     return _message(_payload(body)) or _plain(body)
 
 
 def _payload(body: bytes) -> Any:
-    """The body as JSON, or None; of a list, as some gateways send, its first element."""
+    """Decode the body as JSON, or return None; of a list, as some gateways send, its first element."""
     try:
         payload = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -237,9 +241,9 @@ def _payload(body: bytes) -> Any:
 
 
 def _message(payload: Any) -> str | None:
-    """The message inside a JSON error body: under `error`, `message` or `detail`, however deep."""
+    """Return the message inside a JSON error body: under `error`, `message` or `detail`, at any depth."""
     if isinstance(payload, str):
-        return payload.strip()[:_LONGEST_MESSAGE] or None
+        return payload.strip()[:_MAX_MESSAGE] or None
     if not isinstance(payload, dict):
         return None
     for key in ("error", "message", "detail", "msg"):
@@ -250,18 +254,18 @@ def _message(payload: Any) -> str | None:
 
 
 def _details(problems: list[Any]) -> str | None:
-    """A validator's list of problems in one line: where each was found, and what it is."""
+    """Return a validator's list of problems in one line: the place and message of each."""
     parts = []
     for problem in problems[:5]:
         message = _message(problem)
         place = problem.get("loc") if isinstance(problem, dict) else None
         if message:
             parts.append(f"{'.'.join(map(str, place))}: {message}" if isinstance(place, list) else message)
-    return "; ".join(parts)[:_LONGEST_MESSAGE] or None
+    return "; ".join(parts)[:_MAX_MESSAGE] or None
 
 
 def _kind(payload: Any) -> str | None:
-    """The provider's word for the kind of error: its code where that is a word, else its type."""
+    """Return the provider's name for the kind of error: its code where that is a word, else its type."""
     inner = payload.get("error", payload) if isinstance(payload, dict) else None
     if not isinstance(inner, dict):
         inner = payload if isinstance(payload, dict) else {}
@@ -270,15 +274,15 @@ def _kind(payload: Any) -> str | None:
 
 
 def _plain(body: bytes) -> str | None:
-    """The first words of a body that is not JSON, without a page's tags."""
-    text = body[:_LARGEST_PAGE].decode("utf-8", "replace")
+    """Return the first words of a body that is not JSON, without HTML tags."""
+    text = body[:_MAX_PAGE].decode("utf-8", "replace")
     if "<" in text:
         text = html.unescape(_without_tags(text))
-    return " ".join(text.split())[:_LONGEST_TEXT] or None
+    return " ".join(text.split())[:_MAX_TEXT] or None
 
 
 def _without_tags(page: str) -> str:
-    """The words of a page; what stands in a script or a style sheet is none of them."""
+    """Return the text of an HTML page, without scripts and style sheets."""
     words = []
     position, unseen = 0, False
     for tag in _TAG.finditer(page):
@@ -291,8 +295,8 @@ def _without_tags(page: str) -> str:
 
 
 def _redirect(reply: HttpReply) -> str | None:
-    """Where the server wanted the request sent instead: not followed, for the key would go along."""
+    """Return the redirect's message: redirects are not followed, as the key would be sent along."""
     place = reply.headers.get("location")
     if not 300 <= reply.status < 400 or place is None:
         return None
-    return f"redirected to {place.partition('?')[0][:_LONGEST_TEXT]}, which is not followed: put it in base_url"
+    return f"redirected to {place.partition('?')[0][:_MAX_TEXT]}, which is not followed: put it in base_url"

@@ -1,4 +1,4 @@
-"""libcurl's multi interface on an asyncio event loop: its sockets, its timer, and what has finished."""
+"""libcurl's multi interface on an asyncio event loop: its sockets, its timer, and finished transfers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,30 @@ from typing import Protocol
 import pycurl
 
 Finished = Callable[[pycurl.Curl, int, str], None]
-"""Takes in a transfer that has ended: its handle, libcurl's error code (0 is none) and libcurl's words for it."""
-
+"""Called for a transfer that has ended: its handle, libcurl's error code (0 is none) and libcurl's message."""
 
 Broken = Callable[[str], None]
-"""Told, once, when libcurl has lost its way: the bridge is of no more use, and no transfer on it will end by itself."""
+"""Called once when libcurl fails as a whole: the bridge is unusable, and none of its transfers will finish."""
+
+READ, WRITE = 1, 2
+"""libcurl's CURL_POLL_IN and OUT, also its CURL_CSELECT_IN and OUT. Any other value means: stop polling."""
+
+_MAX_READY = 64
+"""Sockets served per event-loop iteration; the kernel returns the waiting ones in rotation."""
+
+Ready = list[tuple[int, int]]
+Failed = Callable[[Exception], None]
+"""Called when a socket cannot be polled: an error raised in libcurl's callback would leave transfers hanging."""
 
 
 class Bridge:
-    """Drives transfers from the loop it was made on. `finished` is called in batches, outside libcurl's callbacks."""
+    """Runs transfers on the loop it was created on. `finished` is called in batches, outside libcurl's callbacks."""
 
     def __init__(self, connections: int, finished: Finished, broken: Broken) -> None:
         self._loop = asyncio.get_running_loop()
         self._finished = finished
         self._broken = broken
-        self._watch = new_watch(self._give_up)
+        self._poller = new_poller(self._give_up)
         self._attached = 0
         self._collecting: asyncio.Handle | None = None
         self._timer: asyncio.Handle | None = None
@@ -35,16 +44,16 @@ class Bridge:
         self._starting = False
         self._given_up = False
         self._multi = pycurl.CurlMulti()
-        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch.on_socket)
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._poller.on_socket)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
         self._multi.setopt(pycurl.M_MAXCONNECTS, connections)
         self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, connections)
-        # One request a connection: with several multiplexed on one, each would wait behind the others' bytes.
+        # One request per connection: multiplexed requests would wait for each other's bytes.
         self._multi.setopt(pycurl.M_PIPELINING, 0)
-        self._loop.add_reader(self._watch.fileno(), self._on_ready)
+        self._loop.add_reader(self._poller.fileno(), self._on_ready)
 
     def start(self, handles: Iterable[pycurl.Curl]) -> None:
-        """Send these requests now, as far as their connections are there."""
+        """Start these transfers; those with an open connection are sent now."""
         self._starting = True
         for handle in handles:
             self._multi.add_handle(handle)
@@ -53,7 +62,7 @@ class Bridge:
         self._act(pycurl.SOCKET_TIMEOUT, 0)
 
     def stop(self, handle: pycurl.Curl) -> None:
-        """Take a transfer out, whatever it was doing; its connection is closed unless it had finished."""
+        """Remove a transfer; its connection is closed unless the transfer had finished."""
         self._attached -= 1
         try:
             self._multi.remove_handle(handle)
@@ -61,22 +70,22 @@ class Bridge:
             self._give_up(error)
 
     def close(self) -> None:
-        """Close every connection and let go of the loop."""
+        """Close every connection and detach from the loop."""
         for handle in (self._collecting, self._timer):
             if handle is not None:
                 handle.cancel()
-        self._loop.remove_reader(self._watch.fileno())
+        self._loop.remove_reader(self._poller.fileno())
         self._multi.close()
-        self._watch.close()
+        self._poller.close()
 
     def _on_timer(self, milliseconds: int) -> None:
-        """Remember when libcurl wants to be called; a timer that comes too early is left alone and set again then."""
+        """Note when libcurl wants to be called; a timer that is set too early is kept, and set again when it fires."""
         if self._starting:
-            return  # it wants to be called at once, and is about to be
+            return  # `start` calls libcurl right away
         if milliseconds < 0:
             self._due = None
             return
-        # Not the loop's own clock: uvloop's stands still within a turn, and would be early at the end of a long one.
+        # Not the loop's clock: uvloop's does not advance within an iteration, and would fire early after a long one.
         self._due = monotonic() + milliseconds / 1000
         if self._timer is None or self._timer_at > self._due:
             self._set_timer(self._due)
@@ -90,17 +99,17 @@ class Bridge:
         self._timer = None
         if self._due is None:
             return
-        if self._due > monotonic():  # called early, libcurl would do nothing, and not ask again
+        if self._due > monotonic():  # called early, libcurl would do nothing and not set another timer
             self._set_timer(self._due)
             return
         self._due = None
         self._act(pycurl.SOCKET_TIMEOUT, 0)
         if self._due is None and not self._given_up:
-            # libcurl's clock may run a little behind this one: nothing was due yet, and it does not say so again.
+            # libcurl's clock may be slightly behind this one: nothing was due yet, so ask for the timeout again.
             self._on_timer(self._multi.timeout())
 
     def _on_ready(self) -> None:
-        for descriptor, events in self._watch.ready():
+        for descriptor, events in self._poller.ready():
             self._act(descriptor, events)
 
     def _act(self, descriptor: int, events: int) -> None:
@@ -129,33 +138,22 @@ class Bridge:
                 self._finished(handle, code, words)
 
 
-READ, WRITE = 1, 2
-"""libcurl's CURL_POLL_IN and OUT, also its CURL_CSELECT_IN and OUT. Anything else it says means: wait no longer."""
-
-_MOST_AT_ONCE = 64
-"""Sockets served before everything else on the loop gets its turn. The kernel hands out those that wait in turn."""
-
-Ready = list[tuple[int, int]]
-Failed = Callable[[Exception], None]
-"""Told when a socket cannot be watched: libcurl, asked to stop by its callback, would leave its transfers hanging."""
-
-
-class Watch(Protocol):
-    """Sockets and what they are waited for."""
+class SocketPoller(Protocol):
+    """The sockets of libcurl's connections, polled for reading and writing."""
 
     def fileno(self) -> int: ...
 
     def on_socket(self, what: int, descriptor: int, _multi: object, _data: object) -> None:
-        """Take note of what libcurl waits for at a socket: this is the callback that it is given."""
+        """Register what libcurl waits for on a socket; this is libcurl's socket callback."""
 
     def ready(self) -> Ready:
-        """Sockets that can be served now, without waiting; a bounded number, none of them passed over for ever."""
+        """Return sockets that are ready now: a bounded number, in fair rotation."""
 
     def close(self) -> None: ...
 
 
-class EpollWatch:
-    """Linux: one system call a change."""
+class EpollPoller:
+    """Linux: one system call per change."""
 
     _MASKS = (0, select.EPOLLIN, select.EPOLLOUT, select.EPOLLIN | select.EPOLLOUT) if hasattr(select, "epoll") else ()
 
@@ -183,18 +181,18 @@ class EpollWatch:
             self._failed(error)
 
     def ready(self) -> Ready:
-        # Anything but "may be written" is for the reader to find out: bytes, an end or an error.
+        # Anything but "writable" counts as readable: data, end of stream or an error.
         return [
             (descriptor, (READ if events & ~select.EPOLLOUT else 0) | (WRITE if events & select.EPOLLOUT else 0))
-            for descriptor, events in self._epoll.poll(0, _MOST_AT_ONCE)
+            for descriptor, events in self._epoll.poll(0, _MAX_READY)
         ]
 
     def close(self) -> None:
         self._epoll.close()
 
 
-class SelectorWatch:
-    """Where there is no epoll: kqueue, by way of the standard library."""
+class SelectorPoller:
+    """Systems without epoll: kqueue, through the standard library."""
 
     def __init__(self, failed: Failed) -> None:
         self._failed = failed
@@ -223,6 +221,6 @@ class SelectorWatch:
         self._selector.close()
 
 
-def new_watch(failed: Failed) -> Watch:
-    """The quickest kind of watch that this system has."""
-    return EpollWatch(failed) if hasattr(select, "epoll") else SelectorWatch(failed)
+def new_poller(failed: Failed) -> SocketPoller:
+    """Create the fastest poller that this system has."""
+    return EpollPoller(failed) if hasattr(select, "epoll") else SelectorPoller(failed)

@@ -1,4 +1,4 @@
-"""How every request of a transport is sent: versions, proxies, certificates, limits. And what must not be sent."""
+"""Settings of a transport's connections (HTTP version, proxy, certificates, timeouts), and checks of requests."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _CA_PLACES = (
 )
 _SUPPRESS_CONNECT_HEADERS = 265  # libcurl's own number: pycurl has no name for it
 _DNS_SECONDS = 300
-_MOST_IDLE_SECONDS = 4
-"""A connection that was idle for longer is not used again: many servers close theirs after five seconds, and a request
-that meets such a farewell is lost. It cannot be known whether it was read, so it is not sent a second time unasked."""
+_MAX_IDLE_SECONDS = 4
+"""A connection idle for longer is not reused: many servers close theirs after five seconds, and a request sent at that
+moment is lost. Whether the server read it is unknown, so it is not resent unless the run retries."""
 
 _URL = re.compile(r"https?://[^\x00-\x20\x7f\ud800-\udfff]+", re.IGNORECASE)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
 _METHODS = frozenset({"DELETE", "GET", "PATCH", "POST", "PUT"})
 _DEFAULT_HEADERS = {"user-agent": f"User-Agent: steelyard/{__version__}", "expect": "Expect:"}
-"""`Expect: 100-continue` would put a round trip, or a second of waiting, before every long prompt."""
+"""`Expect: 100-continue` would add a round trip, or a second of waiting, to every long prompt."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the requests of one transport have in common."""
+    """What all requests of one transport share."""
 
     proxy: str | None = None
-    """A proxy's URL; empty for none at all; None for what the environment says."""
+    """A proxy's URL; empty for no proxy; None for the environment's."""
     ca_bundle: str | None = None
     verify: bool = True
     connect_timeout: float = 30.0
@@ -58,9 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"ca_bundle is neither a file nor a folder: {self.ca_bundle}")
 
     def options(self) -> Iterator[tuple[int, Any]]:
-        """libcurl's options, for a handle that is to be used again and again."""
-        # HTTP/1.1: on one HTTP/2 connection all streams share a window and a place in line, so that what is measured
-        # would be the mix of them, and the number of connections would say nothing about the parallelism.
+        """Yield libcurl's options for a reusable handle."""
+        # HTTP/1.1: streams on one HTTP/2 connection share a flow-control window and block each other, so that times
+        # would be mixed, and the number of connections would not be the parallelism.
         yield pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1
         yield pycurl.HTTP09_ALLOWED, 0
         yield pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS
@@ -69,15 +69,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         yield pycurl.TCP_NODELAY, 1
         yield pycurl.TCP_KEEPALIVE, 1
         yield pycurl.DNS_CACHE_TIMEOUT, _DNS_SECONDS
-        yield pycurl.MAXAGE_CONN, _MOST_IDLE_SECONDS
+        yield pycurl.MAXAGE_CONN, _MAX_IDLE_SECONDS
         yield pycurl.CONNECTTIMEOUT_MS, max(1, int(self.connect_timeout * 1000))
         yield pycurl.MAXFILESIZE_LARGE, self.max_response_bytes
-        # Asked not to compress, since a compressor holds tokens back; what comes compressed all the same is decoded.
+        # No compression, as it delays tokens; a reply that is compressed all the same is decoded.
         yield pycurl.ACCEPT_ENCODING, "identity"
         yield _SUPPRESS_CONNECT_HEADERS, 1
         if self.proxy is not None:
             yield pycurl.PROXY, self.proxy.encode()
-            yield pycurl.NOPROXY, ""  # said outright, so it goes before the environment's exceptions
+            yield pycurl.NOPROXY, ""  # an explicit proxy overrides the environment's exceptions
         yield from self._trust()
 
     def _trust(self) -> Iterator[tuple[int, Any]]:
@@ -95,9 +95,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trusted_certificates() -> str | None:
-    """Where this machine keeps the certificates it trusts: libcurl's wheel brings its own OpenSSL, and none of them.
+    """Return where this machine keeps its trusted certificates: libcurl's wheel brings OpenSSL, but no certificates.
 
-    What the environment names is taken as it is: if it is not there, no connection is trusted rather than another's.
+    A path from the environment is used unchecked: if it does not exist, no connection is trusted.
     """
     named = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
     if named:
@@ -108,9 +108,9 @@ def trusted_certificates() -> str | None:
 
 
 def checked_url(url: str) -> bytes:
-    """A URL as libcurl takes it; refused when it is not plain http(s), or could smuggle in a line."""
+    """Encode a URL for libcurl; refused when it is not plain http(s), or could inject a line."""
     if _URL.fullmatch(url) is None:
-        raise RequestRefused(f"a URL must be http:// or https:// and hold no blanks, got {_shown(url)!r}")
+        raise RequestRefused(f"a URL must begin with http:// or https:// and contain no spaces, got {_shown(url)!r}")
     return url.encode()
 
 
@@ -127,18 +127,18 @@ def _shown(url: str) -> str:
 
 
 def checked_headers(headers: tuple[tuple[str, str], ...]) -> list[bytes]:
-    """Header lines as libcurl takes them; refused when one could smuggle in another. Values are never told."""
-    given = set()
+    """Encode header lines for libcurl; refused when one could inject another. Values are never shown."""
+    names = set()
     lines = []
     for name, value in headers:
         if _HEADER_NAME.fullmatch(name) is None:
             raise RequestRefused(f"a header's name must be letters, digits and dashes, got {name!r}")
         if _HEADER_VALUE.fullmatch(value) is None:
-            raise RequestRefused(f"the header {name} holds a line break or another control character")
-        given.add(name.lower())
-        # A name with an empty value would take the header away; with a semicolon it is sent empty.
+            raise RequestRefused(f"the header {name} contains a line break or another control character")
+        names.add(name.lower())
+        # libcurl removes a header with an empty value; with a semicolon it is sent empty.
         lines.append(f"{name}: {value}" if value.strip() else f"{name};")
-    lines += [line for name, line in _DEFAULT_HEADERS.items() if name not in given]
-    if "content-type" not in given:
+    lines += [line for name, line in _DEFAULT_HEADERS.items() if name not in names]
+    if "content-type" not in names:
         lines.append("Content-Type:")  # libcurl would call every body a form
     return [line.encode() for line in lines]
