@@ -101,7 +101,7 @@ def test_a_keyboard_interrupt_is_not_a_score() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (1.0, "returned float"),
         ("pass", "returned str"),
@@ -115,10 +115,10 @@ def test_a_keyboard_interrupt_is_not_a_score() -> None:
         (Score("a", 1.0, errors=None), "NoneType"),  # type: ignore[arg-type]
     ],
 )
-def test_a_malformed_answer_is_a_scoring_error_and_not_a_wrong_answer(answer, said) -> None:
+def test_a_malformed_answer_is_a_scoring_error_and_not_a_wrong_answer(answer, message) -> None:
     score = only(Given(answer))
     assert (score.name, score.value, score.passed) == ("given", None, None)
-    assert said in score.errors[0]
+    assert message in score.errors[0]
 
 
 def test_a_scorer_that_hangs_is_a_scoring_error_within_the_time_limit() -> None:
@@ -239,7 +239,7 @@ def test_a_name_a_function_and_a_scorer_are_scorers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("thing", "said"),
+    ("thing", "message"),
     [
         ("exakt", "no scorer is named 'exakt'; did you mean 'exact'?"),
         (3, "not a scorer: 3"),
@@ -247,8 +247,8 @@ def test_a_name_a_function_and_a_scorer_are_scorers() -> None:
         (Exact, "not a scorer: <class"),
     ],
 )
-def test_anything_else_is_refused_and_named(thing, said) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_anything_else_is_refused_and_named(thing, message) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         as_scorer(thing)
 
 

@@ -14,10 +14,10 @@ CASE = EvalCase(id="c")
 @pytest.mark.parametrize(("seconds", "passed"), [(1.0, True), (2.0, True), (2.001, False), (0.0, True)])
 @pytest.mark.parametrize("metric", ["time_to_first_token", "time_to_last_token", "time_per_output_token"])
 def test_latency_passes_up_to_its_limit(metric, seconds, passed) -> None:
-    said = Latency(max_seconds=2, metric=metric).score(CASE, InvocationResponse(**{metric: seconds}))
-    assert said is not None
-    assert (said.value, said.passed) == (float(passed), passed)
-    assert said.reason == (None if passed else f"{metric} 2.001 s is above 2 s")
+    result = Latency(max_seconds=2, metric=metric).score(CASE, InvocationResponse(**{metric: seconds}))
+    assert result is not None
+    assert (result.value, result.passed) == (float(passed), passed)
+    assert result.reason == (None if passed else f"{metric} 2.001 s is above 2 s")
 
 
 def test_latency_does_not_apply_where_the_time_was_not_measured() -> None:
@@ -44,9 +44,9 @@ def test_latency_does_not_apply_where_the_time_was_not_measured() -> None:
     ],
 )
 def test_tokens_passes_up_to_its_limits(limits, output, prompt, passed, reason) -> None:
-    said = Tokens(**limits).score(CASE, InvocationResponse(num_tokens_output=output, num_tokens_input=prompt))
-    assert said is not None
-    assert (said.passed, said.reason) == (passed, reason)
+    result = Tokens(**limits).score(CASE, InvocationResponse(num_tokens_output=output, num_tokens_input=prompt))
+    assert result is not None
+    assert (result.passed, result.reason) == (passed, reason)
 
 
 def test_tokens_does_not_apply_where_they_were_not_counted() -> None:
@@ -54,7 +54,7 @@ def test_tokens_does_not_apply_where_they_were_not_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "result"),
     [
         (lambda: Latency(max_seconds=-1), "max_seconds must be a number >= 0, got -1"),
         (lambda: Latency(max_seconds="2s"), "max_seconds must be a number >= 0, got '2s'"),  # type: ignore[arg-type]
@@ -64,6 +64,6 @@ def test_tokens_does_not_apply_where_they_were_not_counted() -> None:
         (lambda: Tokens(max_input=True), "max_input must be a number >= 0, got True"),
     ],
 )
-def test_a_bad_argument_is_refused_with_its_value(make, said) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_bad_argument_is_refused_with_its_value(make, result) -> None:
+    with pytest.raises(ConfigurationError, match=result):
         make()

@@ -184,7 +184,7 @@ def test_a_case_that_expects_nothing_is_not_scored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"tolerance": -1}, "tolerance must be a number >= 0, got -1"),
         ({"tolerance": "much"}, "tolerance must be a number >= 0, got 'much'"),
@@ -192,8 +192,8 @@ def test_a_case_that_expects_nothing_is_not_scored() -> None:
         ({"percent": "drop"}, "percent must be one of 'keep', 'fraction', got 'drop'"),
     ],
 )
-def test_a_bad_argument_is_refused_with_its_value(options, said) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_bad_argument_is_refused_with_its_value(options, message) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         Number(**options)
 
 

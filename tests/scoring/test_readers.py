@@ -38,9 +38,9 @@ def score(expected: object, text: str | None, **options: bool) -> Score | None:
     ],
 )
 def test_the_answer_must_be_the_expected_text_but_for_white_space_around_it(expected, text, passed) -> None:
-    said = score(expected, text)
-    assert said is not None
-    assert (said.name, said.value, said.passed) == ("exact", float(passed), passed)
+    result = score(expected, text)
+    assert result is not None
+    assert (result.name, result.value, result.passed) == ("exact", float(passed), passed)
 
 
 def test_a_case_that_expects_nothing_is_not_scored() -> None:
@@ -56,22 +56,22 @@ def test_case_can_be_ignored(expected, text) -> None:
 
 
 def test_a_wrong_answer_says_what_was_expected_and_what_came() -> None:
-    said = score(["a", "b"], "c")
-    assert said is not None
-    assert said.reason == "expected 'a' or 'b', got 'c'"
+    result = score(["a", "b"], "c")
+    assert result is not None
+    assert result.reason == "expected 'a' or 'b', got 'c'"
 
 
 def test_the_reason_stays_short_whatever_the_texts_are() -> None:
-    said = score("x" * 100_000, "y" * 100_000)
-    assert said is not None
-    assert len(said.reason or "") < 1_000
+    result = score("x" * 100_000, "y" * 100_000)
+    assert result is not None
+    assert len(result.reason or "") < 1_000
 
 
 @given(st.text())
 def test_every_text_equals_itself(text) -> None:
-    said = score(text, text)
-    assert said is not None
-    assert said.passed
+    result = score(text, text)
+    assert result is not None
+    assert result.passed
 
 
 def test_identity_tells_how_it_compares() -> None:

@@ -165,7 +165,7 @@ HUGE = {
     "brackets": "[",
     "objects": '{"a":',
     "near json": "[[a",
-    "fences": "```[1,",
+    "code blocks": "```[1,",
     "quotes": '{"',
     "escapes": '["\\"',
     "space": "{ ",
@@ -188,7 +188,7 @@ def test_no_answer_of_five_megabytes_takes_a_second(name, kind) -> None:
         with pytest.raises(ValueError, match="too long to compare"):
             scorer.score(case, response)
     else:
-        said = scorer.score(case, response)
-        assert said is not None
-        assert len(said.reason or "") < 1_100
+        score = scorer.score(case, response)
+        assert score is not None
+        assert len(score.reason or "") < 1_100
     assert time.process_time() - began < 1.0

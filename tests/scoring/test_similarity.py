@@ -104,10 +104,10 @@ def test_bleu_is_sacrebleus_over_a_hundred(words, others) -> None:
 )
 def test_it_passes_from_the_threshold_on(scorer, threshold) -> None:
     assert scorer.threshold == threshold
-    said = scored(scorer, "a b c d", "a b c x")
-    assert said.value is not None
-    assert said.passed is (said.value >= threshold)
-    assert (said.reason is None) is said.passed
+    result = scored(scorer, "a b c d", "a b c x")
+    assert result.value is not None
+    assert result.passed is (result.value >= threshold)
+    assert (result.reason is None) is result.passed
 
 
 def test_case_can_be_ignored() -> None:
@@ -137,7 +137,7 @@ def test_a_scorer_without_its_library_says_what_to_install(monkeypatch, kind, mo
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "result"),
     [
         (lambda: Similarity(threshold=1.5), "threshold must be a number within 0..1, got 1.5"),
         (lambda: RougeL(threshold=True), "threshold must be a number within 0..1, got True"),
@@ -145,6 +145,6 @@ def test_a_scorer_without_its_library_says_what_to_install(monkeypatch, kind, mo
         (lambda: Bleu(tokens="words"), "tokens must be one of .*, got 'words'"),  # type: ignore[arg-type]
     ],
 )
-def test_a_bad_argument_is_refused_with_its_value(make, said) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_bad_argument_is_refused_with_its_value(make, result) -> None:
+    with pytest.raises(ConfigurationError, match=result):
         make()

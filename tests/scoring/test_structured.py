@@ -42,7 +42,7 @@ CONTAINERS = st.lists(JSON, max_size=4) | st.dictionaries(st.text(max_size=8), J
         '{"a": [1, 2]} and then {"b": 3}',
     ],
 )
-def test_json_is_found_alone_in_a_fence_or_in_prose(text) -> None:
+def test_json_is_found_alone_in_a_code_block_or_in_prose(text) -> None:
     assert read_json(text) == {"a": [1, 2]}
 
 
@@ -66,10 +66,10 @@ def test_what_is_not_json_or_was_cut_off_is_not_read(text) -> None:
     """The inside of a truncated object is not taken for the answer."""
     with pytest.raises(NoJson):
         read_json(text)
-    said = scored(JsonMatch(), text, {"a": 1})
-    assert said.value == 0.0
-    assert said.reason is not None
-    assert len(said.reason) < 1_100
+    result = scored(JsonMatch(), text, {"a": 1})
+    assert result.value == 0.0
+    assert result.reason is not None
+    assert len(result.reason) < 1_100
 
 
 @given(JSON)
@@ -138,15 +138,15 @@ def test_every_value_matches_itself(value) -> None:
     ],
 )
 def test_the_value_is_the_share_of_keys_that_match_by_their_rules(rules, expected, got, value) -> None:
-    said = scored(JsonMatch(rules=rules), json.dumps(got), expected)
-    assert said.value == pytest.approx(value)
-    assert said.passed is (value == 1.0)
-    assert (said.reason is None) is (value == 1.0)
+    result = scored(JsonMatch(rules=rules), json.dumps(got), expected)
+    assert result.value == pytest.approx(value)
+    assert result.passed is (value == 1.0)
+    assert (result.reason is None) is (value == 1.0)
 
 
 def test_the_reason_names_missing_extra_and_wrong_keys() -> None:
-    said = scored(JsonMatch(), '{"b": 3, "z": 0, "u": {"y": 1}}', {"a": 1, "b": 2, "u": {"x": 1}})
-    assert said.reason == "missing: a, u.x; extra: u.y, z; b: expected 2, got 3 (exact)"
+    result = scored(JsonMatch(), '{"b": 3, "z": 0, "u": {"y": 1}}', {"a": 1, "b": 2, "u": {"x": 1}})
+    assert result.reason == "missing: a, u.x; extra: u.y, z; b: expected 2, got 3 (exact)"
 
 
 def test_extra_keys_can_be_allowed_and_the_threshold_lowered() -> None:
@@ -180,8 +180,8 @@ SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "minimum":
     ],
 )
 def test_an_answer_is_valid_or_the_reason_names_the_first_error_and_its_path(text, reason) -> None:
-    for said in (scored(JsonSchema(schema=SCHEMA), text), scored(JsonSchema(), text, schema=SCHEMA)):
-        assert (said.passed, said.reason) == (reason is None, reason)
+    for result in (scored(JsonSchema(schema=SCHEMA), text), scored(JsonSchema(), text, schema=SCHEMA)):
+        assert (result.passed, result.reason) == (reason is None, reason)
 
 
 def test_the_scorers_schema_is_used_before_the_cases() -> None:
@@ -213,7 +213,7 @@ def test_a_case_with_nothing_to_compare_is_not_scored(scorer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "result"),
     [
         (lambda: JsonMatch(rules={"a": "fuzzy"}), "rules.a must be one of exact, .*, got 'fuzzy'"),
         (lambda: JsonMatch(rules={"a": 3}), "rules.a must be one of .*, got 3"),
@@ -231,8 +231,8 @@ def test_a_case_with_nothing_to_compare_is_not_scored(scorer) -> None:
         (lambda: JsonSchema(schema={"const": {1, 2}}), "schema: .*not JSON serializable"),
     ],
 )
-def test_a_bad_argument_is_refused_with_its_value(make, said) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_bad_argument_is_refused_with_its_value(make, result) -> None:
+    with pytest.raises(ConfigurationError, match=result):
         make()
 
 

@@ -123,7 +123,7 @@ def test_a_bad_pattern_of_a_case_raises_so_that_it_is_a_scoring_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Regex(pattern="("), r"pattern '\(' is not a regular expression"),
         (lambda: Regex(pattern=3), "pattern must be a text, got 3"),  # type: ignore[arg-type]
@@ -136,6 +136,6 @@ def test_a_bad_pattern_of_a_case_raises_so_that_it_is_a_scoring_error() -> None:
         (lambda: Contains(not_contains=[3]), r"not_contains .*, got \[3\]"),  # type: ignore[list-item]
     ],
 )
-def test_a_bad_argument_is_refused_with_its_value(make, said) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_bad_argument_is_refused_with_its_value(make, message) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         make()

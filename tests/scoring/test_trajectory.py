@@ -110,8 +110,8 @@ def test_every_course_agrees_with_itself_by_every_mode_and_rule(calls) -> None:
     ],
 )
 def test_the_reason_names_the_first_divergence(mode, expected, calls, reason) -> None:
-    said = verdict(expected, *calls, mode=mode)
-    assert (said.passed, said.value, said.reason) == (False, 0.0, reason)
+    result = verdict(expected, *calls, mode=mode)
+    assert (result.passed, result.value, result.reason) == (False, 0.0, reason)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_malformed_arguments_are_a_divergence_that_is_said() -> None:
 
 
 def test_a_forbidden_tool_fails_whatever_else_agrees() -> None:
-    said = verdict(["a"], "a", "rm", mode="superset", forbidden=["rm"])
-    assert said.reason == "call 2: rm is forbidden"
+    result = verdict(["a"], "a", "rm", mode="superset", forbidden=["rm"])
+    assert result.reason == "call 2: rm is forbidden"
     assert verdict(["a"], "a", forbidden=["rm"]).passed
 
 
@@ -177,8 +177,8 @@ def test_a_forbidden_tool_fails_whatever_else_agrees() -> None:
     ],
 )
 def test_how_often_a_tool_is_called_can_be_limited(counts, calls, reason) -> None:
-    for said in (verdict(None, *calls, counts=counts), verdict({"counts": counts}, *calls)):
-        assert (said.passed, said.reason) == (reason is None, reason)
+    for result in (verdict(None, *calls, counts=counts), verdict({"counts": counts}, *calls)):
+        assert (result.passed, result.reason) == (reason is None, reason)
 
 
 def test_a_case_may_carry_its_own_mode_rule_forbidden_tools_and_counts() -> None:
@@ -204,14 +204,14 @@ def test_a_case_may_carry_its_own_mode_rule_forbidden_tools_and_counts() -> None
     ],
 )
 def test_efficiency_is_the_share_of_calls_that_were_needed(expected, calls, value, reason) -> None:
-    said = both(Trajectory(mode="superset", name="path"), expected, *calls)[1]
-    assert (said.name, said.passed, said.reason) == ("path.efficiency", True, reason)
-    assert said.value == pytest.approx(value)
+    result = both(Trajectory(mode="superset", name="path"), expected, *calls)[1]
+    assert (result.name, result.passed, result.reason) == ("path.efficiency", True, reason)
+    assert result.value == pytest.approx(value)
 
 
 def test_efficiency_can_be_demanded() -> None:
-    said = both(Trajectory(mode="superset", min_efficiency=0.6), ["a"], "a", "a")[1]
-    assert (said.value, said.passed) == (0.5, False)
+    result = both(Trajectory(mode="superset", min_efficiency=0.6), ["a"], "a", "a")[1]
+    assert (result.value, result.passed) == (0.5, False)
 
 
 def test_the_same_tool_with_other_arguments_is_no_repetition() -> None:
@@ -232,7 +232,7 @@ def test_a_response_without_messages_is_a_scoring_error_and_not_a_wrong_answer()
 
 
 @pytest.mark.parametrize(
-    ("expected", "said"),
+    ("expected", "result"),
     [
         ("search", "must be a list of calls"),
         ([3], "an expected call must be"),
@@ -245,13 +245,13 @@ def test_a_response_without_messages_is_a_scoring_error_and_not_a_wrong_answer()
         ({"counts": {"a": -1}}, "counts.a must be"),
     ],
 )
-def test_a_malformed_trajectory_of_a_case_is_a_scoring_error(expected, said) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_malformed_trajectory_of_a_case_is_a_scoring_error(expected, result) -> None:
+    with pytest.raises(ValueError, match=result):
         verdict(expected, "a")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "result"),
     [
         ({"mode": "sorted"}, "mode must be one of .*, got 'sorted'"),
         ({"arguments": "fuzzy"}, "arguments must be one of .*, got 'fuzzy'"),
@@ -263,15 +263,17 @@ def test_a_malformed_trajectory_of_a_case_is_a_scoring_error(expected, said) -> 
         ({"min_efficiency": 2}, "min_efficiency must be a number within 0..1, got 2"),
     ],
 )
-def test_a_bad_argument_is_refused_with_its_value(options, said) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_bad_argument_is_refused_with_its_value(options, result) -> None:
+    with pytest.raises(ConfigurationError, match=result):
         Trajectory(**options)
 
 
 def test_the_reason_stays_short_whatever_the_calls_hold() -> None:
-    said = verdict(["a"], ("b" * 100_000, {"k" * 100_000: "v" * 100_000, **{str(n): "v" * 10_000 for n in range(99)}}))
-    assert said.reason is not None
-    assert len(said.reason) < 1_100
+    result = verdict(
+        ["a"], ("b" * 100_000, {"k" * 100_000: "v" * 100_000, **{str(n): "v" * 10_000 for n in range(99)}})
+    )
+    assert result.reason is not None
+    assert len(result.reason) < 1_100
 
 
 def test_a_function_for_the_arguments_is_part_of_the_identity() -> None:

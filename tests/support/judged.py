@@ -114,8 +114,8 @@ class Assessor:
         reply = self._reply(case_id, int(trial), run)
         if isinstance(reply, Exception):
             raise reply
-        said = {"score": reply, "passed": reply >= 0.5, "reason": f"run {run}"}
-        return InvocationResponse(response_text=json.dumps(said))
+        verdict = {"score": reply, "passed": reply >= 0.5, "reason": f"run {run}"}
+        return InvocationResponse(response_text=json.dumps(verdict))
 
     def judge(self, **arguments: Any) -> Judge:
         if "template" not in arguments:

@@ -9,14 +9,14 @@ from steelyard.records import EvalCase, InvocationResponse, Score
 
 def scored(scorer: Any, text: str | None, expected: Any = None, **metadata: Any) -> Score:
     """What a scorer says of an answer to a case that expects something; it must apply."""
-    said = scored_or_none(scorer, text, expected, **metadata)
-    assert said is not None, "the scorer does not apply"
-    assert said.value is not None
-    assert 0.0 <= said.value <= 1.0
-    return said
+    score = scored_or_none(scorer, text, expected, **metadata)
+    assert score is not None, "the scorer does not apply"
+    assert score.value is not None
+    assert 0.0 <= score.value <= 1.0
+    return score
 
 
 def scored_or_none(scorer: Any, text: str | None, expected: Any = None, **metadata: Any) -> Score | None:
     case = EvalCase(id="c", prompt="p", expected=expected, metadata=metadata)
-    said: Score | None = scorer.score(case, InvocationResponse(response_text=text))
-    return said
+    score: Score | None = scorer.score(case, InvocationResponse(response_text=text))
+    return score

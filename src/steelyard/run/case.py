@@ -129,7 +129,7 @@ class CaseRunner:
         if self._pipeline is None or response.error is not None:
             pass
         elif not self._pipeline.has_judges:
-            scores = await self._pipeline.score_plainly(job, response)
+            scores = await self._pipeline.score_without_judges(job, response)
         else:
 
             def keep_answer() -> None:

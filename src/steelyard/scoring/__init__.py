@@ -1,4 +1,4 @@
-"""Scorers: what weighs a response."""
+"""Scorers: they give a response a value from 0 to 1, pass or fail, and a reason."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ __all__ = [
     "Trajectory",
 ]
 
-# A run pays only for the scorers it uses.
+# A run imports only the scorers that it uses.
 __getattr__ = lazy_exports(__name__, _HOMES, globals())
 
 

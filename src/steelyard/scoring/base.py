@@ -1,4 +1,4 @@
-"""Turning what users hand in into scorers, and running them so that none can end a run."""
+"""What all scorers share: functions as scorers, running them so that none can end a run, and argument checks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ _MAX_STORED_TEXT = 10_000
 
 ScorerFunction: TypeAlias = Callable[[EvalCase, InvocationResponse], Any]
 
+_MAX_SHOWN = 200
+_MAX_REASON = 1_000
+
 
 class FunctionScorer:
-    """A plain function as a scorer: `case, response` in, a Score, a number in 0..1, a bool or None out."""
+    """A function as a scorer: it takes `case, response` and returns a Score, a number in 0..1, a bool or None."""
 
     def __init__(self, function: ScorerFunction, *, name: str | None = None, threshold: float = 0.5) -> None:
         if not 0.0 <= threshold <= 1.0:
@@ -34,7 +37,7 @@ class FunctionScorer:
         self.name: str = name or getattr(function, "__name__", "") or type(function).__name__
 
     def identity(self) -> Identity:
-        """Where the function lives and what it says: re-scoring is free, so changed source counts as a change."""
+        """Where the function is defined, and its source: scoring again is free, so a changed source is a change."""
         function = inspect.unwrap(self._function)
         try:
             source = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
@@ -50,7 +53,7 @@ class FunctionScorer:
         }
 
     async def score(self, case: EvalCase, response: InvocationResponse) -> Score | list[Score] | None:
-        """Call the function and read its answer. A plain one runs in a thread: the loop is timing other calls."""
+        """Call the function and read its result. A sync one runs in a thread: the loop is timing other calls."""
         if inspect.iscoroutinefunction(self._function):
             answer: Any = await self._function(case, response)
         else:
@@ -66,7 +69,7 @@ class FunctionScorer:
 
 
 def as_scorer(item: object) -> Scorer:
-    """A scorer from a scorer, a function, or a name."""
+    """Return a scorer for a scorer, a function, or a name."""
     if isinstance(item, str):
         from steelyard.scoring.registry import scorer_by_name
 
@@ -79,7 +82,7 @@ def as_scorer(item: object) -> Scorer:
 
 
 def as_scorers(items: Iterable[object]) -> list[Scorer]:
-    """Scorers from a list of them, refusing two of one name: their figures would be mixed."""
+    """Return the scorers of a list, refusing two of one name: their figures would be mixed."""
     if isinstance(items, str) or not isinstance(items, Iterable):
         raise ConfigurationError(f"scorers must be a list of scorers, got {items!r}")
     scorers = [as_scorer(item) for item in items]
@@ -93,12 +96,12 @@ def as_scorers(items: Iterable[object]) -> list[Scorer]:
 async def run_scorers(
     scorers: Sequence[Scorer], case: EvalCase, response: InvocationResponse, *, timeout: float | None = None
 ) -> list[Score]:
-    """All applicable scores, in the scorers' order; a scorer that raises yields a score that says so."""
+    """Return all applicable scores, in the scorers' order; a scorer that raises yields a score with the error."""
     scores: list[Score] = []
     for scorer in scorers:
         try:
             answer = scorer.score(case, response)
-            if type(answer) is Score and _is_plain(answer):  # as nearly all are: no need to look at anything else
+            if type(answer) is Score and _is_plain(answer):  # the common case, checked first for speed
                 scores.append(answer)
             elif answer is not None:
                 if inspect.isawaitable(answer):
@@ -124,13 +127,13 @@ async def _within(timeout: float | None, answer: Awaitable[ScoreResult]) -> Scor
 
 
 def _being_cancelled() -> bool:
-    """Whether somebody wants this task to end; a CancelledError that nobody asked for is the scorer's own failure."""
+    """Whether this task is being cancelled; any other CancelledError is the scorer's failure."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _checked(answer: object, name: str) -> list[Score]:
-    """The scores in an answer, with plain types throughout, so that what is written can be read back."""
+    """Return the scores in a scorer's result, as plain types that can be written and read back."""
     if answer is None:
         return []
     if isinstance(answer, Score):
@@ -141,7 +144,7 @@ def _checked(answer: object, name: str) -> list[Score]:
 
 
 def _is_plain(score: Score) -> bool:
-    """Whether a score is of the common kind that needs no second look: a value, a verdict and at most a reason."""
+    """Whether a score is of the common kind that needs no conversion: a value, a verdict and at most a reason."""
     value, reason = score.value, score.reason
     return (
         type(value) is float
@@ -190,16 +193,12 @@ def _plain(score: Score, name: str) -> Score:
     )
 
 
-_SHOWN = 200
-_MAX_REASON = 1_000
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlainScorer:
     """A scorer whose fields are its arguments. A subclass gives `name` a default, which is also its kind.
 
-    It passes from `threshold` on. Where there is only right (1.0) and wrong (0.0), every threshold above 0 says the
-    same, and with 0 the score is a measurement that nobody fails.
+    A value passes from `threshold` on. For scorers that give only 1.0 or 0.0, every threshold above 0 means the same,
+    and with 0 the score is a measurement that never fails.
     """
 
     name: str
@@ -212,15 +211,15 @@ class PlainScorer:
         self._check()
 
     def _check(self) -> None:
-        """Refuse arguments that no case could be scored with; each scorer's own."""
+        """Refuse invalid arguments; overridden by each scorer."""
 
     def identity(self) -> Identity:
-        """Its kind and every argument: whatever can change a score."""
+        """Its kind and every argument: everything that can change a score."""
         arguments = {field.name: _as_json(getattr(self, field.name)) for field in fields(self)}
         return {"kind": type(self).__dataclass_fields__["name"].default, **arguments}
 
     def _score(self, right: bool, reason: str | None = None) -> Score:
-        """1.0 or 0.0; what is right needs no reason."""
+        """Return 1.0 or 0.0; a right answer needs no reason."""
         if right:
             return Score(self.name, 1.0, True)
         return Score(self.name, 0.0, self.threshold <= 0.0, _cut(reason))
@@ -230,7 +229,7 @@ class PlainScorer:
 
 
 def check_number(name: str, value: object, *, least: float = 0.0, most: float | None = None) -> None:
-    """Refuse what is not a number within its limits, saying which it was."""
+    """Refuse a value that is not a number within its limits."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not good or not least <= value or (most is not None and not value <= most):  # type: ignore[operator]
         allowed = f">= {least:g}" if most is None else f"within {least:g}..{most:g}"
@@ -238,7 +237,7 @@ def check_number(name: str, value: object, *, least: float = 0.0, most: float | 
 
 
 def check_share(name: str, value: object) -> None:
-    """Refuse what is not a number within 0..1."""
+    """Refuse a value that is not a number within 0..1."""
     check_number(name, value, most=1.0)
 
 
@@ -249,7 +248,7 @@ def check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
 
 
 def check_flags(scorer: PlainScorer, *names: str) -> None:
-    """Refuse an on/off argument that is neither: in YAML, `ignore_case: "no"` is a text, and would count as on."""
+    """Refuse a flag that is not a bool: in YAML, `ignore_case: "no"` is text, and would count as true."""
     for name in names:
         value = getattr(scorer, name)
         if not isinstance(value, bool):
@@ -257,7 +256,7 @@ def check_flags(scorer: PlainScorer, *names: str) -> None:
 
 
 def need_extra(module: str, extra: str, scorer: str) -> None:
-    """Refuse to make a scorer whose library is not installed, saying what to install."""
+    """Refuse to create a scorer whose library is not installed, and name what to install."""
     try:
         importlib.import_module(module)
     except ImportError as error:
@@ -265,12 +264,12 @@ def need_extra(module: str, extra: str, scorer: str) -> None:
 
 
 def alternatives(expected: Any) -> list[Any]:
-    """What a case accepts: a list holds alternatives, anything else is the only one."""
+    """Return the accepted values of a case: the items of a list, or the only value."""
     return expected if isinstance(expected, list) else [expected]
 
 
 def as_text(expected: object) -> str:
-    """The text a model would write for an expected value: JSON's true, not Python's True."""
+    """Return an expected value as a model would write it: JSON's true, not Python's True."""
     if isinstance(expected, str):
         return expected
     if isinstance(expected, bool):
@@ -279,15 +278,15 @@ def as_text(expected: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a reason quotes it: its repr, cut."""
+    """Return a value as a reason quotes it: its repr, cut."""
     if isinstance(value, str):
-        return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}…"
+        return repr(value) if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]!r}…"
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def shown_any(values: list[Any]) -> str:
-    """A few alternatives as a reason quotes them."""
+    """Return a few alternatives as a reason quotes them."""
     if len(values) == 1:
         return shown(as_text(values[0]))
     more = f" or {len(values) - 3} more" if len(values) > 3 else ""
@@ -299,7 +298,7 @@ def _cut(reason: str | None) -> str | None:
 
 
 def _as_json(value: object) -> Any:
-    """An argument as JSON has it; a function as where it lives and what it says."""
+    """Return an argument as JSON; a function as its identity."""
     if isinstance(value, Mapping):
         return {str(key): _as_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The scorer for multiple choice."""
+"""The scorer for multiple choice, and how the chosen option is found in an answer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,26 @@ from functools import lru_cache
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.scoring.base import PlainScorer, alternatives, shown
 
+# A runaway answer is read from its end, where the final answer is: that bounds the time.
+MAX_READ = 500_000
+
+_SHORT = 60
+
+_OPEN = r"""(?: [\s*_`"'“\u2018«(\[<{$:] | \\(?:text|textbf|textrm|mathrm|mathbf|boxed|left|,|\() \s? ){0,12}+"""
+_MARKS = r"""[\s*_:：=\-"'’,]{0,12}+"""
+# Words that may follow a label; before any other word, `A` is an article and `I` a pronoun.
+_AFTER = r"""(?: because | since | as | due | for | and | or | is | given | based | which | with | from | by | in
+               | option | choice | would | will | must | according )"""
+_SAYS = r"""(?: is | are | was | be | would | should | must | will | has | to | also | likely | most | probably
+              | clearly | definitely | therefore | thus | then | indeed | simply | actually | letter | option | choice
+              | answer | number | the | correct | best | final | ist | est | es | è | é )"""
+_NAMES_ANSWER = r"""(?: answer | answers | antwort | réponse | respuesta | resposta | risposta | choose | select
+                      | selected | pick | picked | go \s with | going \s with | opt \s for
+                      | (?: option | choice )
+                        (?= [*_]{0,3} \s? (?: : | = | \s (?: is | was | would | should | must ) \b ) ) )"""
+_ANSWER_IS = re.compile(r"(?i)\banswer\b[*_]{0,3}(?:\s{1,3}is\b|\s?:)")
+_NOT_DENIED = r"(?<! \b not \s ) (?<! n't \s ) (?<! n’t \s )"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(PlainScorer):
@@ -22,7 +42,7 @@ class Choice(PlainScorer):
     name: str = "choice"
 
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
-        """1.0 or 0.0; None when the case expects nothing."""
+        """Return 1.0 or 0.0; None when the case expects nothing."""
         if case.expected is None:
             return None
         options = options_of(case.metadata.get("choices"))
@@ -35,7 +55,7 @@ class Choice(PlainScorer):
 
 
 def _label(expected: object, options: Mapping[str, str]) -> str:
-    """The label that an expected value means; ValueError when it means none."""
+    """Return the label of an expected value; ValueError when it is none of the options."""
     labels = list(options) or list(string.ascii_uppercase)
     if isinstance(expected, int) and not isinstance(expected, bool) and str(expected) not in options:
         if 0 <= expected < len(labels):
@@ -51,29 +71,8 @@ def _label(expected: object, options: Mapping[str, str]) -> str:
     raise ValueError(f"expected {shown(expected)} is none of the choices: {', '.join(labels)}")
 
 
-# A runaway answer is read from its end, where the final answer stands: that bounds the time, whatever it holds.
-LONGEST_READ = 500_000
-
-_SHORT = 60
-
-_OPEN = r"""(?: [\s*_`"'“\u2018«(\[<{$:] | \\(?:text|textbf|textrm|mathrm|mathbf|boxed|left|,|\() \s? ){0,12}+"""
-_MARKS = r"""[\s*_:：=\-"'’,]{0,12}+"""
-# Words that may follow a label; any other makes `A` an article and `I` a pronoun.
-_AFTER = r"""(?: because | since | as | due | for | and | or | is | given | based | which | with | from | by | in
-               | option | choice | would | will | must | according )"""
-_SAYS = r"""(?: is | are | was | be | would | should | must | will | has | to | also | likely | most | probably
-              | clearly | definitely | therefore | thus | then | indeed | simply | actually | letter | option | choice
-              | answer | number | the | correct | best | final | ist | est | es | è | é )"""
-_NAMES_ANSWER = r"""(?: answer | answers | antwort | réponse | respuesta | resposta | risposta | choose | select
-                      | selected | pick | picked | go \s with | going \s with | opt \s for
-                      | (?: option | choice )
-                        (?= [*_]{0,3} \s? (?: : | = | \s (?: is | was | would | should | must ) \b ) ) )"""
-_ANSWER_IS = re.compile(r"(?i)\banswer\b[*_]{0,3}(?:\s{1,3}is\b|\s?:)")
-_NOT_DENIED = r"(?<! \b not \s ) (?<! n't \s ) (?<! n’t \s )"
-
-
 class _Patterns:
-    """How the labels of one question are looked for."""
+    """Compiled patterns that find the labels of one question."""
 
     def __init__(self, labels: tuple[str, ...]) -> None:
         letters = "".join(label for label in labels if len(label) == 1)
@@ -113,7 +112,7 @@ def _patterns(labels: tuple[str, ...]) -> _Patterns:
 
 
 def options_of(choices: object) -> dict[str, str]:
-    """Labels and texts of a question's options: a list is lettered from A, a mapping brings its own labels."""
+    """Return labels and texts of a question's options: a list is lettered from A, a mapping has its own labels."""
     if choices is None:
         return {}
     if isinstance(choices, Mapping):
@@ -124,8 +123,8 @@ def options_of(choices: object) -> dict[str, str]:
 
 
 def final_choice(text: str, options: Mapping[str, str]) -> str | None:
-    """The label of the option a text settles on; None when it settles on none."""
-    text = text.strip()[-LONGEST_READ:]
+    """Return the label of the option that a text settles on; None when it settles on none."""
+    text = text.strip()[-MAX_READ:]
     patterns = _patterns(tuple(options) or tuple(string.ascii_uppercase))
     return (
         _last_label(patterns.boxed, text)
@@ -150,19 +149,19 @@ def _last_label(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _alone(text: str, patterns: _Patterns) -> str | None:
-    """A label with nothing but marks around it."""
+    """Find a label with nothing but punctuation around it."""
     match = patterns.alone.fullmatch(text) if len(text) < _SHORT else None
     return None if match is None else match["label"].upper()
 
 
 def _exact_words(text: str, options: Mapping[str, str]) -> str | None:
-    """The whole answer is an option's text."""
+    """Find the option whose text is the whole answer."""
     words = words_of(text) if options else ""
     return next((label for label, option in options.items() if words and words_of(option) == words), None)
 
 
 def _stated_words(text: str, options: Mapping[str, str]) -> str | None:
-    """The option whose words follow the last `the answer is`."""
+    """Find the option whose words follow the last `the answer is`."""
     last = None
     for match in _ANSWER_IS.finditer(text) if options else ():
         last = match
@@ -170,14 +169,14 @@ def _stated_words(text: str, options: Mapping[str, str]) -> str | None:
 
 
 def _leading(text: str, patterns: _Patterns) -> str | None:
-    """`B) Paris` at the beginning of the answer or of its last line, when these two do not disagree."""
+    """Find `B) Paris` at the start of the answer or of its last line, unless the two disagree."""
     starts = (text[:_SHORT], text[text.rfind("\n") + 1 :][:_SHORT])
     found = {match["label"].upper() for start in starts if (match := patterns.leading.match(start))}
     return found.pop() if len(found) == 1 else None
 
 
 def _named(text: str, options: Mapping[str, str]) -> str | None:
-    """The one option whose words stand in the text; None when there are none or several."""
+    """Find the only option whose words occur in the text; None when there are none or several."""
     plain = f" {words_of(text)} "
     named = {label: words for label, option in options.items() if (words := words_of(option)) and f" {words} " in plain}
     # `New York` also names `York`: an option within another that is named does not count.
@@ -190,5 +189,5 @@ def _named(text: str, options: Mapping[str, str]) -> str | None:
 
 
 def words_of(text: str) -> str:
-    """Words only, in lower case, one space between them."""
+    """Return the words only, in lower case, one space between them."""
     return " ".join(re.findall(r"\w+", text.casefold()))

@@ -1,4 +1,4 @@
-"""Scorers that hold a response to a limit: how long it took, how many tokens it cost."""
+"""Scorers that compare a response with a limit: how long it took, how many tokens it used."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Latency(PlainScorer):
         check_choice("metric", self.metric, get_args(TimeMetric))
 
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:  # noqa: ARG002 - the protocol's
-        """1.0 or 0.0; None when the response does not have that time."""
+        """Return 1.0 or 0.0; None when the response does not have that time."""
         seconds = getattr(response, self.metric)
-        if seconds is None or seconds != seconds:  # NaN: not measured either
+        if seconds is None or seconds != seconds:  # NaN counts as not measured
             return None
         return self._score(
             seconds <= self.max_seconds, f"{self.metric} {seconds:.4g} s is above {self.max_seconds:g} s"
@@ -50,7 +50,7 @@ class Tokens(PlainScorer):
                 check_number(name, getattr(self, name))
 
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:  # noqa: ARG002 - the protocol's
-        """1.0 or 0.0; None when the response has none of the figures that are limited."""
+        """Return 1.0 or 0.0; None when the response has none of the limited figures."""
         figures = (
             ("output", response.num_tokens_output, self.max_output),
             ("input", response.num_tokens_input, self.max_input),

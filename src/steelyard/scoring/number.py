@@ -1,4 +1,4 @@
-"""The scorer that compares the final number of an answer."""
+"""The scorer that compares the final number of an answer, and how that number is found and read."""
 
 from __future__ import annotations
 
@@ -13,86 +13,11 @@ from typing import Any, Literal
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.scoring.base import PlainScorer, alternatives, check_choice, check_number, shown
 
-# What separates 0.30000000000000004, computed, from 0.3, written. Whole numbers are compared exactly.
+# Tolerates float rounding such as 0.30000000000000004 for 0.3. Whole numbers are compared exactly.
 _ROUNDING = Decimal("1e-12")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Number(PlainScorer):
-    """Passes when the final number of the answer is the expected one, within `tolerance` or `relative_tolerance`.
-
-    With `percent="keep"` 18% is 18, with "fraction" it is 0.18, in the answer and in the expected text alike.
-    """
-
-    name: str = "number"
-    tolerance: float = 0.0
-    relative_tolerance: float = 0.0
-    percent: Literal["keep", "fraction"] = "keep"
-
-    def _check(self) -> None:
-        check_number("tolerance", self.tolerance)
-        check_number("relative_tolerance", self.relative_tolerance)
-        check_choice("percent", self.percent, ("keep", "fraction"))
-
-    def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
-        """1.0 or 0.0; None when the case expects nothing."""
-        if case.expected is None:
-            return None
-        text = response.response_text or ""
-        if text == case.expected and is_plain(text):  # as right answers mostly are: no need to read either
-            return self._score(True)
-        wanted = [self._expected(item) for item in alternatives(case.expected)]
-        got = self._read(text)
-        if got is None:
-            return self._score(False, f"no number in {shown(text)}")
-        if any(self._close(item, got) for item in wanted):
-            return self._score(True)
-        return self._score(False, f"expected {' or '.join(map(_shown_number, wanted[:3]))}, got {_shown_number(got)}")
-
-    def _expected(self, item: Any) -> Decimal:
-        value = as_decimal(item) if not isinstance(item, str) else self._read(item)
-        if value is None:
-            raise ValueError(f"expected holds no number: {shown(item)}")
-        return value
-
-    def _read(self, text: str) -> Decimal | None:
-        return final_number(text, percent_as_fraction=self.percent == "fraction")
-
-    def _close(self, wanted: Decimal, got: Decimal) -> bool:
-        return close(wanted, got, *self._tolerances)
-
-    @cached_property
-    def _tolerances(self) -> tuple[Decimal, Decimal]:
-        return Decimal(repr(self.tolerance)), Decimal(repr(self.relative_tolerance))
-
-
-def _shown_number(number: Decimal) -> str:
-    """Twelve digits of a number; a short one is spelled as it is, which is much faster."""
-    text = str(number)
-    return text if len(text) <= 12 and text.isdecimal() else f"{number:.12g}"
-
-
-def as_decimal(value: object) -> Decimal | None:
-    """A JSON number as it is written; None for anything that is not a finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    exact = Decimal(value) if isinstance(value, int) else Decimal(repr(value))
-    return exact if exact.is_finite() else None
-
-
-def close(wanted: Decimal, got: Decimal, tolerance: Decimal, relative_tolerance: Decimal) -> bool:
-    """Whether two numbers are the same, but for the tolerances and the last digits that floats lose."""
-    if wanted == got:
-        return True
-    if not tolerance and not relative_tolerance and abs(wanted - got) >= 1 > abs(wanted) * _ROUNDING:
-        return False  # as wrong answers mostly are: a whole one off
-    whole = wanted == wanted.to_integral_value() and got == got.to_integral_value()
-    relative = relative_tolerance if whole else max(relative_tolerance, _ROUNDING)
-    return abs(wanted - got) <= max(tolerance, relative * abs(wanted))
-
-
-# A runaway answer is read from its end, where the final answer stands: that bounds the time, whatever it holds.
-LONGEST_READ = 500_000
+# A runaway answer is read from its end, where the final answer is: that bounds the time.
+MAX_READ = 500_000
 _FIRST_WINDOW = 4_000
 _SEGMENT = 200
 _MARKERS = 50
@@ -100,7 +25,7 @@ _MARKERS = 50
 _EXACT = Context(prec=60)
 _PLAIN = re.compile(r"-?[0-9]{1,300}(?:\.[0-9]{1,300})?")
 _ALONE = re.compile(r"(?<![^\W_])(-?[0-9]{1,15}(?:\.[0-9]{1,15})?)[.!]?\s{0,20}")
-"""All of a statement, as in `the answer is 18.`: what the pattern for any number would find in it, found sooner."""
+"""A whole statement, as in `the answer is 18.`: found faster than by the pattern for any number."""
 _MINUS = "-−–"
 _VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
@@ -146,9 +71,83 @@ _MARKER = r"""
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Number(PlainScorer):
+    """Passes when the final number of the answer is the expected one, within `tolerance` or `relative_tolerance`.
+
+    With `percent="keep"` 18% is 18, with "fraction" it is 0.18, in the answer and in the expected text alike.
+    """
+
+    name: str = "number"
+    tolerance: float = 0.0
+    relative_tolerance: float = 0.0
+    percent: Literal["keep", "fraction"] = "keep"
+
+    def _check(self) -> None:
+        check_number("tolerance", self.tolerance)
+        check_number("relative_tolerance", self.relative_tolerance)
+        check_choice("percent", self.percent, ("keep", "fraction"))
+
+    def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
+        """Return 1.0 or 0.0; None when the case expects nothing."""
+        if case.expected is None:
+            return None
+        text = response.response_text or ""
+        if text == case.expected and is_plain(text):  # the common right answer: no parsing needed
+            return self._score(True)
+        wanted = [self._expected(item) for item in alternatives(case.expected)]
+        got = self._read(text)
+        if got is None:
+            return self._score(False, f"no number in {shown(text)}")
+        if any(self._close(item, got) for item in wanted):
+            return self._score(True)
+        return self._score(False, f"expected {' or '.join(map(_shown_number, wanted[:3]))}, got {_shown_number(got)}")
+
+    def _expected(self, item: Any) -> Decimal:
+        value = as_decimal(item) if not isinstance(item, str) else self._read(item)
+        if value is None:
+            raise ValueError(f"expected holds no number: {shown(item)}")
+        return value
+
+    def _read(self, text: str) -> Decimal | None:
+        return final_number(text, percent_as_fraction=self.percent == "fraction")
+
+    def _close(self, wanted: Decimal, got: Decimal) -> bool:
+        return close(wanted, got, *self._tolerances)
+
+    @cached_property
+    def _tolerances(self) -> tuple[Decimal, Decimal]:
+        return Decimal(repr(self.tolerance)), Decimal(repr(self.relative_tolerance))
+
+
+def _shown_number(number: Decimal) -> str:
+    """Format a number with twelve digits; a short one is returned unchanged, which is much faster."""
+    text = str(number)
+    return text if len(text) <= 12 and text.isdecimal() else f"{number:.12g}"
+
+
+def as_decimal(value: object) -> Decimal | None:
+    """Return a JSON number exactly as written; None for anything that is not a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    exact = Decimal(value) if isinstance(value, int) else Decimal(repr(value))
+    return exact if exact.is_finite() else None
+
+
+def close(wanted: Decimal, got: Decimal, tolerance: Decimal, relative_tolerance: Decimal) -> bool:
+    """Whether two numbers are equal within the tolerances and float rounding."""
+    if wanted == got:
+        return True
+    if not tolerance and not relative_tolerance and abs(wanted - got) >= 1 > abs(wanted) * _ROUNDING:
+        return False  # the common wrong answer: off by 1 or more
+    whole = wanted == wanted.to_integral_value() and got == got.to_integral_value()
+    relative = relative_tolerance if whole else max(relative_tolerance, _ROUNDING)
+    return abs(wanted - got) <= max(tolerance, relative * abs(wanted))
+
+
 @cache
 def _number() -> re.Pattern[str]:
-    """Compiled when first needed: it takes longer than the rest of the package takes to be imported."""
+    """Compile when first needed: it takes longer than importing the rest of the package."""
     return re.compile(_NUMBER, re.VERBOSE)
 
 
@@ -158,16 +157,16 @@ def _marker() -> re.Pattern[str]:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text is a number in digits and nothing else."""
+    """Whether a text is only a number in digits."""
     return _PLAIN.fullmatch(text) is not None
 
 
 def final_number(text: str, *, percent_as_fraction: bool = False) -> Decimal | None:
-    """The number a text ends up with: after its last marker of an answer, else its last; None when it has none."""
+    """Return a text's final number: after its last answer marker, else its last number; None when it has none."""
     text = text.strip()
     if _PLAIN.fullmatch(text):
         return Decimal(text)
-    text = _without_latex_gaps(text[-LONGEST_READ:])
+    text = _without_latex_gaps(text[-MAX_READ:])
     if not _HAS_DIGIT.search(text):
         return None
     found = _marked(text) or _last(text)
@@ -177,14 +176,14 @@ def final_number(text: str, *, percent_as_fraction: bool = False) -> Decimal | N
 
 
 def _without_latex_gaps(text: str) -> str:
-    r"""`1{,}234` and `1\,234` with their plain separators."""
+    r"""Replace the separators of `1{,}234` and `1\,234` by plain ones."""
     if "\\" in text or "{,}" in text:
         return text.replace("{,}", ",").replace("\\,", "\u2009").replace("\\!", "")
     return text
 
 
 def _marked(text: str) -> re.Match[str] | None:
-    """The number that the last marker with a number points at."""
+    """Find the number after the last marker that has one."""
     for marker in reversed(deque(_marker().finditer(text), maxlen=_MARKERS)):
         end = min(marker.end() + _SEGMENT, len(text))
         if marker["boxed"]:
@@ -197,7 +196,7 @@ def _marked(text: str) -> re.Match[str] | None:
 
 
 def _stated(text: str, start: int, end: int) -> re.Match[str] | None:
-    """The number after a segment's last `=`, else its first: `the answer is 3 + 4 = 7`, `18 of the 20`."""
+    """Find the number after a segment's last `=`, else its first: `the answer is 3 + 4 = 7`, `18 of the 20`."""
     if alone := _ALONE.fullmatch(text, start, end):
         return alone
     equals = text.rfind("=", start, end)
@@ -211,7 +210,7 @@ def _first(text: str, start: int, end: int) -> re.Match[str] | None:
 
 
 def _last(text: str) -> re.Match[str] | None:
-    """The last number, looked for in ever larger windows at the end: most texts need only the first."""
+    """Find the last number in growing windows at the end: most texts need only the first."""
     window = _FIRST_WINDOW
     while True:
         start = max(len(text) - window, 0)
@@ -220,14 +219,14 @@ def _last(text: str) -> re.Match[str] | None:
             for match in _number().finditer(text, start):
                 if _is_number(match):
                     last = match
-        # What begins right at the window's edge may be the rest of a longer number.
+        # A match right at the window's edge may be the rest of a longer number.
         if start == 0 or (last is not None and last.start() > start + 1):
             return last
         window *= 8
 
 
 def _closing_brace(text: str, start: int, end: int) -> int:
-    """Where the brace that was opened just before `start` is closed, or `end`."""
+    """Return where the brace opened just before `start` is closed, or `end`."""
     depth = 1
     for position in range(start, end):
         if text[position] == "{":
@@ -240,7 +239,7 @@ def _closing_brace(text: str, start: int, end: int) -> int:
 
 
 def _is_number(match: re.Match[str]) -> bool:
-    """Not so only for a fraction of zero parts."""
+    """Whether a match has a value: a fraction with denominator zero has none."""
     bottom = match["bottom"] or match["latex_bottom"] or match["short_bottom"]
     return bottom is None or bottom.strip("0") != ""
 

@@ -1,4 +1,5 @@
-"""All that weighs one response: the deterministic scorers first, then the judges, each as often as was asked for."""
+"""The scoring pipeline: scores one response with the deterministic scorers first, then with the judges, `num_runs`
+times each."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from steelyard.stats.scores import verdict
 
 
 class ScoringPipeline:
-    """The scorers of a run. Judges ask one after another, so that a case never holds more than its one permit."""
+    """The scorers of a run. Judges are called one after another, so that a case never holds more than one permit."""
 
     def __init__(
         self, scorers: Sequence[Scorer | RepeatedJudge], *, num_runs: int = 1, timeout: float | None = None
@@ -27,8 +28,8 @@ class ScoringPipeline:
     def __bool__(self) -> bool:
         return bool(self._scorers or self._judges)
 
-    def score_plainly(self, job: Job, response: InvocationResponse) -> Awaitable[list[Score]]:
-        """What all scorers but the judges say."""
+    def score_without_judges(self, job: Job, response: InvocationResponse) -> Awaitable[list[Score]]:
+        """Return the scores of all scorers but the judges."""
         return run_scorers(self._scorers, job.case, response, timeout=self._timeout)
 
     async def score(
@@ -39,8 +40,8 @@ class ScoringPipeline:
         keep_answer: Callable[[], None],
         emit: Emit,
     ) -> list[Score]:
-        """All applicable scores. `keep_answer` is called before the first judge is asked, `emit` after each reply."""
-        scores = await self.score_plainly(job, response)
+        """Return all applicable scores. `keep_answer` is called before the first judge, `emit` after each sample."""
+        scores = await self.score_without_judges(job, response)
         kept = False
         for judge in self._judges:
             escalated = judge.when == "failed"
@@ -60,7 +61,7 @@ class ScoringPipeline:
     async def _samples(
         self, judge: RepeatedJudge, job: Job, response: InvocationResponse, context: InvocationContext, emit: Emit
     ) -> list[Sample]:
-        """What the judge says, run by run; only runs that are not on record yet are asked."""
+        """Return the judge's samples, one per run; runs that are already on record are not asked for."""
         about = judge.fingerprint(job.case, response)
         known = {
             stored.run: stored.sample
@@ -96,7 +97,7 @@ class ScoringPipeline:
 
 
 class _JudgeClock:
-    """A judge's time limit (contracts.Clock): it stands still while the judge waits for leave to be asked."""
+    """A judge's timeout (protocols.Clock): it is paused while the judge waits for a send permit (rate limit)."""
 
     def __init__(self, limit: asyncio.Timeout) -> None:
         self._limit = limit
@@ -104,21 +105,21 @@ class _JudgeClock:
         self._stops = 0
 
     def stop(self) -> None:
-        """Let no more of the time pass."""
+        """Pause the timeout."""
         self._stops += 1
         if self._stops == 1 and not self._limit.expired():
             self._left = (self._limit.when() or 0.0) - asyncio.get_running_loop().time()
             self._limit.reschedule(None)
 
     def start(self) -> None:
-        """Let the rest of the time pass."""
+        """Resume the timeout with the time that is left."""
         self._stops -= 1
         if self._stops == 0 and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time() + self._left)
 
 
 def _overrule(scores: list[Score]) -> None:
-    """The escalated judge's verdict stands in the place of those that said no."""
+    """Mark failed scores as overruled: the escalated judge's verdict replaces them."""
     for score in scores:
         if score.passed is False and not score.advisory:
             score.overruled = True

@@ -1,4 +1,4 @@
-"""The scorers that have a name."""
+"""The built-in scorers by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCORERS: Mapping[str, Callable[..., Scorer]] = {
 
 
 def scorer_by_name(name: str, arguments: Mapping[str, Any] | None = None) -> Scorer:
-    """The scorer of that name, made with these arguments or its defaults."""
+    """Create the scorer of that name with these arguments or its defaults."""
     if name not in SCORERS:
         raise ConfigurationError(f"no scorer is named {name!r}; {suggestion(name, SCORERS)}")
     try:

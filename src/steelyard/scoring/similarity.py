@@ -1,4 +1,4 @@
-"""Scorers that say how alike two texts are: similarity (characters), rouge_l and bleu (words)."""
+"""Scorers for the similarity of two texts: similarity (characters), rouge_l and bleu (words)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from steelyard.scoring.text import is_punctuation
 
 BleuTokens: TypeAlias = Literal["13a", "intl", "char", "none"]
 
-# Work grows with the product of the lengths. Beyond these, about a second, the comparison is refused: no figure is
-# better than one that was taken of something else.
-_MOST_CHARACTER_PAIRS = 10_000_000_000
-_MOST_WORD_PAIRS = 1_000_000_000
-_MOST_BLEU_CHARACTERS = 200_000
+# Work grows with the product of the lengths. Beyond these, about a second, the comparison is refused rather than
+# made on a part of the texts.
+_MAX_CHARACTER_PAIRS = 10_000_000_000
+_MAX_WORD_PAIRS = 1_000_000_000
+_MAX_BLEU_CHARACTERS = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Likeness(PlainScorer):
-    """The best value over the texts that a case accepts."""
+    """Base of the scorers here: the best value over the texts that a case accepts."""
 
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
-        """How alike the answer and the nearest expected text are; None when the case expects no text."""
+        """Return the similarity of the answer and the nearest expected text; None when the case expects no text."""
         wanted = [] if case.expected is None else [as_text(item).strip() for item in alternatives(case.expected)]
         if not wanted:
             return None
@@ -54,7 +54,7 @@ class Similarity(_Likeness):
         texts = [unicodedata.normalize("NFC", item) for item in (text, *wanted)]
         answer, *others = [item.casefold() for item in texts] if self.ignore_case else texts
         for other in others:
-            _refuse_beyond(_MOST_CHARACTER_PAIRS, answer, other, "characters")
+            _refuse_beyond(_MAX_CHARACTER_PAIRS, answer, other, "characters")
         return max(Levenshtein.normalized_similarity(answer, other) for other in others)
 
 
@@ -62,7 +62,7 @@ class Similarity(_Likeness):
 class RougeL(_Likeness):
     """F1 of the longest common subsequence of words, whatever their case and punctuation.
 
-    Chinese characters and kana count as words of their own.
+    Chinese characters and kana count as one word each.
     """
 
     name: str = "rouge_l"
@@ -75,7 +75,7 @@ class RougeL(_Likeness):
 
 @dataclass(frozen=True, kw_only=True)
 class Bleu(_Likeness):
-    """Sentence BLEU as sacrebleu has it (exponential smoothing, effective order), over 100; a list is references."""
+    """sacrebleu's sentence BLEU (exponential smoothing, effective order), over 100; a list holds references."""
 
     name: str = "bleu"
     threshold: float = 0.5
@@ -90,20 +90,20 @@ class Bleu(_Likeness):
     def _value(self, text: str, wanted: list[str]) -> float:
         from sacrebleu import sentence_bleu
 
-        longest = max(map(len, (text, *wanted)))
-        if longest > _MOST_BLEU_CHARACTERS:
-            raise ValueError(f"too long to compare: {longest:,} characters, at most {_MOST_BLEU_CHARACTERS:,}")
+        length = max(map(len, (text, *wanted)))
+        if length > _MAX_BLEU_CHARACTERS:
+            raise ValueError(f"too long to compare: {length:,} characters, at most {_MAX_BLEU_CHARACTERS:,}")
         bleu = sentence_bleu(text, wanted, tokenize=self.tokens, lowercase=self.ignore_case)
         return min(max(bleu.score / 100, 0.0), 1.0)
 
 
 def words_of(text: str) -> list[str]:
-    """Words in lower case, without punctuation."""
+    """Return the words in lower case, without punctuation."""
     return unicodedata.normalize("NFC", text).casefold().translate(_SPACED).split()
 
 
 def longest_common_subsequence(left: Sequence[str], right: Sequence[str]) -> int:
-    """Its length. One integer holds a whole row of the table as bits, so a row costs a few operations."""
+    """Return its length. An integer holds a row of the table as bits, so a row costs a few operations."""
     places: dict[str, int] = {}
     for index, word in enumerate(right):
         places[word] = places.get(word, 0) | 1 << index
@@ -119,12 +119,12 @@ def longest_common_subsequence(left: Sequence[str], right: Sequence[str]) -> int
 def _f1(words: list[str], others: list[str]) -> float:
     if not words or not others:
         return float(words == others)
-    _refuse_beyond(_MOST_WORD_PAIRS, words, others, "words")
+    _refuse_beyond(_MAX_WORD_PAIRS, words, others, "words")
     return 2 * longest_common_subsequence(words, others) / (len(words) + len(others))
 
 
-def _refuse_beyond(most: int, left: Sequence[str], right: Sequence[str], what: str) -> None:
-    if left != right and len(left) * len(right) > most:
+def _refuse_beyond(limit: int, left: Sequence[str], right: Sequence[str], what: str) -> None:
+    if left != right and len(left) * len(right) > limit:
         raise ValueError(f"too long to compare: {len(left):,} and {len(right):,} {what}")
 
 

@@ -1,4 +1,4 @@
-"""Scorers for answers that are JSON: json_match compares by key, json_schema validates."""
+"""Scorers for answers that are JSON: json_match compares by key, json_schema validates; JSON found in text."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ Rule: TypeAlias = tuple[str, Mapping[str, Any]]
 
 _NAMED = 5
 _ABSENT = object()
+
+_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "exact": ("ignore_case",),
+    "number": ("tolerance", "relative_tolerance"),
+    "contains": ("ignore_case",),
+    "regex": ("ignore_case",),
+    "ignore": (),
+}
+
+# Each failed try counts the lines before it; text with more brackets than this is taken to hold no JSON.
+_MAX_TRIES = 500
+_CODE_BLOCK = re.compile(r"```[\w+-]{0,20}\s{0,20}(?=[\[{])")
+_OPENING = re.compile(r'\{(?=\s{0,1000}["}])|\[(?=\s{0,1000}(?:["\[{\]\d-]|true|false|null))')
 
 
 def _exact(wanted: Any, got: Any, *, ignore_case: bool = False) -> bool:
@@ -60,18 +73,11 @@ _COMPARE: Mapping[str, Callable[..., bool]] = {
     "regex": _regex,
     "ignore": _ignore,
 }
-_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "exact": ("ignore_case",),
-    "number": ("tolerance", "relative_tolerance"),
-    "contains": ("ignore_case",),
-    "regex": ("ignore_case",),
-    "ignore": (),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonMatch(PlainScorer):
-    """The share of keys that are as expected, in the JSON of the answer.
+    """The share of keys in the answer's JSON that are as expected.
 
     `rules` maps a key's path (`user.name`, `items.0.price`, `items.*.price`) to how it is compared: exact, number,
     contains, regex or ignore, or a mapping from one of these to its options. Keys without a rule must be equal.
@@ -94,7 +100,7 @@ class JsonMatch(PlainScorer):
         return [(str(path).split("."), _read_rule(str(path), rule)) for path, rule in self.rules.items()]
 
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
-        """The share of keys that match; None when the case expects nothing."""
+        """Return the share of keys that match; None when the case expects nothing."""
         if case.expected is None:
             return None
         wanted = _expected_json(case.expected)
@@ -102,12 +108,12 @@ class JsonMatch(PlainScorer):
             got = read_json(response.response_text or "")
         except NoJson as error:
             return self._graded(0.0, f"{error}: {shown(response.response_text or '')}")
-        faults = _Faults()
-        total = sum(faults.note(kind, text) for kind, text in self._compared(wanted, got, ""))
-        return self._graded((total - faults.count) / total if total else 1.0, faults.reason())
+        mismatches = _Mismatches()
+        total = sum(mismatches.note(kind, text) for kind, text in self._compared(wanted, got, ""))
+        return self._graded((total - mismatches.count) / total if total else 1.0, mismatches.reason())
 
     def _compared(self, wanted: Any, got: Any, path: str) -> Iterator[tuple[str, str]]:
-        """One (kind of fault or "", words) for every key, the extra ones among them."""
+        """Yield (kind of mismatch or "", description) for every key, extra ones included."""
         rule = self._rule(path)
         if rule is None and wanted and isinstance(wanted, (dict, list)):
             there = _items(got) if type(got) is type(wanted) else {}
@@ -134,7 +140,7 @@ class JsonMatch(PlainScorer):
                 yield "extra", inner
 
     def _rule(self, path: str) -> Rule | None:
-        """The first rule for a path."""
+        """Return the first rule for a path."""
         if not self._rules:
             return None
         parts = path.split(".")
@@ -146,8 +152,8 @@ class JsonMatch(PlainScorer):
         return None
 
 
-class _Faults:
-    """Counts what did not match and keeps the first few words about it."""
+class _Mismatches:
+    """Counts the mismatches and keeps the first few descriptions."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -166,14 +172,14 @@ class _Faults:
 
 
 def _items(value: Any) -> dict[str, Any]:
-    """The keys of an object, or the places of an array."""
+    """Return an object's items, or an array's by index."""
     if isinstance(value, dict):
         return {str(key): item for key, item in value.items()}
     return {str(index): item for index, item in enumerate(value)}
 
 
 def _expected_json(expected: Any) -> Any:
-    """What a case expects; from a CSV file it comes as JSON text."""
+    """Return the expected value; from a CSV file it comes as JSON text."""
     if not isinstance(expected, str):
         return expected
     try:
@@ -183,7 +189,7 @@ def _expected_json(expected: Any) -> Any:
 
 
 def _read_rule(path: str, raw: Any) -> Rule:
-    """A rule's name and options, checked."""
+    """Return a rule's name and options, checked."""
     name, options = next(iter(raw.items())) if isinstance(raw, Mapping) and len(raw) == 1 else (raw, {})
     if not isinstance(name, str) or name not in _COMPARE or not isinstance(options, Mapping):
         raise ConfigurationError(f"rules.{path} must be one of {', '.join(_COMPARE)}, got {raw!r}")
@@ -217,7 +223,7 @@ class JsonSchema(PlainScorer):
             raise ConfigurationError(f"schema must be a mapping, got {self.schema!r}")
         try:
             _validator(self._text)
-        except (TypeError, ValueError) as error:  # YAML also has dates and the like, which JSON has not
+        except (TypeError, ValueError) as error:  # YAML has dates and other types that JSON does not
             raise ConfigurationError(f"schema: {error}") from error
 
     @cached_property
@@ -225,7 +231,7 @@ class JsonSchema(PlainScorer):
         return json.dumps(self.schema)
 
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
-        """1.0 or 0.0 with the first error and its path; None when there is no schema."""
+        """Return 1.0, or 0.0 with the first error and its path; None when there is no schema."""
         own = case.metadata.get("schema")
         if self.schema is None and own is None:
             return None
@@ -240,7 +246,7 @@ class JsonSchema(PlainScorer):
 
 @lru_cache(maxsize=64)
 def _validator(schema: str) -> Any:
-    """The validator of a schema in JSON, kept: cases often share theirs. ValueError when it is not a schema."""
+    """Return the validator of a schema, cached as cases often share theirs. ValueError when it is not a schema."""
     from jsonschema import Draft202012Validator, SchemaError
     from jsonschema.validators import validator_for
     from referencing.jsonschema import EMPTY_REGISTRY
@@ -254,14 +260,8 @@ def _validator(schema: str) -> Any:
     return kind(plain, registry=EMPTY_REGISTRY)
 
 
-# Each failed try costs a count of the lines before it; prose with more brackets than this holds no JSON we can find.
-_TRIES = 500
-_FENCED = re.compile(r"```[\w+-]{0,20}\s{0,20}(?=[\[{])")
-_OPENING = re.compile(r'\{(?=\s{0,1000}["}])|\[(?=\s{0,1000}(?:["\[{\]\d-]|true|false|null))')
-
-
 class NoJson(ValueError):
-    """A text without JSON that can be read."""
+    """A text without readable JSON."""
 
 
 def _refuse(constant: str) -> Any:
@@ -272,10 +272,10 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def read_json(text: str) -> Any:
-    """The value of a text that is JSON, else of its first fence that is, else of its first whole object or array.
+    """Read a text that is JSON, else its first code block that is, else its first whole object or array.
 
-    Time is linear in the text: after a failure the search goes on from where the failed value broke off, so that
-    the inside of a truncated object is not taken for the answer either.
+    Time is linear in the text: after a failure the search continues where the failed value broke off, so that the
+    inside of a truncated object is not taken for the answer either.
     """
     text = text.strip()
     try:
@@ -284,7 +284,7 @@ def read_json(text: str) -> Any:
         pass
     except (RecursionError, ValueError) as error:
         raise NoJson(f"the JSON cannot be read: {error}") from error
-    for pattern in (_FENCED, _OPENING):
+    for pattern in (_CODE_BLOCK, _OPENING):
         found, value = _first(pattern, text)
         if found:
             return value
@@ -299,13 +299,13 @@ def _whole(text: str) -> Any:
 
 
 def _first(pattern: re.Pattern[str], text: str) -> tuple[bool, Any]:
-    """Whether a value could be read where the pattern points, and the first such value."""
+    """Return whether a value could be read at a match of the pattern, and the first such value."""
     position = 0
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         match = pattern.search(text, position)
         if match is None:
             break
-        start = match.end() if pattern is _FENCED else match.start()
+        start = match.end() if pattern is _CODE_BLOCK else match.start()
         try:
             return True, _DECODER.raw_decode(text, start)[0]
         except json.JSONDecodeError as error:
@@ -316,7 +316,7 @@ def _first(pattern: re.Pattern[str], text: str) -> tuple[bool, Any]:
 
 
 def same_json(left: Any, right: Any) -> bool:
-    """Equality as JSON has it: 1 is 1.0, but true is not 1."""
+    """Whether two values are equal as JSON: 1 is 1.0, but true is not 1."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, dict) and isinstance(right, dict):

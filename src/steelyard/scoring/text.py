@@ -74,7 +74,7 @@ class Contains(PlainScorer):
 
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
         """1.0 or 0.0; None when there is no text to look for."""
-        if type(case.expected) is str and case.expected and not self._forbidden:  # as mostly
+        if type(case.expected) is str and case.expected and not self._forbidden:  # the common case
             return self._one(case.expected, response.response_text or "")
         wanted = [] if case.expected is None else [as_text(item) for item in alternatives(case.expected)]
         if not wanted and not self._forbidden:
@@ -91,7 +91,7 @@ class Contains(PlainScorer):
         return self._score(False, f"the answer does not contain {shown_any(missing)}")
 
     def _one(self, wanted: str, text: str) -> Score:
-        """What the answer scores that has one text to hold, and none to lack."""
+        """Score an answer that must contain one text."""
         if self._normal(wanted) in self._normal(text):
             return self._score(True)
         return self._score(False, f"the answer does not contain {shown(wanted)}")
@@ -106,7 +106,7 @@ class Contains(PlainScorer):
 class Regex(PlainScorer):
     """Passes when `pattern`, or else the case's expected as a pattern, is found in the stripped answer.
 
-    Python's `re` has no time limit: a pattern such as `(a+)+$` can take for ever on an answer that is made for it.
+    Python's `re` has no time limit: a pattern such as `(a+)+$` can take for ever on some answers.
     """
 
     name: str = "regex"
@@ -138,7 +138,7 @@ class Regex(PlainScorer):
         return self._score(False, f"{shown(text)} does not match {shown_any(wanted)}")
 
     def _compile(self, pattern: str) -> re.Pattern[str]:
-        """The pattern, from `re`'s own cache when it was seen before."""
+        """Compile the pattern; `re` caches it."""
         return re.compile(pattern, self._flags)
 
     @cached_property
@@ -150,12 +150,12 @@ class Regex(PlainScorer):
 
 
 def is_punctuation(character: str) -> bool:
-    """Whether it is punctuation in Unicode's view or in ASCII's, which also counts `$+<=>^|~` and the backtick."""
+    """Whether it is punctuation in Unicode or in ASCII, which includes `$+<=>^|~` and the backtick."""
     return character in string.punctuation or unicodedata.category(character)[0] == "P"
 
 
 class _WithoutPunctuation(dict[int, int | None]):
-    """A table for `str.translate` that learns each character when it first meets it."""
+    """A table for `str.translate` that is filled as characters occur."""
 
     def __missing__(self, code: int) -> int | None:
         self[code] = None if is_punctuation(chr(code)) else code

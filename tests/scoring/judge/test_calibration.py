@@ -23,7 +23,7 @@ from steelyard.cli.calibrate import read_labels
 from steelyard.errors import ConfigurationError, SuiteError
 from steelyard.records import Score
 from steelyard.scoring.judge.calibration import (
-    FEWEST_LABELS,
+    MIN_LABELS,
     Agreement,
     Calibration,
     Judged,
@@ -40,7 +40,7 @@ BY = "m/correctness_v1@1"
 STEPS = [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
-def weighed(labels: Sequence[float], scores: Sequence[float], **more: Any) -> Agreement:
+def agreement_of(labels: Sequence[float], scores: Sequence[float], **more: Any) -> Agreement:
     judged = [Judged(label, score, score >= 0.5) for label, score in zip(labels, scores, strict=True)]
     return agreement("judge", BY, judged, **more)
 
@@ -56,25 +56,25 @@ def noisy(n: int, noise: float, seed: int = 1) -> tuple[list[float], list[float]
 
 
 def test_perfect_agreement_is_trusted() -> None:
-    found = weighed(STEPS * 4, STEPS * 4)
+    found = agreement_of(STEPS * 4, STEPS * 4)
     assert (found.trusted, found.rho, found.interval, found.kappa) == (True, 1.0, (1.0, 1.0), 1.0)
     assert found.labels_needed is None
 
 
 def test_a_judge_that_says_the_opposite_is_not_trusted_and_no_labels_would_help() -> None:
-    found = weighed(STEPS * 4, STEPS[::-1] * 4)
+    found = agreement_of(STEPS * 4, STEPS[::-1] * 4)
     assert (found.trusted, found.rho, found.labels_needed) == (False, -1.0, None)
     assert "disagrees too much" in found.reason
 
 
 def test_the_scale_of_the_scores_does_not_matter_only_their_order() -> None:
-    found = weighed(STEPS * 4, [step**3 / 7 + 0.6 for step in STEPS * 4])
+    found = agreement_of(STEPS * 4, [step**3 / 7 + 0.6 for step in STEPS * 4])
     assert (found.trusted, found.rho) == (True, 1.0)
     assert found.kappa == 0.0  # it lets everything pass
 
 
 @pytest.mark.parametrize(
-    ("labels", "scores", "said"),
+    ("labels", "scores", "expected"),
     [
         (STEPS * 4, [0.5] * 20, "the judge gave every labelled answer the same score, 0.5"),
         ([1.0] * 20, STEPS * 4, "every label is the same, 1"),
@@ -82,29 +82,29 @@ def test_the_scale_of_the_scores_does_not_matter_only_their_order() -> None:
     ],
 )
 def test_where_one_side_never_varies_rho_is_undefined_and_it_is_said_which(
-    labels: list[float], scores: list[float], said: str
+    labels: list[float], scores: list[float], expected: str
 ) -> None:
-    found = weighed(labels, scores)
+    found = agreement_of(labels, scores)
     assert (found.trusted, found.rho, found.interval) == (False, None, None)
     assert "undefined" in found.reason
-    assert said in found.reason
+    assert expected in found.reason
 
 
-@pytest.mark.parametrize("n", range(FEWEST_LABELS))
+@pytest.mark.parametrize("n", range(MIN_LABELS))
 def test_a_few_labels_are_not_enough_however_well_they_agree(n: int) -> None:
     scores = [step / 10 for step in range(n)]
-    found = weighed(scores, scores)
+    found = agreement_of(scores, scores)
     assert not found.trusted
-    assert found.labels_needed == FEWEST_LABELS - n
+    assert found.labels_needed == MIN_LABELS - n
 
 
 def test_as_few_labels_as_are_asked_for_may_be_enough() -> None:
-    scores = [step / 10 for step in range(FEWEST_LABELS)]
-    assert weighed(scores, scores).trusted
+    scores = [step / 10 for step in range(MIN_LABELS)]
+    assert agreement_of(scores, scores).trusted
 
 
 def test_a_high_rho_with_a_wide_interval_is_open_and_so_many_more_labels_would_settle_it() -> None:
-    found = weighed(*noisy(20, 0.25, seed=2))
+    found = agreement_of(*noisy(20, 0.25, seed=2))
     assert found.rho is not None
     assert found.interval is not None
     assert found.rho >= 0.80
@@ -118,18 +118,18 @@ def test_a_high_rho_with_a_wide_interval_is_open_and_so_many_more_labels_would_s
 @pytest.mark.parametrize("seed", [0, 2, 4, 5, 6, 7])
 def test_with_as_many_labels_as_it_asks_for_and_the_same_rho_the_judge_is_trusted(seed: int) -> None:
     labels, scores = noisy(20, 0.25, seed)
-    few = weighed(labels, scores)
+    few = agreement_of(labels, scores)
     assert not few.trusted
     assert few.labels_needed is not None
     times = math.ceil((few.n + few.labels_needed) / few.n)
-    assert weighed(labels * times, scores * times).trusted
+    assert agreement_of(labels * times, scores * times).trusted
     fewer = (few.n + few.labels_needed) // few.n // 2
-    assert fewer < 1 or not weighed(labels * fewer, scores * fewer).trusted
+    assert fewer < 1 or not agreement_of(labels * fewer, scores * fewer).trusted
 
 
 def test_it_never_asks_for_no_more_labels_where_the_bootstrap_has_just_said_that_they_do_not_do() -> None:
     """The formula alone may say so: it does not know that only four of these sixty answers are good."""
-    found = weighed([1.0] * 4 + [0.0] * 56, [0.0] + [1.0] * 3 + [0.0] * 56)
+    found = agreement_of([1.0] * 4 + [0.0] * 56, [0.0] + [1.0] * 3 + [0.0] * 56)
     assert found.rho is not None
     assert not found.trusted
     assert labels_needed(found.rho, found.n) == 0
@@ -140,13 +140,13 @@ def test_it_never_asks_for_no_more_labels_where_the_bootstrap_has_just_said_that
 @pytest.mark.parametrize(("n", "trusted"), [(12, False), (18, False), (24, True)])
 def test_one_disagreement_in_pass_or_fail_weighs_less_the_more_labels_there_are(n: int, trusted: bool) -> None:
     labels = [float(number % 2) for number in range(n)]
-    found = weighed(labels, [1.0, *labels[1:]])
+    found = agreement_of(labels, [1.0, *labels[1:]])
     assert found.trusted is trusted
     assert found.confusion.counts == ((n // 2 - 1, 1), (0, n // 2))
 
 
 def test_a_rho_below_the_minimum_whose_interval_reaches_higher_is_open() -> None:
-    found = weighed(*noisy(20, 0.25, seed=1))
+    found = agreement_of(*noisy(20, 0.25, seed=1))
     assert found.rho is not None
     assert found.interval is not None
     assert found.rho < 0.80 < found.interval[1]
@@ -157,7 +157,7 @@ def test_a_rho_below_the_minimum_whose_interval_reaches_higher_is_open() -> None
 
 
 def test_a_rho_clearly_below_the_minimum_is_settled() -> None:
-    found = weighed(*noisy(400, 0.5))
+    found = agreement_of(*noisy(400, 0.5))
     assert found.interval is not None
     assert found.interval[1] < 0.80
     assert (found.trusted, found.labels_needed) == (False, None)
@@ -166,11 +166,11 @@ def test_a_rho_clearly_below_the_minimum_is_settled() -> None:
 
 @pytest.mark.parametrize(("minimum", "trusted"), [(0.80, True), (0.99, False), (0.0, True), (1.0, False)])
 def test_the_minimum_may_be_set(minimum: float, trusted: bool) -> None:
-    assert weighed(*noisy(200, 0.1), min_spearman=minimum).trusted is trusted
+    assert agreement_of(*noisy(200, 0.1), min_spearman=minimum).trusted is trusted
 
 
 def test_a_low_minimum_does_not_lower_what_is_asked_of_the_interval() -> None:
-    found = weighed(*noisy(400, 0.35), min_spearman=0.1)
+    found = agreement_of(*noisy(400, 0.35), min_spearman=0.1)
     assert found.rho is not None
     assert 0.1 < found.rho < 0.70
     assert not found.trusted
@@ -179,16 +179,16 @@ def test_a_low_minimum_does_not_lower_what_is_asked_of_the_interval() -> None:
 
 def test_a_rho_that_would_round_up_to_its_limit_is_shown_with_more_digits() -> None:
     labels, scores = noisy(300, 0.15)
-    rho = weighed(labels, scores).rho
+    rho = agreement_of(labels, scores).rho
     assert rho is not None
     limit = round(rho + 0.0004, 4)
-    assert f"rho {rho:.4f} is below {limit:g}" in weighed(labels, scores, min_spearman=limit).reason
+    assert f"rho {rho:.4f} is below {limit:g}" in agreement_of(labels, scores, min_spearman=limit).reason
 
 
 @pytest.mark.parametrize("minimum", [-0.1, 1.1, float("nan")])
 def test_a_minimum_that_is_no_share_is_refused(minimum: float) -> None:
     with pytest.raises(ConfigurationError, match=r"min_spearman must be within 0\.\.1, got"):
-        weighed(STEPS, STEPS, min_spearman=minimum)
+        agreement_of(STEPS, STEPS, min_spearman=minimum)
 
 
 pairs = st.lists(
@@ -199,11 +199,11 @@ pairs = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(pairs)
 def test_any_labels_and_scores_give_a_verdict_that_keeps_to_its_rule(drawn: list[tuple[float, float]]) -> None:
-    found = weighed([label for label, _ in drawn], [score for _, score in drawn])
+    found = agreement_of([label for label, _ in drawn], [score for _, score in drawn])
     assert found.reason
     assert found.n == len(drawn) == found.confusion.n
     assert found.trusted == (
-        found.n >= FEWEST_LABELS
+        found.n >= MIN_LABELS
         and found.rho is not None
         and found.interval is not None
         and found.rho >= 0.80
@@ -254,7 +254,7 @@ def test_labels_may_name_a_trial_and_have_other_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "expected"),
     [
         ("id,label\na,1\nb,\n", 3, "label must be a number within 0..1 or one of true/pass/yes/false/fail/no"),
         ("id,label\na,maybe\n", 2, "'maybe'"),
@@ -277,16 +277,16 @@ def test_labels_may_name_a_trial_and_have_other_columns(tmp_path: Path) -> None:
         (b"id,label\n\xff,1\n", 2, "is not UTF-8"),
     ],
 )
-def test_a_bad_line_in_csv_is_named(tmp_path: Path, text: str | bytes, line: int | None, said: str) -> None:
+def test_a_bad_line_in_csv_is_named(tmp_path: Path, text: str | bytes, line: int | None, expected: str) -> None:
     with pytest.raises(SuiteError) as caught:
         read_labels(labels_in(tmp_path, text))
     assert caught.value.line == line
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "labels.csv" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "expected"),
     [
         ('{"id": "a", "label": 1}\n{"id": "b", "label": null}\n', 2, "got null"),
         ('{"id": "a", "label": 2}\n', 1, "got a number (2)"),
@@ -302,26 +302,26 @@ def test_a_bad_line_in_csv_is_named(tmp_path: Path, text: str | bytes, line: int
         ("\n", None, "holds no labels"),
     ],
 )
-def test_a_bad_line_in_jsonl_is_named(tmp_path: Path, text: str, line: int | None, said: str) -> None:
+def test_a_bad_line_in_jsonl_is_named(tmp_path: Path, text: str, line: int | None, expected: str) -> None:
     with pytest.raises(SuiteError) as caught:
         read_labels(labels_in(tmp_path, text, "labels.jsonl"))
     assert caught.value.line == line
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 # The command
 
 
-def a_run(folder: Path, said: Mapping[str, Score | list[Score] | None], *, failing: Iterable[str] = ()) -> Path:
-    """A complete run in which a judge said this of each case."""
+def a_run(folder: Path, scores: Mapping[str, Score | list[Score] | None], *, failing: Iterable[str] = ()) -> Path:
+    """A complete run in which a judge gave each case this score."""
 
     def answer(case: EvalCase) -> str:
         if case.id in failing:
             raise ValueError("told to fail")
         return "answer"
 
-    suite = EvalSet("s", [EvalCase(id=case_id, prompt="p") for case_id in said])
-    scorers = [lambda case, response: said[case.id]]
+    suite = EvalSet("s", [EvalCase(id=case_id, prompt="p") for case_id in scores])
+    scorers = [lambda case, response: scores[case.id]]
     Runner(answer, suite, scorers, output_path=folder / "RUN", progress="off").run_sync()
     return folder / "RUN"
 
@@ -386,17 +386,22 @@ def test_the_mean_of_several_samples_counts_before_the_value(tmp_path: Path) -> 
 
 
 def test_kappa_and_the_table_are_of_what_the_judge_said_passed(tmp_path: Path) -> None:
-    """Not of its score: a judge may have a threshold of its own."""
-    said = {case_id: Score("judge", label, label == 1.0, by=BY) for case_id, label in LABELS.items()}
-    a_run(tmp_path, said)
+    """Not of its score: a judge may have another threshold."""
+    scores = {case_id: Score("judge", label, label == 1.0, by=BY) for case_id, label in LABELS.items()}
+    a_run(tmp_path, scores)
     (found,) = json.loads(calibrate(tmp_path, LABELS, "--json").out)
     assert found["confusion"] == {"labels": [False, True], "counts": [[8, 0], [8, 4]]}
     assert found["kappa"] < 1
 
 
 def test_answers_without_a_score_are_left_out_and_counted(tmp_path: Path) -> None:
-    said: dict[str, Score | list[Score] | None] = {**AGREEING, "broken": judged(None), "silent": None, "failed": None}
-    a_run(tmp_path, said, failing=["failed"])
+    scores: dict[str, Score | list[Score] | None] = {
+        **AGREEING,
+        "broken": judged(None),
+        "silent": None,
+        "failed": None,
+    }
+    a_run(tmp_path, scores, failing=["failed"])
     ended = calibrate(tmp_path, {**LABELS, "broken": 1, "silent": 1, "failed": 1})
     assert ended.code == 0
     assert "labels          20, and 3 without a score of this judge" in ended.out
@@ -502,7 +507,7 @@ def test_a_run_without_a_judge_is_exit_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["calibrate"], "RUN"),
         (["calibrate", "RUN"], "--labels"),
@@ -513,12 +518,12 @@ def test_a_run_without_a_judge_is_exit_2(tmp_path: Path) -> None:
         (["calibrate", "RUN", "--labels", "labels.jsonl", "-o", "no/where.json"], "no such folder"),
     ],
 )
-def test_a_mistake_is_exit_2_and_named(tmp_path: Path, words: list[str], said: str) -> None:
+def test_a_mistake_is_exit_2_and_named(tmp_path: Path, words: list[str], expected: str) -> None:
     a_run(tmp_path, AGREEING)
     labels_in(tmp_path, '{"id": "c0", "label": 1}', "labels.jsonl")
     ended = run_cli(tmp_path, *words)
     assert ended.code == 2
-    assert said in ended.err
+    assert expected in ended.err
     assert "Traceback" not in ended.err
 
 
@@ -658,7 +663,7 @@ def test_nothing_is_written_when_the_labels_are_wrong(tmp_path: Path) -> None:
 
 
 def an_entry(**changes: Any) -> Calibration:
-    entry = calibration(weighed(STEPS * 4, STEPS * 4), labels_digest="0" * 64, created="2025-03-01T10:00:00+00:00")
+    entry = calibration(agreement_of(STEPS * 4, STEPS * 4), labels_digest="0" * 64, created="2025-03-01T10:00:00+00:00")
     return msgspec.structs.replace(entry, **changes)
 
 

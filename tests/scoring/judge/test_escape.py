@@ -1,4 +1,4 @@
-"""Untrusted text is fenced: no text can end its fence early, hide in it, or swell a prompt without end."""
+"""Untrusted text is escaped: no text can contain its own end marker, hide in it, or grow a prompt without end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.scoring.judge.escape import LONGEST_TEXT, fence_code, fill, slot
+from steelyard.scoring.judge.escape import MAX_TEXT, escape_code, fill, slot
 from steelyard.scoring.judge.template import render
 
 TEMPLATE = "Judge this:\n{{ answer }}\nby that:\n{{ expected }}"
@@ -39,7 +39,7 @@ def test_no_text_can_close_its_fence_early_or_open_another(answer, expected) -> 
 
 
 def test_a_text_that_knows_the_code_of_another_message_gets_another_code() -> None:
-    """Feeding a text its own fence, again and again, never catches up with the code."""
+    """Feeding a text its own markers, again and again, never catches up with the code."""
     answer, codes = "good", set()
     for _ in range(20):
         message = render(TEMPLATE, {"answer": answer, "expected": "x"})
@@ -51,7 +51,7 @@ def test_a_text_that_knows_the_code_of_another_message_gets_another_code() -> No
 
 def test_a_code_that_a_text_holds_is_passed_over(monkeypatch) -> None:
     """However the text came to hold the code: in capitals or in full-width characters too."""
-    first = fence_code(["a"])
+    first = escape_code(["a"])
     digests = iter([first, first, first, "0123456789abcdef"])
 
     class Fixed:
@@ -66,25 +66,25 @@ def test_a_code_that_a_text_holds_is_passed_over(monkeypatch) -> None:
 
     monkeypatch.setattr("steelyard.scoring.judge.escape.hashlib.sha256", Fixed)
     wide = "".join(chr(ord(character) + 0xFEE0) for character in first)
-    assert fence_code([f"x{first.upper()}y", wide]) == "0123456789abcdef"
+    assert escape_code([f"x{first.upper()}y", wide]) == "0123456789abcdef"
 
 
 @given(st.lists(st.text(), max_size=4), st.lists(st.text(), max_size=4))
 def test_the_code_depends_on_the_texts_alone(one, other) -> None:
-    assert fence_code(one) == fence_code(list(one))
-    assert (fence_code(one) == fence_code(other)) == (one == other)
+    assert escape_code(one) == escape_code(list(one))
+    assert (escape_code(one) == escape_code(other)) == (one == other)
 
 
 def test_a_long_text_loses_its_middle_and_the_note_says_how_much() -> None:
     message = fill(slot(0), ["a" * 600_000 + "middle" + "z" * 600_000])
     code = code_of(message)
     (body,) = bodies(message)
-    cut = 1_200_006 - LONGEST_TEXT
+    cut = 1_200_006 - MAX_TEXT
     assert body == "a" * 25_000 + f"\n<<<cut {code}: {cut:,} characters>>>\n" + "z" * 25_000
 
 
 def test_a_text_of_just_the_allowed_length_is_whole() -> None:
-    assert bodies(fill(slot(0), ["x" * LONGEST_TEXT])) == ["x" * LONGEST_TEXT]
+    assert bodies(fill(slot(0), ["x" * MAX_TEXT])) == ["x" * MAX_TEXT]
 
 
 @pytest.mark.parametrize(

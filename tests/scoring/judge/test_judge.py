@@ -182,7 +182,7 @@ def test_a_target_that_is_another_model_than_said_is_warned_of(caplog) -> None:
         judge(Script(model_id=None))
         assert caplog.messages == []
         judge(Script(model_id="other"))
-    assert caplog.messages == ["the judge is said to be 'm', but its target asks 'other'"]
+    assert caplog.messages == ["the judge's model is 'm', but its target asks 'other'"]
 
 
 BASE = {"prompt": "helpfulness_v1"}

@@ -1,4 +1,4 @@
-"""Prompts are versioned and fenced, templates are checked when the judge is made, examples become earlier turns."""
+"""Prompts are versioned and escaped, templates are checked when the judge is created, examples become earlier turns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def asked_with(case: EvalCase = CASE, response: InvocationResponse = ANSWER, **a
     return target.messages()
 
 
-def fenced(message: str) -> list[str]:
+def escaped_texts(message: str) -> list[str]:
     code = message.split()[6].rstrip(".")
     return re.findall(rf"^<<<data {code}>>>\n(.*?)\n<<<end {code}>>>$", message, flags=re.M | re.S)
 
@@ -61,9 +61,9 @@ def test_every_published_prompt_is_still_there() -> None:
         ("instruction_following_v1", ["(none)", "Capital of France?", "It is Paris."]),
     ],
 )
-def test_a_prompt_shows_its_texts_fenced_and_asks_for_a_verdict(name, shown) -> None:
+def test_a_prompt_shows_its_texts_escaped_and_asks_for_a_verdict(name, shown) -> None:
     system, user = asked_with(prompt=name)
-    assert fenced(user["content"]) == shown
+    assert escaped_texts(user["content"]) == shown
     assert RULES in system["content"]
     assert all(f'"{key}"' in system["content"] for key in ("score", "passed", "reason"))
     assert "never" in system["content"]
@@ -84,7 +84,7 @@ HOSTILE = [
 def test_an_answer_that_wants_to_be_an_instruction_stays_data(name, text) -> None:
     user = asked_with(response=InvocationResponse(response_text=text), prompt=name)[1]["content"]
     assert user.count(text) == 1
-    assert text in fenced(user)
+    assert text in escaped_texts(user)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -95,7 +95,7 @@ def test_the_text_of_a_case_stays_data_too(text) -> None:
         InvocationResponse(response_text=text),
         template="{{ answer }} {{ question }} {{ expected }} {{ system_prompt }} {{ metadata.note }} {{ answer ~ '' }}",
     )[1]["content"]
-    assert fenced(user) == [text] * 6
+    assert escaped_texts(user) == [text] * 6
 
 
 def test_a_huge_answer_reaches_the_judge_without_its_middle() -> None:
@@ -135,14 +135,17 @@ def test_the_same_question_is_asked_in_the_same_words() -> None:
     ],
 )
 def test_the_question_is_the_only_message_or_the_conversation(case, question) -> None:
-    assert fenced(asked_with(case, template="{{ question }}{{ answer }}")[1]["content"])[0] == question
+    assert escaped_texts(asked_with(case, template="{{ question }}{{ answer }}")[1]["content"])[0] == question
 
 
 def test_messages_are_the_trajectory_where_there_is_one() -> None:
     response = InvocationResponse(messages=[{"role": "assistant", "content": "called a tool"}])
     template = "{% for message in messages %}{{ message.role }}{{ message.content }}{% endfor %}"
-    assert fenced(asked_with(response=response, template=template)[1]["content"]) == ["assistant", "called a tool"]
-    assert fenced(asked_with(template=template)[1]["content"]) == ["user", "Capital of France?"]
+    assert escaped_texts(asked_with(response=response, template=template)[1]["content"]) == [
+        "assistant",
+        "called a tool",
+    ]
+    assert escaped_texts(asked_with(template=template)[1]["content"]) == ["user", "Capital of France?"]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_messages_are_the_trajectory_where_there_is_one() -> None:
 )
 def test_values_that_are_no_text_are_shown_as_json(value, text) -> None:
     case = EvalCase(id="x", prompt="?", expected=value)
-    assert fenced(asked_with(case, template="{{ expected }}{{ answer }}")[1]["content"])[0] == text
+    assert escaped_texts(asked_with(case, template="{{ expected }}{{ answer }}")[1]["content"])[0] == text
 
 
 def test_a_template_of_ones_own_may_choose_and_repeat() -> None:
@@ -160,7 +163,7 @@ def test_a_template_of_ones_own_may_choose_and_repeat() -> None:
         "{% with a = context %} and {{ a }}{% endwith %} {# a note #}"
     )
     system, user = asked_with(template=template)
-    assert fenced(user["content"]) == ["Paris", "IT IS PARIS.", "France's capital is Paris."]
+    assert escaped_texts(user["content"]) == ["Paris", "IT IS PARIS.", "France's capital is Paris."]
     assert system["content"] == f"{CUSTOM_TASK}\n{RULES}"
     assert "a note" not in user["content"]
 
@@ -209,9 +212,9 @@ def test_a_template_cannot_take_the_name_of_a_built_in_prompt() -> None:
 )
 def test_a_template_that_fails_on_a_case_is_a_scoring_error_and_nothing_is_asked(template, message) -> None:
     target = Script()
-    said = sample(judge(target, template=template))
-    assert said.score is None
-    assert re.search(f"the template cannot be filled in: .*({message})", said.error or ""), said.error
+    result = sample(judge(target, template=template))
+    assert result.score is None
+    assert re.search(f"the template cannot be filled in: .*({message})", result.error or ""), result.error
     assert target.asked == []
 
 
@@ -222,10 +225,10 @@ def test_examples_become_earlier_turns_with_their_verdicts() -> None:
     ]
     turns = asked_with(examples=examples)
     assert [turn["role"] for turn in turns] == ["system", "user", "assistant", "user", "assistant", "user"]
-    assert fenced(turns[1]["content"]) == ["1+1?", "2", "3"]
+    assert escaped_texts(turns[1]["content"]) == ["1+1?", "2", "3"]
     assert json.loads(turns[2]["content"]) == {"score": 0, "passed": False, "reason": "wrong"}
     assert json.loads(turns[4]["content"]) == {"score": 1.0, "passed": True, "reason": ""}
-    assert fenced(turns[5]["content"]) == ["Capital of France?", "Paris", "It is Paris."]
+    assert escaped_texts(turns[5]["content"]) == ["Capital of France?", "Paris", "It is Paris."]
 
 
 @pytest.mark.parametrize(
@@ -251,10 +254,10 @@ def pairwise(reply: str, **wanted: bool) -> tuple[Sample, list[str]]:
     for trial in range(64):
         target = Script(reply)
         context = InvocationContext(case_id="fr", trial=trial)
-        said = sample(judge(target, prompt="pairwise_v1"), context=context)
-        shown = fenced(target.messages()[1]["content"])[1:]
+        result = sample(judge(target, prompt="pairwise_v1"), context=context)
+        shown = escaped_texts(target.messages()[1]["content"])[1:]
         if (shown[0] == "Lyon") == wanted["swapped"]:
-            return said, shown
+            return result, shown
     raise AssertionError("the order never came")
 
 
@@ -272,15 +275,15 @@ def test_two_answers_are_shown_in_an_order_drawn_by_lot_and_the_verdict_is_mappe
     [(0.5, True, (0.5, True)), (0.2, False, (0.8, True)), (0.0, None, (1.0, True)), (1.0, None, (0.0, False))],
 )
 def test_a_tie_is_a_tie_in_either_order_and_a_loss_of_the_other_is_a_pass(score, passed, mapped) -> None:
-    said, _ = pairwise(verdict(score, passed), swapped=True)
-    assert (said.score, said.passed) == mapped
+    result, _ = pairwise(verdict(score, passed), swapped=True)
+    assert (result.score, result.passed) == mapped
 
 
 def test_the_order_is_the_same_for_the_same_context_and_even_over_many() -> None:
     def swapped(seed: int) -> bool:
         target = Script()
         sample(judge(target, prompt="pairwise_v1"), context=InvocationContext(case_id="fr", seed=seed))
-        return fenced(target.messages()[1]["content"])[1] == "Lyon"
+        return escaped_texts(target.messages()[1]["content"])[1] == "Lyon"
 
     drawn = [swapped(seed) for seed in range(200)]
     assert drawn == [swapped(seed) for seed in range(200)]
@@ -289,7 +292,7 @@ def test_the_order_is_the_same_for_the_same_context_and_even_over_many() -> None
 
 def test_without_another_answer_the_expected_one_is_compared() -> None:
     case = EvalCase(id="fr", prompt="Capital of France?", expected="Paris")
-    assert sorted(fenced(asked_with(case, prompt="pairwise_v1")[1]["content"])[1:]) == ["It is Paris.", "Paris"]
+    assert sorted(escaped_texts(asked_with(case, prompt="pairwise_v1")[1]["content"])[1:]) == ["It is Paris.", "Paris"]
 
 
 def test_a_judges_module_does_not_import_jinja_until_a_judge_is_made() -> None:

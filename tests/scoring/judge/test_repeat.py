@@ -1,4 +1,4 @@
-"""Several samples become one score; nothing said is lost and no failure counts as a zero."""
+"""Several samples become one score; no reason is lost and no failure counts as a zero."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ GOOD = st.builds(Sample, score=st.floats(0, 1), passed=st.none() | st.booleans()
 FAILED = st.builds(Sample, error=st.text(min_size=1))
 
 
-def combine(*said: float | bool | str | None, aggregate="mean", threshold=0.5) -> Score:
+def combine(*samples: float | bool | str | None, aggregate="mean", threshold=0.5) -> Score:
     """Numbers are scores, bools verdicts, texts errors."""
     samples = [
         Sample(error=one)
         if isinstance(one, str)
         else Sample(score=float(one or 0), passed=one if isinstance(one, bool) else None, reason=f"because {one}")
-        for one in said
+        for one in samples
     ]
     return combine_samples("judge", samples, aggregate=aggregate, threshold=threshold)
 
@@ -69,7 +69,7 @@ def test_the_figures_are_numpys_over_the_good_samples(samples, aggregate, thresh
 
 
 @pytest.mark.parametrize(
-    ("aggregate", "said", "passed", "reason"),
+    ("aggregate", "samples", "passed", "reason"),
     [
         ("all", (True, True), True, "2 of 2 samples passed: because True"),
         ("all", (True, False), False, "1 of 2 samples passed: because False"),
@@ -87,8 +87,8 @@ def test_the_figures_are_numpys_over_the_good_samples(samples, aggregate, thresh
         ("mean", (0.0, 0.8), False, "mean 0.4 of 2 samples: because 0.0"),
     ],
 )
-def test_the_reason_counts_the_samples_and_quotes_one_that_agrees(aggregate, said, passed, reason) -> None:
-    score = combine(*said, aggregate=aggregate)
+def test_the_reason_counts_the_samples_and_quotes_one_that_agrees(aggregate, samples, passed, reason) -> None:
+    score = combine(*samples, aggregate=aggregate)
     assert (score.passed, score.reason) == (passed, reason)
 
 

@@ -33,7 +33,7 @@ HALF = Verdict(score=0.5, passed=True, reason="half")
         '{"passed": true, "confidence": 3, "reason": "half", "score": 0.5}',
     ],
 )
-def test_one_verdict_is_read_alone_in_a_fence_or_after_reasoning(reply) -> None:
+def test_one_verdict_is_read_alone_in_a_code_block_or_after_reasoning(reply) -> None:
     assert read_verdict(reply) == HALF
 
 
@@ -84,7 +84,7 @@ def test_anything_less_clear_is_refused_with_its_reason(reply, why) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "score", "note"),
+    ("value", "score", "note"),
     [
         ("7", 1.0, "[score 7 clamped to 1]"),
         ("-0.25", 0.0, "[score -0.25 clamped to 0]"),
@@ -93,14 +93,14 @@ def test_anything_less_clear_is_refused_with_its_reason(reply, why) -> None:
         ("1" + "0" * 400, 1.0, "[score beyond 1e300 clamped to 1]"),
     ],
 )
-def test_a_score_out_of_range_is_clamped_and_the_reason_says_so(said, score, note) -> None:
-    assert read_verdict(f'{{"score": {said}}}') == Verdict(score=score, reason=note)
-    assert read_verdict(f'{{"score": {said}, "reason": "so"}}').reason == f"so {note}"
+def test_a_score_out_of_range_is_clamped_and_the_reason_says_so(value, score, note) -> None:
+    assert read_verdict(f'{{"score": {value}}}') == Verdict(score=score, reason=note)
+    assert read_verdict(f'{{"score": {value}, "reason": "so"}}').reason == f"so {note}"
 
 
-@pytest.mark.parametrize("said", ["0", "1", "0.0", "1.0", "-0.0", "1e-7"])
-def test_a_score_in_range_is_not_clamped(said) -> None:
-    assert read_verdict(f'{{"score": {said}}}') == Verdict(score=abs(float(said)))
+@pytest.mark.parametrize("value", ["0", "1", "0.0", "1.0", "-0.0", "1e-7"])
+def test_a_score_in_range_is_not_clamped(value) -> None:
+    assert read_verdict(f'{{"score": {value}}}') == Verdict(score=abs(float(value)))
 
 
 def test_a_verdict_that_quotes_another_in_its_reason_is_one_verdict() -> None:
@@ -125,8 +125,8 @@ def test_no_reply_does_worse_than_no_verdict(reply) -> None:
 @given(st.floats(0, 1), st.booleans(), st.text(), st.text(alphabet=st.characters(exclude_characters="{")))
 def test_what_a_model_writes_as_json_is_read_back_after_any_preamble(score, passed, reason, preamble) -> None:
     assume(not preamble.lstrip().startswith("<think>"))  # a thought that does not end has no verdict
-    said = read_verdict(preamble + json.dumps({"score": score, "passed": passed, "reason": reason}))
-    assert said == Verdict(score=score, passed=passed, reason=reason)
+    value = read_verdict(preamble + json.dumps({"score": score, "passed": passed, "reason": reason}))
+    assert value == Verdict(score=score, passed=passed, reason=reason)
 
 
 @pytest.mark.parametrize("piece", ['{"a":', '{"a":[', "{", '{"score": 1} ', "```{", "</think>{"])

@@ -1,4 +1,4 @@
-"""Whether a judge may be trusted: how well it agrees with people, and the file that says so."""
+"""Calibration of judges: how well one agrees with human labels, whether it is trusted, and the calibration file."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from steelyard.stats.intervals import Interval
 CALIBRATION_VERSION = 1
 MIN_SPEARMAN = 0.80
 MIN_LOWER_END = 0.70
-FEWEST_LABELS = 10
-"""Below this no bootstrap says anything: of three labels a coin gets all three right once in eight."""
+MIN_LABELS = 10
+"""With fewer, a bootstrap means nothing: a coin gets three labels right once in eight."""
 
 PASS_FROM = 0.5
-"""From this label on, a person said that the answer is good."""
+"""Labels from this value on are a pass."""
 
 _NEARLY_ONE = 1 - 1e-9
 
 
 class Judged(msgspec.Struct, frozen=True, gc=False):
-    """One answer, weighed twice: by a person (`label`) and by the judge (`score`, `passed`)."""
+    """One answer, scored by a person (`label`) and by the judge (`score`, `passed`)."""
 
     label: float
     score: float
@@ -126,8 +126,8 @@ def read_calibrations(path: str | Path) -> list[Calibration]:
     try:
         entries = _decode(Path(path).read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        raise ConfigurationError(f"{path} is not a calibration file: {said}") from error
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(f"{path} is not a calibration file: {cause}") from error
     return [entries] if isinstance(entries, Calibration) else entries
 
 
@@ -172,10 +172,10 @@ def _verdict(
     """Trusted or not, how many more labels would settle it, and the reason."""
     n = len(judged)
     if n == 0:
-        return False, FEWEST_LABELS, "it has no score for any labelled answer"
-    if n < FEWEST_LABELS:
-        more = FEWEST_LABELS - n
-        return False, more, f"too few labels: {n} of at least {FEWEST_LABELS}; {counted(more, 'more label')} needed"
+        return False, MIN_LABELS, "it has no score for any labelled answer"
+    if n < MIN_LABELS:
+        more = MIN_LABELS - n
+        return False, more, f"too few labels: {n} of at least {MIN_LABELS}; {counted(more, 'more label')} needed"
     if rho is None or interval is None:
         return False, None, _why_undefined(judged)
     if rho < min_spearman:

@@ -1,7 +1,7 @@
-"""Fences: how untrusted text is put into a judge's prompt so that it cannot pass for part of the prompt.
+"""Escaping: how untrusted text is put into a judge's prompt so that it cannot be taken for part of the prompt.
 
-A text stands between two lines that carry a code. The code is derived from the texts themselves and is in none of
-them, so no text can hold the line that would end its fence; and the same texts always get the same code.
+A text is put between two marker lines that carry a code. The code is derived from the texts and occurs in none of
+them, so no text can contain its own end marker; and the same texts always get the same code.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-FENCE_VERSION = 1
-"""Part of a judge's identity. Raise it when the same texts would be shown in another way."""
+ESCAPE_VERSION = 1
+"""Part of a judge's identity. Raise it when the same texts would be escaped differently."""
 
-LONGEST_TEXT = 50_000
-"""Characters of one text that a judge is shown; what is longer loses its middle."""
+MAX_TEXT = 50_000
+"""Characters of one text that a judge is shown; the middle of a longer one is cut."""
 
 _SLOT = "\x00"
 _SLOTS = re.compile(r"\x00(\d+)\x00")
@@ -24,32 +24,32 @@ _LINE_ENDS = re.compile(r"\r\n?|[\x85\u2028\u2029]")
 
 
 def slot(number: int) -> str:
-    """Where text number `number` goes in a message that is still without its texts."""
+    """Return the placeholder of text `number` in a message."""
     return f"{_SLOT}{number}{_SLOT}"
 
 
 def holds_slot_marks(text: str) -> bool:
-    """Whether a text has the character that marks slots, and so must not be taken for a message's own words."""
+    """Whether a text contains the character that marks placeholders, and so cannot be used as a message."""
     return _SLOT in text
 
 
 def fill(message: str, texts: Sequence[str]) -> str:
-    """The message with each text in its slot, fenced, after a first line that names the code of these fences."""
+    """Put each text, escaped, in its slot; the message's first line names the code of the markers."""
     shown = [_visible(text) for text in texts]
-    code = fence_code([part for parts in shown for part in parts])
+    code = escape_code([part for parts in shown for part in parts])
 
-    def fenced(found: re.Match[str]) -> str:
+    def escaped(found: re.Match[str]) -> str:
         number = int(found[1])
         body = f"\n<<<cut {code}: {_left_out(texts[number]):,} characters>>>\n".join(shown[number])
         above = "" if message[found.start() - 1 : found.start()] in ("", "\n") else "\n"
         below = "" if message[found.end() : found.end() + 1] in ("", "\n") else "\n"
         return f"{above}<<<data {code}>>>\n{body}\n<<<end {code}>>>{below}"
 
-    return f"The code of this message is {code}.\n\n{_SLOTS.sub(fenced, message)}"
+    return f"The code of this message is {code}.\n\n{_SLOTS.sub(escaped, message)}"
 
 
-def fence_code(texts: Sequence[str]) -> str:
-    """16 hex digits that stand in none of the texts, in no spelling; the same for the same texts."""
+def escape_code(texts: Sequence[str]) -> str:
+    """Return 16 hex digits that occur in none of the texts, in any spelling; the same for the same texts."""
     digest = hashlib.sha256()
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
@@ -65,15 +65,15 @@ def fence_code(texts: Sequence[str]) -> str:
 
 
 def _visible(text: str) -> list[str]:
-    """A text as it is shown: one part, or its two ends when it is too long; nothing in it is invisible."""
-    if len(text) > LONGEST_TEXT:
-        half = LONGEST_TEXT // 2
+    """Return a text as shown: one part, or its two ends when it is too long; nothing in it is invisible."""
+    if len(text) > MAX_TEXT:
+        half = MAX_TEXT // 2
         return [_without_controls(text[:half]), _without_controls(text[-half:])]
     return [_without_controls(text)]
 
 
 def _left_out(text: str) -> int:
-    return len(text) - LONGEST_TEXT // 2 * 2
+    return len(text) - MAX_TEXT // 2 * 2
 
 
 def _without_controls(text: str) -> str:
@@ -81,7 +81,7 @@ def _without_controls(text: str) -> str:
 
 
 def _visible_table() -> dict[int, str]:
-    """Control characters as their pictures; what reverses, hides or cannot be sent as the replacement character."""
+    """Map control characters to their pictures, and bidi marks, hidden characters and surrogates to U+FFFD."""
     hidden = [*range(0x80, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
     hidden += [*range(0xD800, 0xE000), *range(0xE0000, 0xE0080), 0xFEFF, 0xFFFE, 0xFFFF]
     pictures = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}

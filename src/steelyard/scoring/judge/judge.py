@@ -1,4 +1,7 @@
-"""A scorer that asks a model. What it could not ask or understand is a scoring error, never a zero."""
+"""Judge: a scorer that asks a model, and how several samples become one score.
+
+A judge that cannot be asked or understood is a scoring error, never a zero.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from steelyard.errors import ConfigurationError, describe
 from steelyard.protocols import Identity, InvocationContext, Target
 from steelyard.records import EvalCase, InvocationResponse, Sample, Score
 from steelyard.scoring.base import check_choice, check_share
-from steelyard.scoring.judge.escape import FENCE_VERSION, LONGEST_TEXT
+from steelyard.scoring.judge.escape import ESCAPE_VERSION, MAX_TEXT
 from steelyard.scoring.judge.question import (
     DEFAULT_PROMPT,
     example_turns,
@@ -30,7 +33,7 @@ from steelyard.scoring.judge.verdict import RULES_VERSION, NoVerdict, Verdict, r
 
 log = logging.getLogger("steelyard")
 
-_LONGEST_SHOWN_REPLY = 10_000
+_MAX_SHOWN_REPLY = 10_000
 _REPAIR = (
     "Your reply could not be read: {error}. Reply again with the same verdict as one JSON object and nothing else: "
     '{{"reason": "one to three sentences", "score": a number from 0 to 1, "passed": true or false}}'
@@ -38,17 +41,20 @@ _REPAIR = (
 
 Turns = list[dict[str, Any]]
 
+Aggregate: TypeAlias = Literal["mean", "all", "any", "majority"]
+AGGREGATES: tuple[Aggregate, ...] = ("mean", "all", "any", "majority")
+
 
 class _ReplyFailed(Exception):
-    """The target's reply is an error; the message is the target's own."""
+    """The target's reply is an error, with the target's message."""
 
 
 class Judge:
     """Asks `target`, which is the model called `model`, what an answer is worth.
 
-    `prompt` is a built-in prompt with its version; `template` is one of your own in its place. `when="failed"` asks
-    only about answers that the scorers before it failed. `params` are the sampling parameters that the target sends;
-    they stand in `by`. `calibration` is for whoever runs the judge: it decides whether the judge is only `advisory`.
+    `prompt` is a built-in prompt with its version; a `template` replaces it. With `when="failed"` only answers that
+    the scorers before it failed are judged. `params` are the sampling parameters that the target sends; they are part
+    of `by`. `calibration` is read by the run, which decides whether the judge is only `advisory`.
     """
 
     def __init__(
@@ -89,7 +95,7 @@ class Judge:
         self.by = f"{model}/{self._prompt.name}@{_digest(self._deciding())[:8]}"
 
     def identity(self) -> Identity:
-        """Everything that decides a verdict, and what is made of several."""
+        """Everything that decides a verdict, and how several are combined."""
         return {
             "kind": "judge",
             "name": self.name,
@@ -103,28 +109,28 @@ class Judge:
         }
 
     def bound(self, wrap: Callable[[Target], Target]) -> Judge:
-        """The same judge, its target wrapped."""
+        """Return the same judge with its target wrapped."""
         judge = copy.copy(self)
         judge._target = wrap(self._target)
         return judge
 
     def applies(self, case: EvalCase) -> bool:
-        """Whether the case has what the prompt judges by: `correctness_v1` needs an expected answer."""
+        """Whether the case has what the prompt needs: `correctness_v1` needs an expected answer."""
         return missing(self._prompt, variables_of(case, InvocationResponse())) is None
 
     def fingerprint(self, case: EvalCase, response: InvocationResponse) -> str:
-        """16 hex digits of all that a sample depends on: one that is on record counts while they are the same."""
+        """Return 16 hex digits of all that a sample depends on: a recorded sample is reused while they are the same."""
         facts = [self.by, self._threshold, _facts(self._target), variables_of(case, response)]
         return _digest(facts)[:16]
 
     async def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
-        """One sample as a score; None when the prompt does not apply to the case."""
+        """Score with one sample; None when the prompt does not apply to the case."""
         if not self.applies(case):
             return None
         return self.combine([await self.sample(case, response, InvocationContext(case_id=case.id))])
 
     async def sample(self, case: EvalCase, response: InvocationResponse, context: InvocationContext) -> Sample:
-        """What the model says when it is asked once; a reply that is no verdict may be mended once."""
+        """Ask the model once; for a reply that is not a verdict, it gets one chance to correct it."""
         variables = variables_of(case, response)
         lacking = missing(self._prompt, variables)
         if lacking is not None:
@@ -142,7 +148,7 @@ class Judge:
         return self._sample(_unswapped(verdict) if swapped else verdict)
 
     def combine(self, samples: Sequence[Sample], *, escalated: bool = False) -> Score:
-        """One score of several samples, in their order, with everything that was said."""
+        """Combine several samples, in order, into one score that keeps all their values and reasons."""
         score = combine_samples(self.name, samples, aggregate=self._aggregate, threshold=self._threshold)
         score.by = self.by
         score.escalated = escalated
@@ -150,17 +156,17 @@ class Judge:
         return score
 
     async def _verdict(self, case_id: str, turns: Turns, context: InvocationContext) -> Verdict:
-        """The verdict of the first reply, or of the second, for which the model is shown what was wrong."""
+        """Return the verdict of the first reply, or of a second one for which the model is shown the error."""
         reply = await self._reply(case_id, turns, context)
         try:
             return read_verdict(reply)
         except NoVerdict as error:
-            shown = {"role": "assistant", "content": reply[:_LONGEST_SHOWN_REPLY].strip() or "(empty)"}
+            shown = {"role": "assistant", "content": reply[:_MAX_SHOWN_REPLY].strip() or "(empty)"}
             again = {"role": "user", "content": _REPAIR.format(error=error)}
             return read_verdict(await self._reply(case_id, [*turns, shown, again], context))
 
     async def _reply(self, case_id: str, turns: Turns, context: InvocationContext) -> str:
-        # Each call gets copies, and its own count of attempts: targets and retries may change what they are given.
+        # Each call gets copies and a new attempt count: targets and retries may change them.
         asked = EvalCase(id=f"{case_id}#judge", messages=copy.deepcopy(turns), metadata={"judge": self.by})
         reply = await self._target.invoke(asked, msgspec.structs.replace(context, attempt=1))
         if not isinstance(reply, InvocationResponse):
@@ -173,29 +179,29 @@ class Judge:
         enough = verdict.score >= self._threshold
         if verdict.passed is None or verdict.passed == enough:
             return Sample(score=verdict.score, passed=enough, reason=verdict.reason)
-        said = "passed" if verdict.passed else "not passed"
+        claim = "passed" if verdict.passed else "not passed"
         side = "below" if verdict.passed else "not below"
-        note = f"said {said}, though {verdict.score:g} is {side} the threshold {self._threshold:g}"
+        note = f"said {claim}, though {verdict.score:g} is {side} the threshold {self._threshold:g}"
         return Sample(score=verdict.score, passed=verdict.passed, reason=with_note(verdict.reason, note))
 
     def _deciding(self) -> dict[str, Any]:
-        """What decides a verdict on our side of the model."""
+        """Return everything on our side that decides a verdict."""
         return {
             "opening": self._opening,
             "template": self._prompt.template,
             "repair": _REPAIR,
             "params": self._params,
-            "rules": [RULES_VERSION, FENCE_VERSION, LONGEST_TEXT],
+            "rules": [RULES_VERSION, ESCAPE_VERSION, MAX_TEXT],
         }
 
 
 def _facts(target: Target) -> dict[str, Any]:
-    """The target's identity without what only warns (`~`): that must not have every answer judged again, for money."""
+    """Return the target's identity without keys that only warn (`~`): those must not cause paid judging again."""
     return {key: value for key, value in target.identity().items() if not key.startswith("~")}
 
 
 def _unswapped(verdict: Verdict) -> Verdict:
-    """The verdict on our answer, when it was shown as answer 2."""
+    """Return the verdict on our answer when it was shown as answer 2."""
     tie = verdict.score == 0.5
     return Verdict(
         score=round(1.0 - verdict.score, 12),
@@ -206,11 +212,11 @@ def _unswapped(verdict: Verdict) -> Verdict:
 
 def _checked_target(target: object, model: str) -> Target:
     if target is None:
-        raise ConfigurationError(f"a judge needs a target: what is asked when {model!r} is to judge?")
+        raise ConfigurationError(f"a judge needs a target that asks {model!r}: pass target=…")
     if inspect.isclass(target) or not isinstance(target, Target):
         raise ConfigurationError(f"a judge's target must be a Target (CallableTarget makes one), got {target!r}")
     if target.model_id is not None and target.model_id != model:
-        log.warning("the judge is said to be %r, but its target asks %r", model, target.model_id)
+        log.warning("the judge's model is %r, but its target asks %r", model, target.model_id)
     return target
 
 
@@ -228,25 +234,14 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-Aggregate: TypeAlias = Literal["mean", "all", "any", "majority"]
-AGGREGATES: tuple[Aggregate, ...] = ("mean", "all", "any", "majority")
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """The middle and the width of some scores; the deviation is the population's."""
-
-    mean: float
-    std_dev: float
-
-
-def spread_of(scores: Sequence[float]) -> Spread:
-    """Mean and population standard deviation of at least one score."""
+def mean_and_std_dev(scores: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and population standard deviation of at least one score."""
     mean = math.fsum(scores) / len(scores)
-    return Spread(mean, math.sqrt(math.fsum((score - mean) ** 2 for score in scores) / len(scores)))
+    return mean, math.sqrt(math.fsum((score - mean) ** 2 for score in scores) / len(scores))
 
 
 def combine_samples(name: str, samples: Sequence[Sample], *, aggregate: Aggregate, threshold: float) -> Score:
-    """One score of all samples, in their order. Those that failed are listed in `errors` and count for nothing."""
+    """Combine samples, in order, into one score. Failed ones are listed in `errors` and do not count."""
     if not samples:
         raise ValueError(f"{name}: there are no samples to combine")
     good = [sample for sample in samples if sample.score is not None]
@@ -258,11 +253,11 @@ def combine_samples(name: str, samples: Sequence[Sample], *, aggregate: Aggregat
     )
     if not good:
         return score
-    spread = spread_of([sample.score for sample in good if sample.score is not None])
-    score.mean, score.std_dev = spread.mean, spread.std_dev
+    mean, std_dev = mean_and_std_dev([sample.score for sample in good if sample.score is not None])
+    score.mean, score.std_dev = mean, std_dev
     passes = [_passed(sample, threshold) for sample in good]
     if aggregate == "mean":
-        score.value, score.passed = spread.mean, spread.mean >= threshold
+        score.value, score.passed = mean, mean >= threshold
     else:
         score.passed = _agreed(aggregate, passes)
         score.value = float(score.passed)
@@ -283,17 +278,17 @@ def _agreed(aggregate: Aggregate, passes: Sequence[bool]) -> bool:
 def _reason(
     aggregate: Aggregate, samples: Sequence[Sample], good: Sequence[Sample], passes: Sequence[bool], score: Score
 ) -> str | None:
-    """What the only sample said; of several the count, and what the first one that agrees with the outcome said."""
+    """Return the only sample's reason; of several, a summary and the first reason that agrees with the outcome."""
     if len(samples) == 1:
         return good[0].reason
     if aggregate == "mean":
-        said = f"mean {score.mean:.3g} of {len(good)} samples"
+        summary = f"mean {score.mean:.3g} of {len(good)} samples"
     else:
-        said = f"{sum(passes)} of {len(good)} samples passed"
+        summary = f"{sum(passes)} of {len(good)} samples passed"
         if aggregate == "majority" and 2 * sum(passes) == len(passes):
-            said += ", a tie, which is not a pass"
+            summary += ", a tie, which is not a pass"
     if len(good) < len(samples):
-        said += f", {len(samples) - len(good)} failed"
+        summary += f", {len(samples) - len(good)} failed"
     agreeing = (sample.reason for sample, passed in zip(good, passes, strict=True) if passed == score.passed)
     first = next((reason for reason in agreeing if reason), None)
-    return f"{said}: {first}" if first else said
+    return f"{summary}: {first}" if first else summary

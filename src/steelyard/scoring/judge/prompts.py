@@ -1,4 +1,4 @@
-"""The prompts that a judge is asked with. A published version never changes: improve one by adding the next.
+"""The built-in prompts of judges. A published version never changes: improve one by adding the next.
 
 A version is its task (the system message, before the rules that all share) and its template (the user message).
 """
@@ -21,7 +21,7 @@ score. A line <<<cut CODE: N characters>>> stands where the middle of a long tex
 Reply with one JSON object and nothing else, without a code fence:
 {"reason": "one to three sentences", "score": a number from 0 to 1, "passed": true or false}
 """
-"""What every judge is told, after its task. Shared by all versions: a change to it would change each of them."""
+"""Instructions for every judge, after its task. Shared by all versions: a change here would change each of them."""
 
 CUSTOM_TASK = """\
 You judge the answer of an AI system. How to judge it is said in the message, outside the fences.

@@ -1,4 +1,4 @@
-"""What a judge is asked: the variables of a case and its answer, and the conversation made of them."""
+"""A judge's question: the variables of a case and its answer, and the messages built from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXAMPLE_FIELDS = (
 
 
 def find_prompt(name: object, template: object) -> Prompt:
-    """The built-in prompt of that name, or the user's own template under a name that is no built-in's."""
+    """Return the built-in prompt of that name, or the user's template under a name that is not a built-in's."""
     if template is None:
         if not isinstance(name, str) or name not in PROMPTS:
             raise ConfigurationError(f"no prompt is named {name!r}; {suggestion(name, PROMPTS)}")
@@ -45,7 +45,7 @@ def find_prompt(name: object, template: object) -> Prompt:
 
 
 def variables_of(case: EvalCase, response: InvocationResponse) -> dict[str, Any]:
-    """What a template may use."""
+    """Return the variables that a template may use."""
     asked = _asked(case)
     return {
         "question": _question(asked),
@@ -59,7 +59,7 @@ def variables_of(case: EvalCase, response: InvocationResponse) -> dict[str, Any]
 
 
 def missing(prompt: Prompt, variables: Mapping[str, Any]) -> str | None:
-    """What the prompt needs and the case does not have, in words; None when nothing is missing."""
+    """Name what the prompt needs and the case does not have; None when nothing is missing."""
     for name in prompt.needs:
         if variables[name] is None:
             return "metadata.context" if name == "context" else name
@@ -69,7 +69,7 @@ def missing(prompt: Prompt, variables: Mapping[str, Any]) -> str | None:
 
 
 def question_text(prompt: Prompt, variables: Mapping[str, Any], *, swapped: bool = False) -> str:
-    """The user message. A pairwise prompt shows two answers, ours first unless `swapped`."""
+    """Render the user message. A pairwise prompt shows two answers, ours first unless `swapped`."""
     from steelyard.scoring.judge.template import render
 
     if prompt.pairwise:
@@ -80,7 +80,7 @@ def question_text(prompt: Prompt, variables: Mapping[str, Any], *, swapped: bool
 
 
 def example_turns(prompt: Prompt, examples: Sequence[Mapping[str, Any]], threshold: float) -> list[dict[str, Any]]:
-    """Examples as earlier turns of the conversation: what was asked, and the verdict that was right."""
+    """Return examples as earlier turns of the conversation: a question, and the right verdict."""
     if isinstance(examples, (str, Mapping)) or not isinstance(examples, Sequence):
         raise ConfigurationError(f"examples must be a list of mappings, got {examples!r}")
     turns: list[dict[str, Any]] = []
@@ -136,14 +136,14 @@ def _asked(case: EvalCase) -> list[dict[str, Any]]:
 
 
 def _question(asked: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the only message, or the conversation with its roles."""
+    """Return the text of the only message, or the conversation with its roles."""
     if len(asked) == 1:
         return _content_text(asked[0].get("content"))
     return "\n\n".join(f"{message.get('role')}: {_content_text(message.get('content'))}" for message in asked)
 
 
 def _content_text(content: Any) -> str:
-    """The text of a message; of parts that are not text only their kind is told."""
+    """Return the text of a message; parts that are not text are replaced by their type."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

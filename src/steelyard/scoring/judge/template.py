@@ -1,7 +1,7 @@
-"""A judge's templates: sandboxed Jinja whose every `{{ … }}` leaves an empty slot, filled with fenced text later.
+"""A judge's templates: sandboxed Jinja in which each `{{ … }}` leaves a slot, filled with escaped text afterwards.
 
-While a template is rendered, no text of a case is in its output: nothing there can be mistaken for the template's own
-words. This module is imported when a judge is made, as Jinja is slow to import.
+While a template is rendered, no text of a case is in its output: nothing there can be mistaken for the template's
+words. This module is imported when a judge is created, as Jinja is slow to import.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TemplateFailed(ValueError):
 
 
 def check_template(source: object) -> None:
-    """Refuse a template that no case could be judged with: bad syntax, unknown variables, no answer in it."""
+    """Refuse a template with bad syntax, unknown variables, or without the answer."""
     if not isinstance(source, str):
         raise ConfigurationError(f"template must be a text, got {source!r}")
     if holds_slot_marks(source):
@@ -49,19 +49,19 @@ def check_template(source: object) -> None:
 
 
 def render(source: str, variables: Mapping[str, Any]) -> str:
-    """The message: the template's words, each value in a fence of its own; TemplateFailed when it cannot be made."""
+    """Render the message with each value escaped separately; TemplateFailed when it cannot be rendered."""
     texts: list[str] = []
     try:
         message = _compiled(source).render({**variables, _TEXTS: texts})
     except TemplateError as error:
         raise TemplateFailed(f"the template cannot be filled in: {error}") from error
-    except Exception as error:  # a filter may raise whatever it likes about a value
+    except Exception as error:  # a filter may raise anything
         raise TemplateFailed(f"the template cannot be filled in: {type(error).__name__}: {error}") from error
     return fill(message, texts)
 
 
 def _check_statements(tree: nodes.Template) -> None:
-    """Only what writes a value once: the text of a macro or block could be written again, inside another fence."""
+    """Allow only statements that write a value once: a macro's text could be written again inside another value."""
     for statement in tree.find_all(nodes.Stmt):
         if not isinstance(statement, _STATEMENTS) or getattr(statement, "recursive", False):
             kind = type(statement).__name__.lower()
@@ -78,7 +78,7 @@ def _leave_slot(context: Context, value: Any) -> str:
 
 
 def _as_text(value: Any) -> str:
-    """A value as a judge reads it: texts as they are, the rest as JSON."""
+    """Return a value as a judge reads it: text unchanged, anything else as JSON."""
     if isinstance(value, (str, Undefined)):
         return str(value)  # StrictUndefined raises here, naming what is missing
     if value is None:
@@ -91,8 +91,8 @@ def _compiled(source: str) -> Template:
     return _ENVIRONMENT.from_string(source)
 
 
-# Jinja's own globals are left out: `lipsum` and `cycler` have no place in a prompt, and find_undeclared_variables
-# would call them unknown.
+# Jinja's globals are removed: prompts do not need `lipsum` or `cycler`, and find_undeclared_variables would call them
+# unknown.
 _ENVIRONMENT = ImmutableSandboxedEnvironment(
     undefined=StrictUndefined, finalize=_leave_slot, trim_blocks=True, lstrip_blocks=True
 )

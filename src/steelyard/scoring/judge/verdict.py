@@ -1,4 +1,4 @@
-"""Reading a judge's reply, strictly: one JSON verdict, or an error that can be shown to the judge."""
+"""Strict parsing of a judge's reply: one JSON verdict, or an error that can be shown to the judge."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 RULES_VERSION = 1
-"""Part of a judge's identity. Raise it when the same reply would be read in another way."""
+"""Part of a judge's identity. Raise it when the same reply would be read differently."""
 
-_LONGEST_REPLY = 100_000
-_LONGEST_REASON = 2_000
-_TRIES = 200
-_OPEN_FENCE = re.compile(r"```\w{0,20}\Z")
+_MAX_REPLY = 100_000
+_MAX_REASON = 2_000
+_MAX_TRIES = 200
+_OPEN_CODE_BLOCK = re.compile(r"```\w{0,20}\Z")
 _THOUGHT_BEGINS, _THOUGHT_ENDS = "<think>", "</think>"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a judge said: a score within 0..1, and `passed` where it said so."""
+    """A judge's verdict: a score within 0..1, and `passed` where the judge gave it."""
 
     score: float
     passed: bool | None = None
@@ -38,9 +38,9 @@ class _Found(NamedTuple):
 
 
 def read_verdict(reply: str) -> Verdict:
-    """The verdict that a reply is, or ends with after some reasoning; NoVerdict for anything less clear."""
-    if len(reply) > _LONGEST_REPLY:
-        raise NoVerdict(f"the reply has {len(reply):,} characters, more than {_LONGEST_REPLY:,}")
+    """Read the verdict that a reply is, or ends with after some reasoning; NoVerdict for anything less clear."""
+    if len(reply) > _MAX_REPLY:
+        raise NoVerdict(f"the reply has {len(reply):,} characters, more than {_MAX_REPLY:,}")
     text = _after_thoughts(reply.strip())
     if not text:
         raise NoVerdict("the reply is empty")
@@ -52,15 +52,15 @@ def read_verdict(reply: str) -> Verdict:
     if any(one.value != last.value for one in verdicts):
         raise NoVerdict(f"the reply has {len(verdicts)} verdicts that differ")
     before, after = text[: last.start].rstrip(), text[last.end :].strip()
-    if after and not (after == "```" and _OPEN_FENCE.search(before)):
+    if after and not (after == "```" and _OPEN_CODE_BLOCK.search(before)):
         raise NoVerdict("there is text after the verdict")
     return _checked(last.value)
 
 
 def _after_thoughts(text: str) -> str:
-    """What follows a reasoning block: verdicts that a model tries out in there are not its verdict.
+    """Return what follows a reasoning block: verdicts inside it are not the model's verdict.
 
-    Only a block that the reply begins with: further on, the tag may be a quotation from the answer.
+    Only a block at the start of the reply counts: later, the tag may be quoted from the answer.
     """
     if not text.startswith(_THOUGHT_BEGINS):
         return text
@@ -71,14 +71,14 @@ def _after_thoughts(text: str) -> str:
 
 
 def _objects(text: str) -> list[_Found]:
-    """The JSON objects of a text that are not inside one another.
+    """Return the top-level JSON objects of a text.
 
-    After a failure the search goes on from where the object broke off, so that the inside of one that was cut short
-    is not taken for a verdict.
+    After a failure the search continues where the object broke off, so that the inside of a truncated one is not
+    taken for a verdict.
     """
     found: list[_Found] = []
     position = 0
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         start = text.find("{", position)
         if start < 0:
             return found
@@ -112,12 +112,12 @@ def _checked(value: dict[str, Any]) -> Verdict:
 
 
 def with_note(reason: str | None, note: str) -> str:
-    """A reason with something that we have to say about it."""
+    """Append our note to a reason."""
     return f"{reason} [{note}]" if reason else f"[{note}]"
 
 
 def _cut(reason: str | None) -> str | None:
-    return reason if reason is None or len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}…"
+    return reason if reason is None or len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}…"
 
 
 def _short(score: float) -> str:
