@@ -206,7 +206,7 @@ def test_the_callers_cases_are_not_changed() -> None:
 def test_reading_an_iterator_twice_is_an_error() -> None:
     suite = EvalSet("s", iter([EvalCase(prompt="a")]))
     list(suite)
-    with pytest.raises(SuiteError, match="one-shot iterator that was read already"):
+    with pytest.raises(SuiteError, match="one-shot iterator that was already read"):
         list(suite)
 
 

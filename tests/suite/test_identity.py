@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steelyard.records import EvalCase, id_digest
 from steelyard.suite.identity import (
-    SMALLEST_BATCH,
+    MIN_BATCH,
     BadCase,
     Occurrences,
     as_hex,
@@ -138,7 +138,7 @@ def test_occurrences_are_numbered_from_one(digests: list[int]) -> None:
 
 def test_occurrences_are_found_after_many_others() -> None:
     occurrences = Occurrences()
-    digests = [id_digest(str(number)) for number in range(3 * SMALLEST_BATCH)]
+    digests = [id_digest(str(number)) for number in range(3 * MIN_BATCH)]
     assert {occurrences.count(digest) for digest in digests} == {1}
     assert {occurrences.count(digest) for digest in digests} == {2}
 

@@ -1,4 +1,4 @@
-"""The task-result cache: what an answer depends on, and where it is kept until it is asked for again."""
+"""The task-result cache: what an answer depends on, and the stores that keep answers for later runs."""
 
 from __future__ import annotations
 

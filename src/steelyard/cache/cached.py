@@ -1,4 +1,4 @@
-"""A target that answers from a store what it has answered before."""
+"""Cached: a target wrapper that answers from a store, and asks only once for equal cases at the same time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from steelyard.records import EvalCase, InvocationResponse
 
 log = logging.getLogger("steelyard")
 
+T = TypeVar("T")
+
+_of_owner: WeakKeyDictionary[object, SingleFlight[Any]] = WeakKeyDictionary()
+
 
 class Cached(TargetWrapper):
-    """Looks a case up in the store before it asks the target, and stores what completed normally.
+    """Looks a case up in the store before it calls the target, and stores responses that completed normally.
 
-    A store that fails never fails a case: that is warned of once per kind of failure, and the target is asked.
-    `parameters` are what decides an answer beside model and case; unless given, all that the target's identity says.
+    A store that fails never fails a case: each kind of failure is logged once, and the target is called.
+    `parameters` are what decides an answer besides model and case; by default the target's identity.
     """
 
     def __init__(
@@ -41,14 +45,14 @@ class Cached(TargetWrapper):
         self._target = target
         self._store = store
         self._eval_set_id = eval_set_id
-        self._session = deepcopy(session)  # what a case does to its session must not change the next one's key
+        self._session = deepcopy(session)  # a case that changes its session must not change the next one's key
         self._tools = list(tools)
         self._parameters = dict(target.identity() if parameters is None else parameters)
         self._warned: set[str] = set()
         self._threads = DaemonThreads()
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        """The stored response, marked as a hit; else the target's, stored when it completed normally."""
+        """Return the stored response, marked as a hit; else the target's, stored when it completed normally."""
         key = self._key_of(case, context)
         if key is None:
             return await self._target.invoke(case, context)
@@ -71,12 +75,12 @@ class Cached(TargetWrapper):
         return response if asked else _as_hit(response)
 
     def holds(self, case: EvalCase, context: InvocationContext) -> bool:
-        """Whether the case would be answered from the store; nothing is asked."""
+        """Whether the case would be answered from the store; the target is not called."""
         key = self._key_of(case, context)
         return key is not None and self._look_up(case.id, key) is not None
 
     def _key_of(self, case: EvalCase, context: InvocationContext) -> CacheKey | None:
-        """The key; None, and a warning, when the answer cannot be told apart from others."""
+        """Return the key; None, with a warning, when there is no usable key."""
         try:
             fingerprint = fingerprint_of(
                 case,
@@ -94,27 +98,27 @@ class Cached(TargetWrapper):
             return None
 
     def _parameters_of(self, context: InvocationContext) -> dict[str, Any]:
-        """The target's, and the run's seed where there is one: a target may draw its answer from it."""
+        """Return the target's parameters, and the run's seed where there is one: answers may depend on it."""
         return {**self._parameters, "run_seed": context.seed} if context.seed else self._parameters
 
     def _look_up(self, case_id: str, key: CacheKey) -> InvocationResponse | None:
         try:
             stored = self._store.get(self._eval_set_id, case_id, key)
-        except Exception as error:  # noqa: BLE001 - a store may be anybody's; its failure is a miss
+        except Exception as error:  # noqa: BLE001 - a store may be the user's; its failure is a miss
             self._warn("read", f"cannot be read, the target is asked instead: {describe(error)}")
             return None
-        # A store of somebody else's may hold what ours refuse.
+        # A user's store may hold responses that ours refuse.
         return stored if is_cacheable(stored) else None
 
     async def _keep(self, case_id: str, key: CacheKey, response: InvocationResponse) -> None:
-        """Store in a thread: a disk may take its time, and the event loop is timing other calls."""
+        """Store in a thread: a disk may be slow, and the event loop is timing other calls."""
         try:
             await self._threads.run(self._store.put, self._eval_set_id, case_id, key, response)
         except asyncio.CancelledError:
-            # The answer is there and paid for: it is handed on, and the write goes on by itself. Whoever cancelled
-            # is heard at the next wait, of which the caller sees to it that there is none before the answer is safe.
+            # The answer is paid for: it is returned, and the write finishes in its thread. The cancellation takes
+            # effect at the next await; the caller has none before the answer is safe.
             return
-        except Exception as error:  # noqa: BLE001 - as above: the answer is there, only not kept
+        except Exception as error:  # noqa: BLE001 - as above: the answer is returned, only not stored
             self._warn("write", f"cannot be written, the answers are not kept: {describe(error)}")
 
     def _warn(self, kind: str, message: str) -> None:
@@ -124,20 +128,17 @@ class Cached(TargetWrapper):
 
 
 def _is_whole(response: object, context: InvocationContext) -> bool:
-    """Whether a response may be served again: a target that saw the cancellation may have cut its answer short."""
+    """Whether a response may be stored and shared: after a cancellation the target may have cut it short."""
     return is_cacheable(response) and not (context.token is not None and context.token.cancelled)
 
 
 def _as_hit(response: InvocationResponse) -> InvocationResponse:
-    """A copy marked as a hit, which costs nothing: the one who asked, and a store in memory, keep theirs as it is."""
+    """Return a copy marked as a hit at no cost; the original may be held by another caller or an in-memory store."""
     return msgspec.structs.replace(response, cached=True, retries=0, cost=None if response.cost is None else 0.0)
 
 
-T = TypeVar("T")
-
-
 class SingleFlight(Generic[T]):
-    """Lets one caller per key ask and gives its answer to the rest. Callers on other event loops ask for themselves."""
+    """Lets one caller per key ask and shares its answer with the rest. Each event loop is separate."""
 
     def __init__(self) -> None:
         self._flights: dict[tuple[asyncio.AbstractEventLoop, Hashable], asyncio.Future[T]] = {}
@@ -145,14 +146,14 @@ class SingleFlight(Generic[T]):
     async def get_or_ask(
         self, key: Hashable, ask: Callable[[], Awaitable[T]], shareable: Callable[[T], bool] | None = None
     ) -> T:
-        """The answer of whoever asks already, else of `ask`.
+        """Return the answer of a caller that already asks, else of `ask`.
 
-        When the one who asks fails, is cancelled, or gets an answer that is not `shareable`, the next in line asks.
+        When that caller fails, is cancelled, or gets an answer that is not `shareable`, the next one asks.
         """
         loop = asyncio.get_running_loop()
         place = (loop, key)
         while (flight := self._flights.get(place)) is not None:
-            await asyncio.wait([flight])  # unlike awaiting it, this leaves the flight alone when we are cancelled
+            await asyncio.wait([flight])  # unlike `await flight`, does not cancel it when we are cancelled
             if not flight.cancelled():
                 return flight.result()
         flight = self._flights[place] = loop.create_future()
@@ -163,15 +164,12 @@ class SingleFlight(Generic[T]):
             return answer
         finally:
             del self._flights[place]
-            flight.cancel()  # no answer to share: whoever wakes first asks. Without effect on one that has its result
-
-
-_of_owner: WeakKeyDictionary[object, SingleFlight[Any]] = WeakKeyDictionary()
+            flight.cancel()  # no answer to share: the first waiter to wake asks. No effect on a finished one
 
 
 def flights_of(owner: object) -> SingleFlight[Any]:
-    """The flights that everybody who uses the same store shares, for as long as the store lives."""
+    """Return the flights shared by all users of one store, for as long as the store lives."""
     try:
         return _of_owner.setdefault(owner, SingleFlight())
-    except TypeError:  # cannot be referred to weakly, or hashed: nobody to share with
+    except TypeError:  # not hashable or weakly referenceable: not shared
         return SingleFlight()

@@ -1,4 +1,4 @@
-"""Responses as files, one each: easy to look at, to copy and to delete."""
+"""The file store: one file per response, easy to inspect, copy and delete; and ids as safe file names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,15 @@ log = logging.getLogger("steelyard")
 
 _is_entry = re.compile(r"[0-9a-f]{64}\.json").fullmatch
 _is_draft = re.compile(r"[0-9a-f]{64}\.json\.[0-9a-f]{16}\.tmp").fullmatch
-_TRIES = 5
+_MAX_TRIES = 5
+
+_MAX_LENGTH = 100
+_MAX_READABLE = 60
+
+# Lower-case ASCII only: some file systems ignore case, or normalise accents.
+_is_plain = re.compile(rf"[a-z0-9_](?:[a-z0-9_.-]{{0,{_MAX_LENGTH - 2}}}[a-z0-9_-])?").fullmatch
+_is_device = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?").fullmatch
+_others = re.compile(r"[^a-z0-9_-]+")  # dots too: `nul.txt~…` would still be a Windows device
 
 
 class LocalFileTaskResultStore:
@@ -43,11 +51,11 @@ class LocalFileTaskResultStore:
         return f"LocalFileTaskResultStore({str(self.root)!r})"
 
     def path_of(self, eval_set_id: str, case_id: str, key: str) -> Path:
-        """The file that an entry has, or would have."""
+        """Return the path of an entry, whether it exists or not."""
         return self.root / file_name(eval_set_id) / file_name(case_id) / f"{CacheKey(key)}.json"
 
     def get(self, eval_set_id: str, case_id: str, key: str) -> InvocationResponse | None:
-        """The stored response; None when there is none, or none that can be trusted."""
+        """Return the stored response; None when there is none, or it is damaged."""
         path = self.path_of(eval_set_id, case_id, key)
         try:
             data = path.read_bytes()
@@ -62,7 +70,7 @@ class LocalFileTaskResultStore:
             return None
 
     def put(self, eval_set_id: str, case_id: str, key: str, response: InvocationResponse) -> None:
-        """Keep a response in place of any with this key; one that JSON cannot hold is left out, with a warning."""
+        """Store a response, replacing any with this key; one that JSON cannot hold is skipped with a warning."""
         check_cacheable(response)
         path = self.path_of(eval_set_id, case_id, key)
         try:
@@ -76,7 +84,7 @@ class LocalFileTaskResultStore:
             raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
 
     def info(self) -> StoreInfo:
-        """How many entries there are, and the bytes in them."""
+        """Return the number of entries and their bytes."""
         entries = size = 0
         for path in self._files(None):
             if _is_entry(path.name):
@@ -86,7 +94,7 @@ class LocalFileTaskResultStore:
         return StoreInfo(entries, size)
 
     def clear(self, eval_set_id: str | None = None) -> int:
-        """Remove the entries of one eval set, or all; returns how many. Files of any other kind are left alone."""
+        """Remove the entries of one eval set, or all; returns how many. Other files are left alone."""
         removed = 0
         try:
             for path in self._files(eval_set_id):
@@ -97,15 +105,15 @@ class LocalFileTaskResultStore:
             raise StoreError(f"cannot clear {self.root}: {error.strerror or error}") from error
         for set_folder in self._set_folders(eval_set_id):
             for folder in (*_folders(set_folder), set_folder):
-                with contextlib.suppress(OSError):  # something else is in it, or somebody writes there again
+                with contextlib.suppress(OSError):  # it holds other files, or another process writes to it
                     folder.rmdir()
         return removed
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is kept open."""
 
     def _files(self, eval_set_id: str | None) -> Iterator[Path]:
-        """Entries, and drafts that a killed process left; nothing that a store does not write."""
+        """Yield entries, and drafts left by killed processes; no other files."""
         for set_folder in self._set_folders(eval_set_id):
             for case_folder in _folders(set_folder):
                 for item in _listed(case_folder):
@@ -120,9 +128,9 @@ class LocalFileTaskResultStore:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that readers, other writers and crashes see all of it or none."""
+    """Write a file atomically: readers, other writers and crashes see all of it or none."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-    for attempt in range(1, _TRIES + 1):
+    for attempt in range(1, _MAX_TRIES + 1):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(draft, "xb") as file:
@@ -130,8 +138,8 @@ def _write_whole(path: Path, data: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, path)
-        except FileNotFoundError:  # cleared away by another process since we made the folder
-            if attempt == _TRIES:
+        except FileNotFoundError:  # another process cleared the folder
+            if attempt == _MAX_TRIES:
                 raise
         except BaseException:
             with contextlib.suppress(OSError):
@@ -142,7 +150,7 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 def _folders(folder: Path) -> Iterator[Path]:
-    """The real folders in a folder; links are not followed, so that nothing outside the root is ever touched."""
+    """Return the real folders in a folder; symlinks are not followed, so that nothing outside the root is touched."""
     return (Path(item.path) for item in _listed(folder) if item.is_dir(follow_symlinks=False))
 
 
@@ -156,20 +164,11 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
         raise StoreError(f"cannot list {folder}: {error.strerror or error}") from error
 
 
-_LONGEST = 100
-_LONGEST_READABLE = 60
-
-# Lower-case ASCII only: some file systems take A for a, and é for e with an accent.
-_is_plain = re.compile(rf"[a-z0-9_](?:[a-z0-9_.-]{{0,{_LONGEST - 2}}}[a-z0-9_-])?").fullmatch
-_is_device = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?").fullmatch
-_others = re.compile(r"[^a-z0-9_-]+")  # dots too: `nul.txt~…` would still be a device
-
-
 def file_name(identifier: str) -> str:
-    """The id itself where it is safe as a file name everywhere; else its readable part, `~` and a digest of it."""
+    """Return the id itself where it is safe as a file name everywhere; else its readable part, `~` and a digest."""
     if _is_plain(identifier) and not _is_device(identifier):
         return identifier
-    # A long id is cut before it is looked at; `~` is in no plain name, so that the two kinds never meet.
-    readable = _others.sub("_", identifier[:_LONGEST_READABLE].lower()).strip("_-")
+    # A long id is cut first; plain names contain no `~`, so the two kinds never collide.
+    readable = _others.sub("_", identifier[:_MAX_READABLE].lower()).strip("_-")
     digest = blake2b(identifier.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    return f"{readable[:_LONGEST_READABLE]}~{digest}"
+    return f"{readable[:_MAX_READABLE]}~{digest}"

@@ -1,4 +1,4 @@
-"""What a cached response depends on, and the key made of it: when any of it changes, the target is asked again."""
+"""Fingerprints and cache keys: what a cached response depends on. A change calls the target again."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import msgspec
 from steelyard.records import EvalCase
 
 FINGERPRINT_VERSION = 1
-"""Part of every key. Raise it when what a fingerprint holds changes: old entries are then never found again."""
+"""Part of every key. Raise it when the content of fingerprints changes: old entries are then never found again."""
 
 _is_key = re.compile(r"[0-9a-f]{64}").fullmatch
 
+_SOMETIMES = ("metadata", "trial")
+
 
 class CacheKey(str):
-    """The SHA-256 of a fingerprint, as 64 lower-case hex digits: safe as a file name by its nature."""
+    """The SHA-256 of a fingerprint, as 64 lower-case hex digits: always safe as a file name."""
 
     __slots__ = ()
 
@@ -30,26 +32,26 @@ class CacheKey(str):
 
     @classmethod
     def of(cls, fingerprint: CaseFingerprint) -> CacheKey:
-        """The key of a fingerprint; ValueError when it holds what JSON cannot, NaN for one."""
+        """Return the key of a fingerprint; ValueError when it holds what JSON cannot, such as NaN."""
         material = {"v": FINGERPRINT_VERSION, **{name: getattr(fingerprint, name) for name in _ALWAYS}}
         material |= {name: value for name in _SOMETIMES if (value := getattr(fingerprint, name))}
         return cls(hashlib.sha256(_canonical(material)).hexdigest())
 
 
 class CaseFingerprint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything that decides a target's answer to a case. What is added at its default changes no older key."""
+    """Everything that decides a target's answer to a case. A new field must not change keys at its default."""
 
     case_id: str
     system_prompt: str | None = None
     user_messages: list[Any] = []
-    """The case's messages, then its prompt as plain text: a function can tell the two apart."""
+    """The case's messages, then its prompt as plain text: a function target sees the difference."""
     initial_session: Any = None
     tool_set_hash: str = ""
     agent_model: str
     parameters: dict[str, Any] = {}
-    """The sampling parameters that the target would send, and whatever else its identity says."""
+    """The sampling parameters that the target would send, and the rest of its identity."""
     metadata: dict[str, Any] = {}
-    """A function or command sees it, so its answer may depend on it. Left out of the key when empty."""
+    """Functions and commands see it, so their answers may depend on it. Left out of the key when empty."""
     trial: int = 0
     """Left out of the key when 0."""
 
@@ -58,7 +60,6 @@ class CaseFingerprint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return CacheKey.of(self)
 
 
-_SOMETIMES = ("metadata", "trial")
 _ALWAYS = tuple(name for name in CaseFingerprint.__struct_fields__ if name not in _SOMETIMES)
 
 
@@ -71,7 +72,7 @@ def fingerprint_of(
     tools: Iterable[Any] = (),
     trial: int = 0,
 ) -> CaseFingerprint | None:
-    """What the answer to a case depends on; None when nobody knows which model answers: that is never cached.
+    """Return what the answer to a case depends on; None when the model is not known: that is never cached.
 
     `tools` are the target's own; the case's are added.
     """
@@ -92,19 +93,19 @@ def fingerprint_of(
 
 
 def tool_set_hash(tools: Iterable[Any] | None) -> str:
-    """The SHA-256 of a set of tools, whatever their order; empty text when there are none."""
+    """Return the SHA-256 of a set of tools in any order; empty text when there are none."""
     spelled = sorted(_canonical(tool) for tool in tools or ())
-    # JSON has no raw newline in it, so that no two lists of tools are joined to the same bytes.
+    # JSON contains no raw newline, so two different lists never join to the same bytes.
     return hashlib.sha256(b"\n".join(spelled)).hexdigest() if spelled else ""
 
 
 def _canonical(value: Any) -> bytes:
-    """The one JSON spelling of a value: keys sorted, UTF-8, no NaN or infinity (ValueError).
+    """Return the canonical JSON of a value: keys sorted, UTF-8, no NaN or infinity (ValueError).
 
-    Python's own encoder on purpose: keys outlive a process, and its spelling of numbers is the stable one.
+    Python's encoder on purpose: keys are stored, and its format of numbers is stable.
     """
     try:
-        # The order sorts keys, and also sets, whose own order differs from process to process.
+        # Sorts keys, and also sets, whose order differs between processes.
         plain = msgspec.to_builtins(value, str_keys=True, order="deterministic", enc_hook=_from_numpy)
         text = json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:

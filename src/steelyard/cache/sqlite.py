@@ -1,4 +1,4 @@
-"""Responses in one SQLite file: for hundreds of thousands of entries, shared by threads and processes."""
+"""The SQLite store: responses in one file, for hundreds of thousands of entries, shared by threads and processes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SqliteTaskResultStore:
         self._handles: _Handles | None = None
         self._opening = threading.Lock()
         with self._open():
-            pass  # a file that is no store is refused now, not at the first case
+            pass  # a file that is not a store is refused now, not at the first case
 
     def __repr__(self) -> str:
         return f"SqliteTaskResultStore({str(self.path)!r})"
@@ -64,7 +64,7 @@ class SqliteTaskResultStore:
         return SqliteTaskResultStore, (self.path,)
 
     def get(self, eval_set_id: str, case_id: str, key: str) -> InvocationResponse | None:
-        """The stored response; None when there is none, or none that can be trusted."""
+        """Return the stored response; None when there is none, or it is damaged."""
         place = (eval_set_id, case_id, CacheKey(key))
         with self._open() as handles:
             row = handles.read(_GET, place)
@@ -77,7 +77,7 @@ class SqliteTaskResultStore:
             return None
 
     def put(self, eval_set_id: str, case_id: str, key: str, response: InvocationResponse) -> None:
-        """Keep a response in place of any with this key; one that JSON cannot hold is left out, with a warning."""
+        """Store a response, replacing any with this key; one that JSON cannot hold is skipped with a warning."""
         check_cacheable(response)
         place = (eval_set_id, case_id, CacheKey(key))
         try:
@@ -89,7 +89,7 @@ class SqliteTaskResultStore:
             handles.write(_PUT, (*place, *_packed(data)))
 
     def info(self) -> StoreInfo:
-        """How many entries there are, and the bytes of the file with its write-ahead log."""
+        """Return the number of entries, and the bytes of the file with its write-ahead log."""
         with self._open() as handles:
             (entries,) = handles.read("SELECT count(*) FROM entries", ())
         size = 0
@@ -99,14 +99,16 @@ class SqliteTaskResultStore:
         return StoreInfo(entries, size)
 
     def clear(self, eval_set_id: str | None = None) -> int:
-        """Remove the entries of one eval set, or all, and give the space back; returns how many."""
+        """Remove the entries of one eval set, or all, and free the space; returns how many."""
         with self._open() as handles:
             if eval_set_id is None:
                 removed = handles.write("DELETE FROM entries", ())
             else:
                 removed = handles.write("DELETE FROM entries WHERE eval_set_id = ?", (eval_set_id,))
             for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
-                with contextlib.suppress(sqlite3.OperationalError):  # somebody reads; later entries use the space
+                with contextlib.suppress(
+                    sqlite3.OperationalError
+                ):  # another process reads it; later entries reuse the space
                     handles.write(statement, ())
         return removed
 
@@ -119,7 +121,7 @@ class SqliteTaskResultStore:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[_Handles]:
-        """This process's handles; whatever goes wrong in SQLite is a StoreError that names the file."""
+        """Yield this process's handles; SQLite's errors become a StoreError that names the file."""
         try:
             handles = self._handles
             if handles is None or handles.pid != os.getpid():
@@ -129,7 +131,7 @@ class SqliteTaskResultStore:
             raise StoreError(f"{self.path}: {error}") from error
 
     def _opened(self) -> _Handles:
-        """New handles, once: a connection must not be used on the other side of a fork."""
+        """Open new handles, once per process: a connection must not be used after a fork."""
         with self._opening:
             if self._handles is None or self._handles.pid != os.getpid():
                 self._handles = _Handles(self.path)
@@ -138,7 +140,7 @@ class SqliteTaskResultStore:
 
 
 class _Handles:
-    """One connection to read and one to write, so that a look-up never waits behind a write."""
+    """One connection to read and one to write, so that a look-up never waits for a write."""
 
     def __init__(self, path: Path) -> None:
         self.pid = os.getpid()
@@ -164,7 +166,7 @@ class _Handles:
 
     def close(self) -> None:
         if self.pid != os.getpid():
-            return  # the parent's: closing it here would disturb the parent
+            return  # it is the parent process's
         with self._locks[0], self._locks[1]:
             self._reader.close()
             self._writer.close()
@@ -191,7 +193,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
                 _make_ready(connection)
             return
         except sqlite3.OperationalError as error:
-            # SQLite does not wait by itself while another process switches a new file to write-ahead mode.
+            # SQLite's busy timeout does not cover another process switching a new file to write-ahead mode.
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 raise
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What a store of responses promises, and which responses may go into one."""
+"""Stores of responses: the protocol, which responses may be stored, the format of entries, and `open_store`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,19 @@ _CUT_SHORT = frozenset(
         "timeout", "timed_out", "error", "failed",
     }
 )  # fmt: skip
-"""Stop reasons, as the providers spell them, of an answer that something other than the model brought to its end."""
+"""Providers' stop reasons of answers that were not ended by the model itself."""
+
+ENTRY_VERSION = 1
+
+_encoder = msgspec.json.Encoder()
+
+_read_response = msgspec.json.Decoder(InvocationResponse).decode
+
+DATABASE_ENDINGS = (".sqlite", ".sqlite3", ".db")
 
 
 class StoreError(SteelyardError):
-    """A store could not do as asked. A run warns and asks the target instead."""
+    """A store failed. A run logs a warning and calls the target instead."""
 
 
 class StoreInfo(msgspec.Struct, frozen=True):
@@ -49,10 +57,10 @@ class EvaluationDataStore(Protocol):
 
 @runtime_checkable
 class ManagedStore(EvaluationDataStore, Protocol):
-    """A store that the command line can look after."""
+    """A store that `steelyard cache` can inspect and clear."""
 
     def info(self) -> StoreInfo:
-        """How many entries there are, and the bytes they take on disk."""
+        """Return the number of entries, and their bytes on disk."""
         ...
 
     def clear(self, eval_set_id: str | None = None) -> int:
@@ -69,33 +77,30 @@ def is_cacheable(response: object) -> bool:
     if response.error is not None or response.error_type is not None:
         return False
     if response.response_text is None and not response.messages:
-        return False  # nothing was said: a placeholder, not an answer
+        return False  # empty: a placeholder, not an answer
     reason = response.stop_reason
     return reason is None or (isinstance(reason, str) and _spelled(reason) not in _CUT_SHORT)
 
 
 def check_cacheable(response: InvocationResponse) -> None:
-    """StoreError for a response that must never be served later; callers ask `is_cacheable` first."""
+    """Raise StoreError for a response that must not be stored; callers check `is_cacheable` first."""
     if not is_cacheable(response):
-        given = type(response).__name__
+        shown = type(response).__name__
         if isinstance(response, InvocationResponse):
-            given = f"error={response.error!r:.200}, stop_reason={response.stop_reason!r:.50}"
-        raise StoreError(f"only a response that completed normally may be stored, got {given}")
+            shown = f"error={response.error!r:.200}, stop_reason={response.stop_reason!r:.50}"
+        raise StoreError(f"only a response that completed normally may be stored, got {shown}")
 
 
 def _spelled(reason: str) -> str:
     return reason.strip().lower().replace("-", "_").replace(" ", "_")
 
 
-ENTRY_VERSION = 1
-
-
 class UnwritableResponse(ValueError):
-    """A response that would not be read back as it is; it is not stored."""
+    """A response that would not be read back unchanged; it is not stored."""
 
 
 class BadEntry(ValueError):
-    """Bytes that are not the entry they should be; they count as a miss."""
+    """Bytes that are not the expected entry; they count as a miss."""
 
 
 class _Entry(msgspec.Struct):
@@ -107,19 +112,17 @@ class _Entry(msgspec.Struct):
     response: msgspec.Raw
 
 
-_encoder = msgspec.json.Encoder()
 _read_entry = msgspec.json.Decoder(_Entry).decode
-_read_response = msgspec.json.Decoder(InvocationResponse).decode
 
 
 def encode_entry(eval_set_id: str, case_id: str, key: str, response: InvocationResponse) -> bytes:
-    """The entry as JSON; UnwritableResponse for lone surrogates, NaN and whatever else JSON would change."""
+    """Encode an entry as JSON; UnwritableResponse for lone surrogates, NaN and other values that JSON would change."""
     try:
-        said = _encoder.encode(response)
-        reads_back = bool(_read_response(said) == response)
-        entry = _Entry(ENTRY_VERSION, eval_set_id, case_id, str(key), _digest(said), msgspec.Raw(said))
+        encoded = _encoder.encode(response)
+        reads_back = bool(_read_response(encoded) == response)
+        entry = _Entry(ENTRY_VERSION, eval_set_id, case_id, str(key), _digest(encoded), msgspec.Raw(encoded))
         data = _encoder.encode(entry)
-    except Exception as error:  # whatever a payload does when it is looked at, it is only not stored
+    except Exception as error:  # whatever goes wrong with a payload, it is only not stored
         raise UnwritableResponse(f"{type(error).__name__}: {error!s:.200}") from error
     if not reads_back:
         raise UnwritableResponse("it holds values that JSON would change")
@@ -127,7 +130,7 @@ def encode_entry(eval_set_id: str, case_id: str, key: str, response: InvocationR
 
 
 def decode_entry(data: bytes, eval_set_id: str, case_id: str, key: str) -> InvocationResponse:
-    """The response of an entry; BadEntry when it is damaged, or another's than the one asked for."""
+    """Decode the response of an entry; BadEntry when it is damaged or belongs to another key."""
     try:
         entry = _read_entry(data)
         if entry.v != ENTRY_VERSION:
@@ -145,11 +148,8 @@ def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-DATABASE_ENDINGS = (".sqlite", ".sqlite3", ".db")
-
-
 def open_store(cache: object) -> EvaluationDataStore | None:
-    """The store at a path, by its ending a database or else a folder of files; a store as it is; None for None."""
+    """Open the store at a path: a database by its ending, else a folder of files. A store is returned unchanged."""
     if cache is None:
         return None
     if isinstance(cache, str | os.PathLike):

@@ -29,7 +29,7 @@ from steelyard.scoring.judge.calibration import (
     read_calibrations,
 )
 from steelyard.stats.formatting import safe_text, trim
-from steelyard.suite.sources import Columns, CsvSource, JsonlSource, found
+from steelyard.suite.sources import CaseColumns, CsvSource, JsonlSource, found
 
 _WORDS = {"true": 1.0, "pass": 1.0, "yes": 1.0, "false": 0.0, "fail": 0.0, "no": 0.0}
 _WIDTH = 80
@@ -123,7 +123,7 @@ def read_labels(path: Path) -> Labels:
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a file of either kind, read as files of cases are: all columns go into the metadata of a case."""
     source = CsvSource if path.suffix.lower() == ".csv" else JsonlSource
-    for line, case in source(path, lambda row: Columns({"prompt": "label"}, row)).read():
+    for line, case in source(path, lambda row: CaseColumns({"prompt": "label"}, row)).read():
         yield line or 0, case.metadata
 
 

@@ -1,4 +1,4 @@
-"""EvalSet: an id and cases, in order, read lazily, each with an id of its own."""
+"""EvalSet: a suite's id and its cases, in order, read lazily, each with a unique id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steelyard.suite.sources import Arrange, Cases, CsvSource, JsonlSource, Memo
 
 
 class EvalSet:
-    """A suite: cases to ask, in order. Iterating reads them anew, with ids and the system prompt filled in.
+    """A suite: cases in order. Each iteration reads them again, with ids and the system prompt filled in.
 
     `cases` is a sequence of EvalCase (or of dictionaries in its shape), any iterable, a function without
     arguments that returns a fresh iterator, or an iterator, which can be read once (`one_shot`).
@@ -36,7 +36,7 @@ class EvalSet:
 
     @classmethod
     def from_source(cls, id: str, source: Source, system_prompt: str | None = None) -> EvalSet:
-        """A suite over a source of its own."""
+        """Create a suite over any source of cases."""
         suite = cls.__new__(cls)
         suite._set_up(id, source, system_prompt)
         return suite
@@ -49,7 +49,7 @@ class EvalSet:
         fields: Mapping[str, str] | None = None,
         system_prompt: str | None = None,
     ) -> EvalSet:
-        """The cases of a JSONL file, one object a line; the id is the file's stem unless given."""
+        """Read the cases of a JSONL file, one object a line; the id is the file's stem unless given."""
         source = JsonlSource(path, arrangement(fields))
         return cls.from_source(Path(path).stem if id is None else id, source, system_prompt)
 
@@ -61,13 +61,13 @@ class EvalSet:
         fields: Mapping[str, str] | None = None,
         system_prompt: str | None = None,
     ) -> EvalSet:
-        """The cases of a CSV file with a header; the id is the file's stem unless given."""
+        """Read the cases of a CSV file with a header; the id is the file's stem unless given."""
         source = CsvSource(path, arrangement(fields))
         return cls.from_source(Path(path).stem if id is None else id, source, system_prompt)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> EvalSet:
-        """The cases of a suite file, with its id and system prompt; its target and scorers are left alone."""
+        """Read the cases of a suite file, with its id and system prompt; its target and scorers are ignored."""
         from steelyard.suite.suite_file import read_suite_file
 
         return read_suite_file(path).cases
@@ -79,7 +79,7 @@ class EvalSet:
 
     @property
     def settled(self) -> bool:
-        """Whether a second reading is sure to give the same cases as the first."""
+        """Whether reading twice is sure to give the same cases."""
         return self._source.settled
 
     @property
@@ -94,9 +94,9 @@ class EvalSet:
         return (case for _, case in self.numbered(Occurrences()))
 
     def numbered(self, occurrences: Occurrences, marks: Marks | None = None) -> Iterator[Placed]:
-        """The cases with ids, each with its line if it has one; `occurrences` tells equal ones apart.
+        """Yield the cases with ids, each with its line if it has one; `occurrences` numbers equal ones.
 
-        `marks` are told of what is read, where that comes in blocks.
+        `marks` collects digests of the blocks that are read, if the source reads blocks.
         """
         for index, placed in enumerate(self._source.read(marks)):
             line, case = placed
@@ -110,11 +110,11 @@ class EvalSet:
             yield line, complete
 
     def problem(self, message: str, index: int, line: int | None) -> SuiteError:
-        """A problem with one case as an error that says where it stands."""
+        """Return a problem with one case as an error that names its place."""
         return self._source.problem(message, index, line)
 
     def spool(self, path: str | Path, limit: int | None = None) -> EvalSet:
-        """Write the cases, or the first of them, complete with ids, to a JSONL file, atomically; reads it back."""
+        """Write the cases (or the first `limit`), complete with ids, atomically to a JSONL file; return its EvalSet."""
         path = Path(path)
         draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
         try:
@@ -133,7 +133,7 @@ class EvalSet:
         return EvalSet.from_jsonl(path, id=self.id)
 
     def _completed(self, case: EvalCase, occurrences: Occurrences) -> EvalCase:
-        """The case with an id and a system prompt; a copy, as the case may be the caller's own.
+        """Return a copy of the case with an id and a system prompt.
 
         An automatic id leaves the suite's system prompt out, so that runs with another one can be compared.
         """
@@ -147,7 +147,7 @@ class EvalSet:
 
 
 def arrangement(fields: Mapping[str, str] | None) -> Arrange:
-    """How a row's columns become a case's fields: by name, or by the templates in `fields`."""
+    """Return how a row's columns become a case's fields: by name, or by the templates in `fields`."""
     if fields is None:
         return by_name
     from steelyard.suite.templates import FieldTemplates

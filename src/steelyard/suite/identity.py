@@ -1,6 +1,6 @@
-"""What makes a case the same case: canonical bytes, and the 64-bit digests taken of them.
+"""Identity of cases: canonical bytes, 64-bit fingerprints of them, and digest collections in little memory.
 
-Digests, not strings, are what a run keeps for each case: a million cases cost a few tens of megabytes.
+A run keeps digests, not strings, for each case: a million cases cost a few tens of megabytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ import numpy.typing as npt
 
 from steelyard.records import EvalCase
 
+Digests: TypeAlias = npt.NDArray[np.uint64]
+
+_SPELLED = 4096  # digests: 64 KB of text at a time
+
+MIN_BATCH = 4096
+
 
 class BadCase(ValueError):
-    """A case that cannot be asked or told apart; whoever knows where it stands adds the place."""
+    """A case that is invalid; the caller, which knows its file and line, adds the place."""
 
 
 class _Asked(msgspec.Struct, omit_defaults=True):
-    """What decides an automatic id: the question, and nothing that may be added to it later."""
+    """What decides an automatic id: the question, and nothing that may be added later."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -42,27 +48,27 @@ class _Seen(msgspec.Struct, omit_defaults=True):
 
 
 class _Graded(msgspec.Struct, omit_defaults=True):
-    """What a scorer holds an answer against."""
+    """What a scorer compares an answer with."""
 
     expected: Any = None
     expected_trajectory: Any = None
 
 
 def canonical(value: Any) -> bytes:
-    """The one JSON spelling of a value: keys sorted, UTF-8, no NaN or infinity (BadCase)."""
+    """Return the canonical JSON of a value: keys sorted, UTF-8, no NaN or infinity (BadCase)."""
     try:
         encoded = _encode(value)
     except (UnicodeEncodeError, TypeError):  # lone surrogates, or keys that are not text
         return as_json(value, sort_keys=True, ascii_only=False).encode("utf-8", "surrogatepass")
     except RecursionError:
         raise BadCase("a value is nested too deeply to be written as JSON") from None
-    if b"null" in encoded:  # msgspec writes NaN as null: let the stricter encoder look at it
+    if b"null" in encoded:  # msgspec writes NaN as null: check with the stricter encoder
         as_json(value)
     return encoded
 
 
 def as_json(value: Any, *, sort_keys: bool = False, ascii_only: bool = True) -> str:
-    """JSON text that reads back as it was, lone surrogates included; BadCase for what JSON cannot hold."""
+    """Return JSON that reads back unchanged, lone surrogates included; BadCase for what JSON cannot hold."""
     try:
         plain = msgspec.to_builtins(value, str_keys=True, order="deterministic", enc_hook=_from_numpy)
         return json.dumps(plain, sort_keys=sort_keys, allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
@@ -73,38 +79,38 @@ def as_json(value: Any, *, sort_keys: bool = False, ascii_only: bool = True) -> 
 
 
 def content_digest(case: EvalCase) -> int:
-    """48 bits (12 hex digits) of what is asked: the first half of an automatic id."""
+    """Return 48 bits (12 hex digits) of the question: the first half of an automatic id."""
     asked = _Asked(case.prompt, case.messages, case.system_prompt, case.tools)
     return int.from_bytes(blake2b(canonical(asked), digest_size=6).digest())
 
 
 def seen(case: EvalCase) -> bytes:
-    """What a target may see of a case, in its one spelling."""
+    """Return what a target may see of a case, as canonical JSON."""
     return canonical(_Seen(case.prompt, case.messages, case.system_prompt, case.tools, case.metadata))
 
 
 def graded(case: EvalCase) -> bytes:
-    """What a scorer holds the answer to a case against, in its one spelling."""
+    """Return what a scorer compares the answer to a case with, as canonical JSON."""
     return canonical(_Graded(case.expected, case.expected_trajectory))
 
 
 def grading_prefix(scorers: bytes) -> bytes:
-    """What comes before `graded`: its length keeps the two apart from any other split of the same bytes."""
+    """Return the prefix of `graded`: the length makes the split between the two unambiguous."""
     return b"%d:%b" % (len(scorers), scorers)
 
 
 def case_fingerprint(case: EvalCase) -> int:
-    """64 bits of what a target may see: a stored answer counts for a case while this is unchanged."""
+    """Return 64 bits of what a target may see: a stored answer is valid for a case while this is unchanged."""
     return _digest(seen(case))
 
 
 def grading_fingerprint(scorers: bytes, case: EvalCase) -> int:
-    """64 bits of how a case is graded: stored scores count while this is unchanged."""
+    """Return 64 bits of how a case is graded: stored scores are valid while this is unchanged."""
     return _digest(grading_prefix(scorers) + graded(case))
 
 
 def as_hex(digest: int) -> str:
-    """A 64-bit digest as a record spells it: 16 hex digits."""
+    """Return a 64-bit digest as records write it: 16 hex digits."""
     return f"{digest:016x}"
 
 
@@ -113,7 +119,7 @@ def _digest(data: bytes) -> int:
 
 
 def _from_numpy(value: Any) -> Any:
-    """numpy's scalars and arrays as Python's own; they are common in cases built from data frames."""
+    """Convert numpy's scalars and arrays, which are common in cases built from data frames."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")
@@ -122,31 +128,26 @@ def _from_numpy(value: Any) -> Any:
 _encode = msgspec.json.Encoder(order="sorted", enc_hook=_from_numpy).encode
 
 
-Digests: TypeAlias = npt.NDArray[np.uint64]
-
-_SPELLED = 4096  # digests: 64 KB of text at a time
-
-
 class DigestColumn:
-    """Collects digests of what is added, each taken together with the same `prefix`."""
+    """A column of digests, each of the same `prefix` and the added data."""
 
     def __init__(self, prefix: bytes = b"") -> None:
         self._begun = blake2b(prefix, digest_size=8)
         self._bytes = bytearray()
 
     def add(self, data: bytes) -> None:
-        digest = self._begun.copy()  # cheaper than a new one, with or without a prefix
+        digest = self._begun.copy()  # cheaper than a new hash, with or without a prefix
         digest.update(data)
         self._bytes += digest.digest()
 
     def numbers(self) -> Digests:
-        """The digests as numbers, in the column's own memory: nothing can be added any more."""
+        """Return the digests as numbers that share the column's memory: nothing can be added afterwards."""
         numbers = np.frombuffer(self._bytes, dtype=np.uint64)
         return numbers.byteswap(inplace=True) if sys.byteorder == "little" else numbers
 
 
 class Spelling:
-    """Digests as records spell them, 16 hex digits each; cheap when they are asked for in order."""
+    """Digests as records write them, 16 hex digits each; fast when they are read in order."""
 
     def __init__(self, digests: Digests) -> None:
         self._digests = digests
@@ -162,13 +163,13 @@ class Spelling:
 
 
 class Marks:
-    """Digests of a file's blocks as they are read: a block that an earlier reading met too holds the same cases."""
+    """Digests of a file's blocks as they are read, compared with an earlier reading: equal blocks hold equal cases."""
 
     def __init__(self, before: Marks | None = None) -> None:
         self._before = before._met if before is not None else []
         self._met: list[bytes] = []
         self.same = False
-        """Whether the block read last is what stood at its place in the reading before."""
+        """Whether the last block equals the one at its place in the earlier reading."""
 
     def meet(self, block: bytes) -> None:
         digest = blake2b(block, digest_size=16).digest()
@@ -177,15 +178,12 @@ class Marks:
         self.same = place < len(self._before) and self._before[place] == digest
 
 
-SMALLEST_BATCH = 4096
-
-
 class Occurrences:
-    """Numbers each digest's occurrences from 1, in 8 bytes for each one that is met once.
+    """Numbers each digest's occurrences from 1, in 8 bytes for each that occurs once.
 
-    Digests met once are kept in a sorted array; new ones wait in a small set until there are enough to
-    merge. Only a digest that is met again costs a dictionary entry. Where the repeated ones are known
-    from an earlier pass (`among`), nothing else is kept at all.
+    Digests that occurred once are kept in a sorted array; new ones wait in a small set until there are enough to
+    merge. Only a repeated digest costs a dictionary entry. Where the repeated ones are known from an earlier pass
+    (`among`), only those are kept.
     """
 
     def __init__(self, among: frozenset[int] | None = None) -> None:
@@ -196,11 +194,11 @@ class Occurrences:
 
     @property
     def repeated(self) -> frozenset[int]:
-        """The digests that were met more than once."""
+        """The digests that occurred more than once."""
         return frozenset(digest for digest, count in self._counts.items() if count > 1)
 
     def count(self, digest: int) -> int:
-        """Which occurrence of this digest this is."""
+        """Count an occurrence of this digest and return its number."""
         count = self._counts.get(digest, 0)
         if not count:
             if self._among is not None:
@@ -220,8 +218,8 @@ class Occurrences:
 
     def _remember(self, digest: int) -> None:
         self._recent.add(digest)
-        # A share of the whole, so that the merges together cost O(n log n), and small, as a set is bulky.
-        if len(self._recent) >= max(SMALLEST_BATCH, len(self._settled) // 16):
+        # Merge at a fixed fraction: all merges together cost O(n log n), and the set, which is bulky, stays small.
+        if len(self._recent) >= max(MIN_BATCH, len(self._settled) // 16):
             recent = np.fromiter(self._recent, dtype=np.uint64, count=len(self._recent))
             self._recent.clear()
             merged = np.concatenate([np.asarray(self._settled), recent])

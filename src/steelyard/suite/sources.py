@@ -1,4 +1,4 @@
-"""A row of a file, with whatever columns it has, made into an EvalCase; or a BadCase that says why not."""
+"""Sources of cases: JSONL and CSV files and Python iterables, and how a row's columns become a checked EvalCase."""
 
 from __future__ import annotations
 
@@ -24,12 +24,19 @@ JSON_FIELDS = ("messages", "tools", "expected_trajectory", "metadata")
 
 SHOWN = 60  # characters of a value that an error quotes
 
-_short = Repr()  # unlike repr(), safe for what is huge or deeply nested
+_short = Repr()  # unlike repr(), safe for huge or deeply nested values
 _short.maxlevel, _short.maxstring, _short.maxother = 3, SHOWN, SHOWN
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+MAX_CELL = 64 * 2**20
+_BLOCK = 1 << 16  # bytes
+
+Placed: TypeAlias = tuple[int | None, EvalCase]
+Cases: TypeAlias = Iterable[EvalCase | Mapping[str, Any]] | Callable[[], Iterable[EvalCase | Mapping[str, Any]]]
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A row with the columns of a case and no others, of the types that they have in one."""
+    """A row that has only the fields of a case, with their types."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -44,33 +51,33 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 _decode_row = msgspec.json.Decoder(_Row).decode
 
 
-class Columns(NamedTuple):
-    """A row sorted into the values of a case's fields and the columns that are left for its metadata."""
+class CaseColumns(NamedTuple):
+    """A row's columns: the values of a case's fields, and the rest, which becomes metadata."""
 
     values: dict[str, Any]
     rest: dict[str, Any]
 
 
-Arrange = Callable[[dict[str, Any]], Columns]
+Arrange = Callable[[dict[str, Any]], CaseColumns]
 
 
-def by_name(row: dict[str, Any]) -> Columns:
-    """Columns named like a case's fields are these; all others are metadata."""
+def by_name(row: dict[str, Any]) -> CaseColumns:
+    """Map columns by name: those named like a case's fields; all others are metadata."""
     values = {name: row[name] for name in CASE_FIELDS if name in row}
-    return Columns(values, {name: value for name, value in row.items() if name not in values})
+    return CaseColumns(values, {name: value for name, value in row.items() if name not in values})
 
 
-def from_cells(columns: Columns) -> Columns:
-    """The values of a CSV row: an empty cell is an absent value, and some fields hold JSON."""
+def from_cells(columns: CaseColumns) -> CaseColumns:
+    """Convert the cells of a CSV row: an empty cell is absent, and some fields hold JSON."""
     values = {name: value for name, value in columns.values.items() if value != ""}
     for name in JSON_FIELDS:
         if isinstance(values.get(name), str):
             values[name] = json_text(values[name], name)
-    return Columns(values, columns.rest)
+    return CaseColumns(values, columns.rest)
 
 
-def case_from(columns: Columns) -> EvalCase:
-    """The case in a row, checked."""
+def case_from(columns: CaseColumns) -> EvalCase:
+    """Build the case of a row, checked."""
     values = dict(columns.values)
     own = values.pop("metadata", None)
     if own is not None and not isinstance(own, dict):
@@ -80,7 +87,7 @@ def case_from(columns: Columns) -> EvalCase:
 
 
 def plain_case(text: bytes) -> EvalCase | None:
-    """The case in a row of JSON that has a case's columns and no others; None where there is more to be looked at."""
+    """Return the case of a JSON row that has only a case's fields; None where more checks are needed."""
     try:
         row = _decode_row(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -100,14 +107,14 @@ def plain_case(text: bytes) -> EvalCase | None:
 
 
 def checked(case: EvalCase) -> EvalCase:
-    """The case, its id as text, if every field holds what it may."""
+    """Return the case, its id as text; BadCase when a field has the wrong type."""
     plain = type(case.id) is type(case.prompt) is str and case.id.isascii() and type(case.metadata) is dict
     if (
         plain
         and case.messages is None is case.tools
         and (case.system_prompt is None or type(case.system_prompt) is str)
     ):
-        return case  # as nearly all are: looked at once, not field by field
+        return case  # the common case: one check instead of one per field
     if type(case.id) is not str:
         case = copy(case)
         case.id = _id_text(case.id)
@@ -137,7 +144,7 @@ def _id_text(value: Any) -> str:
 
 
 def _check_unicode(case_id: str) -> None:
-    """Refuse an id that cannot be written as UTF-8: its records could never be found again."""
+    """Refuse an id that cannot be written as UTF-8: its records could not be found again."""
     try:
         case_id.encode()
     except UnicodeEncodeError:
@@ -155,7 +162,7 @@ def _check_objects(name: str, value: Any) -> None:
 
 
 def described(error: BadCase, row: Mapping[str, Any]) -> str:
-    """What is wrong with a row, the columns it has, and the one that may be meant."""
+    """Describe what is wrong with a row, with its columns and the one that may be meant."""
     names = [str(name) for name in row]
     shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     message = f"{error}; columns: {shown or 'none'}"
@@ -167,7 +174,7 @@ def described(error: BadCase, row: Mapping[str, Any]) -> str:
 
 
 def found(value: Any) -> str:
-    """A value as an error shows it: its JSON kind and how it begins."""
+    """Return a value as an error shows it: its JSON type and its beginning."""
     kinds = {bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
     if value is None:
         return "null"
@@ -175,12 +182,15 @@ def found(value: Any) -> str:
 
 
 def json_text(text: str | bytes, name: str = "") -> Any:
-    """The value that JSON text stands for; BadCase where it is not JSON, or holds NaN or an infinity."""
+    """Decode JSON text; BadCase where it is not JSON, or holds NaN or an infinity."""
     try:
         return msgspec.json.decode(text)
     except RecursionError:
         raise BadCase(f"{name} is nested too deeply".strip()) from None
-    except (msgspec.DecodeError, UnicodeError):  # the stricter decoder; lone surrogates are its only false alarm
+    except (
+        msgspec.DecodeError,
+        UnicodeError,
+    ):  # msgspec is stricter: it also refuses lone surrogates, which are allowed
         return _json_with_surrogates(text, name)
 
 
@@ -209,16 +219,8 @@ def _finite(text: str) -> float:
     return number
 
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-LARGEST_CELL = 64 * 2**20
-_BLOCK = 1 << 16  # bytes
-
-Placed: TypeAlias = tuple[int | None, EvalCase]
-Cases: TypeAlias = Iterable[EvalCase | Mapping[str, Any]] | Callable[[], Iterable[EvalCase | Mapping[str, Any]]]
-
-
 class Source(Protocol):
-    """Cases in order, and the words for where each one stands."""
+    """Cases in order, and errors that name the place of each."""
 
     @property
     def path(self) -> Path | None: ...
@@ -235,7 +237,7 @@ class Source(Protocol):
 
 
 class FileSource(ABC):
-    """The cases of a file, one row each, with its columns arranged as asked."""
+    """The cases of a file, one per row, with its columns mapped by `arrange`."""
 
     one_shot = False
     settled = False
@@ -243,17 +245,17 @@ class FileSource(ABC):
     def __init__(self, path: str | Path, arrange: Arrange) -> None:
         self.path = Path(path)
         self._arrange = arrange
-        open_file(self.path).close()  # a missing file is an error now, not when the first case is wanted
+        open_file(self.path).close()  # a missing file is an error now, not at the first case
 
     @abstractmethod
     def read(self, marks: Marks | None = None) -> Iterator[Placed]:
-        """The cases, each with its line; SuiteError with the line at the first that is none.
+        """Yield the cases, each with its line; SuiteError with the line at the first invalid one.
 
-        A source that reads its file in blocks tells `marks` of each one before it yields the block's cases.
+        A source that reads its file in blocks adds each one to `marks` before it yields the block's cases.
         """
 
     def problem(self, message: str, index: int, line: int | None) -> SuiteError:  # noqa: ARG002 - a line says more
-        """A problem with one case as an error that says where it stands."""
+        """Return a problem with one case as an error that names its place."""
         return SuiteError(message, path=self.path, line=line)
 
 
@@ -261,7 +263,7 @@ class JsonlSource(FileSource):
     """One JSON object a line; blank lines, a byte order mark and CRLF are all fine."""
 
     def read(self, marks: Marks | None = None) -> Iterator[Placed]:
-        """The cases, each with its line."""
+        """Yield the cases, each with its line."""
         plain = self._arrange is by_name
         with open_file(self.path) as file:
             for line, text in enumerate(_lines(file, marks), 1):
@@ -271,7 +273,7 @@ class JsonlSource(FileSource):
                 if case is None:
                     if not text or text.isspace():
                         continue
-                    plain = False  # of one file's rows, mostly all have columns of their own or none has
+                    plain = False  # in one file, either most rows have extra columns or none has
                     case = self._placed_case(text, line)
                 yield line, case
 
@@ -294,13 +296,13 @@ class JsonlSource(FileSource):
 class CsvSource(FileSource):
     """A CSV file with a header; a row's line is the one it starts on, whatever newlines its cells hold.
 
-    Columns without a name (a data frame's index, a trailing comma) are left out.
+    CaseColumns without a name (a data frame's index, a trailing comma) are left out.
     """
 
     def read(self, marks: Marks | None = None) -> Iterator[Placed]:  # noqa: ARG002 - a row may span blocks
-        """The cases, each with its line."""
-        if csv.field_size_limit() < LARGEST_CELL:  # 128 KiB by default: less than a long prompt
-            csv.field_size_limit(LARGEST_CELL)
+        """Yield the cases, each with its line."""
+        if csv.field_size_limit() < MAX_CELL:  # 128 KiB by default: less than a long prompt
+            csv.field_size_limit(MAX_CELL)
         with open_file(self.path) as file:
             reader = csv.reader(self._lines(file), strict=True)
             header: list[str] | None = None
@@ -352,7 +354,7 @@ class CsvSource(FileSource):
 class MemorySource:
     """Cases from Python or from a suite file: a sequence, any iterable, or a function that makes one.
 
-    An iterator can be read once only. `path` and `lines` say where the cases stand, if in a file.
+    An iterator can be read once only. `path` and `lines` are the place of the cases, if they are in a file.
     """
 
     def __init__(
@@ -376,11 +378,11 @@ class MemorySource:
         self._taken = False
 
     def read(self, marks: Marks | None = None) -> Iterator[Placed]:  # noqa: ARG002 - there is no file
-        """The cases, each with its line if that is known."""
+        """Yield the cases, each with its line if that is known."""
         if self.one_shot and self._taken:
             raise SuiteError(
-                "the cases come from a one-shot iterator that was read already; give a list, or a function "
-                "that returns a fresh iterator, or spool() them before the first reading"
+                "the cases come from a one-shot iterator that was already read; pass a list, or a function "
+                "that returns a new iterator, or spool() them before the first reading"
             )
         self._taken = True
         cases = self._cases if isinstance(self._cases, Iterable) else self._cases()
@@ -395,7 +397,7 @@ class MemorySource:
             yield line, case
 
     def problem(self, message: str, index: int, line: int | None) -> SuiteError:
-        """A problem with one case as an error that says where it stands."""
+        """Return a problem with one case as an error that names its place."""
         return SuiteError(f"cases[{index}]: {message}", path=self.path, line=line)
 
     def _case(self, row: Any, index: int, line: int | None) -> EvalCase:
@@ -410,7 +412,7 @@ class MemorySource:
 
 
 def _lines(file: BinaryIO, marks: Marks | None) -> Iterator[bytes]:
-    """The lines of a file without their ends, read in blocks of whole ones."""
+    """Yield the lines of a file without their ends, read in blocks of whole lines."""
     while block := file.read(_BLOCK):
         if not block.endswith(b"\n"):
             block += file.readline()
@@ -420,11 +422,13 @@ def _lines(file: BinaryIO, marks: Marks | None) -> Iterator[bytes]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A file open for reading bytes; SuiteError if there is no such file or it may not be read."""
+    """Open a file for reading bytes; SuiteError if it does not exist or cannot be read."""
     if path.is_dir():
         raise SuiteError("is a directory, not a file", path=path)
     if path.exists() and not path.is_file():
-        raise SuiteError("is not a regular file, and cases are read twice: write them to one first", path=path)
+        raise SuiteError(
+            "is not a regular file, and cases are read twice: write them to a regular file first", path=path
+        )
     try:
         return path.open("rb")
     except FileNotFoundError:
@@ -434,7 +438,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def _with_hint(message: str, text: bytes, line: int) -> str:
-    """The message, and what the file probably is when its first line is not of the expected kind."""
+    """Add to the message what the file probably is when its first line is not of the expected kind."""
     if line == 1 and text[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return f"{message}; the file looks like UTF-16: save it as UTF-8"
     if line == 1 and text.lstrip()[:1] == b"[":

@@ -1,4 +1,4 @@
-"""A suite file: cases, and the target, scorers and options to run them with, in one YAML document."""
+"""Suite files: cases, target, scorers and options in one YAML document, read and checked."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from steelyard.suite.sources import CsvSource, JsonlSource, MemorySource, Source
 if TYPE_CHECKING:
     from yaml import SafeLoader as _BaseLoader
 else:
-    _BaseLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where it was built in
+    _BaseLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where available
 
 KEYS = ("id", "description", "target", "system_prompt", "cases", "fields", "scorers", "run", "prices", "gate")
-DEEPEST = 100  # levels of nesting
+MAX_DEPTH = 100  # levels of nesting
 ENDINGS = {".jsonl": JsonlSource, ".csv": CsvSource}
+
+_TAG = "tag:yaml.org,2002:"
+_NUMBER_START = list("-+.0123456789")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteFile:
-    """What a suite file says. `target`, `scorers`, `run`, `prices` and `gate` are as written, for `build` to read."""
+    """A suite file's content. `target`, `scorers`, `run`, `prices` and `gate` are as written, read by `run.config`."""
 
     path: Path
     id: str
@@ -41,7 +44,7 @@ class SuiteFile:
 
 
 def read_suite_file(path: str | Path) -> SuiteFile:
-    """A suite file's content, checked as far as its own keys go; SuiteError says where it is wrong."""
+    """Read a suite file and check its keys; SuiteError names the place of a mistake."""
     path = Path(path)
     document, lines = _load(path)
     reject_unknown(document, KEYS, file=path)
@@ -88,7 +91,7 @@ def _target(path: Path, target: Any) -> str | dict[str, Any] | None:
 
 def _cases(path: Path, cases: Any, fields: dict[str, str] | None, lines: list[int]) -> Source:
     if cases is None:
-        raise SuiteError("has no cases: give a list, or a .jsonl or .csv file's path, as `cases`", path=path)
+        raise SuiteError("has no cases: set `cases` to a list or to the path of a .jsonl or .csv file", path=path)
     if isinstance(cases, list):
         arrange = None if fields is None else arrangement(fields)
         return MemorySource(cases, arrange=arrange, path=path, lines=lines)
@@ -101,7 +104,7 @@ def _cases(path: Path, cases: Any, fields: dict[str, str] | None, lines: list[in
 
 
 def _load(path: Path) -> tuple[dict[Any, Any], list[int]]:
-    """A suite file's mapping, and the line that each inline case starts on."""
+    """Load a suite file's mapping, and the line that each inline case starts on."""
     with open_file(path) as file:
         content = file.read()
     try:
@@ -127,7 +130,7 @@ def _document(path: Path, text: str) -> tuple[dict[Any, Any], list[int]]:
         if not isinstance(root, yaml.MappingNode):
             raise SuiteError(f"must be a mapping with the keys {', '.join(KEYS)}", path=path)
         for line, key in _repeated_keys(root):
-            raise SuiteError(f"the key {key!r} stands twice in one mapping", path=path, line=line)
+            raise SuiteError(f"the key {key!r} is duplicated in one mapping", path=path, line=line)
         lines = [
             item.start_mark.line + 1
             for key, value in root.value
@@ -140,21 +143,21 @@ def _document(path: Path, text: str) -> tuple[dict[Any, Any], list[int]]:
 
 
 def _refuse_depth(path: Path, text: str) -> None:
-    """Refuse what is nested so deeply that libyaml's composer, which recurses in C, would crash on it."""
+    """Refuse nesting so deep that libyaml's composer, which recurses in C, would crash."""
     depth = 0
     for event in yaml.parse(text, Loader=_BaseLoader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
-            if depth > DEEPEST:
+            if depth > MAX_DEPTH:
                 mark = event.start_mark
-                message = f"is nested too deeply: more than {DEEPEST} levels"
+                message = f"is nested too deeply: more than {MAX_DEPTH} levels"
                 raise SuiteError(message, path=path, line=mark.line + 1 if mark else None)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
 
 def _repeated_keys(root: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Keys that a mapping has twice, with their lines; PyYAML would take the last without a word.
+    """Yield duplicated keys of mappings, with their lines; PyYAML would silently use the last.
 
     Checked on nodes, before merge keys (`<<`) add keys that the mapping may rightly override.
     """
@@ -191,13 +194,17 @@ def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     return int(text, base)
 
 
-_TAG = "tag:yaml.org,2002:"
-_NUMBER_START = list("-+.0123456789")
 _SuiteLoader.add_implicit_resolver(_TAG + "null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+
+
 _SuiteLoader.add_implicit_resolver(_TAG + "bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+
+
 _SuiteLoader.add_implicit_resolver(
     _TAG + "int", re.compile(r"^(?:[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+)$"), _NUMBER_START
 )
+
+
 _SuiteLoader.add_implicit_resolver(
     _TAG + "float",
     re.compile(
@@ -206,5 +213,9 @@ _SuiteLoader.add_implicit_resolver(
     ),
     _NUMBER_START,
 )
+
+
 _SuiteLoader.add_implicit_resolver(_TAG + "merge", re.compile(r"^<<$"), ["<"])
+
+
 _SuiteLoader.add_constructor(_TAG + "int", _integer)

@@ -1,4 +1,4 @@
-"""`fields`: a case's fields made from a row's columns by sandboxed Jinja templates.
+"""`fields`: sandboxed Jinja templates that build a case's fields from a row's columns.
 
 Only the templates are evaluated, never the data. This module is imported when a suite has `fields`, as
 Jinja is slow to import.
@@ -15,20 +15,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from steelyard.errors import ConfigurationError, suggestion
 from steelyard.suite.identity import BadCase
-from steelyard.suite.sources import CASE_FIELDS, JSON_FIELDS, Columns, json_text
+from steelyard.suite.sources import CASE_FIELDS, JSON_FIELDS, CaseColumns, json_text
 
 Render = Callable[[dict[str, Any]], Any]
 
 _SOLE_EXPRESSION = re.compile(r"\{\{[-+]?(.*?)[-+]?\}\}", re.DOTALL)
-_ASKS = {"prompt": "messages", "messages": "prompt"}
+_ALTERNATIVE = {"prompt": "messages", "messages": "prompt"}
 
 
 class FieldTemplates:
-    """Arranges a row's columns as `fields` says.
+    """Maps a row's columns to a case's fields by templates.
 
     A known column without a template still maps by its name; a column that no template mentions becomes
-    metadata. `prompt` and `messages` are two ways to ask, so a template for one leaves the other's column out.
-    Columns whose names are no identifiers are reached as `row["the name"]`.
+    metadata. `prompt` and `messages` are alternatives: a template for one leaves the other's column out.
+    CaseColumns whose names are no identifiers are reached as `row["the name"]`.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
@@ -41,17 +41,17 @@ class FieldTemplates:
             if name not in CASE_FIELDS:
                 raise ConfigurationError(f"unknown key fields.{name}; {suggestion(name, CASE_FIELDS)}")
             self._renders[name] = self._compile(environment, name, source)
-        left_out = {_ASKS[name] for name in fields if name in _ASKS}
+        left_out = {_ALTERNATIVE[name] for name in fields if name in _ALTERNATIVE}
         self._by_name = [name for name in CASE_FIELDS if name not in fields and name not in left_out]
 
-    def __call__(self, row: dict[str, Any]) -> Columns:
-        """The row's columns, arranged; BadCase where a template cannot be filled in from it."""
+    def __call__(self, row: dict[str, Any]) -> CaseColumns:
+        """Map the row's columns; BadCase where a template cannot be rendered from them."""
         values = {name: row[name] for name in self._by_name if name in row}
         rest = {name: value for name, value in row.items() if name not in values and name not in self._mentioned}
         context = {"row": row, **row}
         for name, render in self._renders.items():
             values[name] = _rendered(name, render, context)
-        return Columns(values, rest)
+        return CaseColumns(values, rest)
 
     def _compile(self, environment: ImmutableSandboxedEnvironment, name: str, source: Any) -> Render:
         if not isinstance(source, str):
@@ -86,5 +86,5 @@ def _rendered(name: str, render: Render, context: dict[str, Any]) -> Any:
         return list(value) if isinstance(value, Iterator) else value
     except BadCase:
         raise
-    except Exception as error:  # a template may raise whatever its filters do
+    except Exception as error:  # a filter may raise anything
         raise BadCase(f"fields.{name} cannot be filled in: {error}") from error
