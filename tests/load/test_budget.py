@@ -24,7 +24,7 @@ SUITE = EvalSet(id="s", cases=[EvalCase(id=f"c{number}", prompt="p", expected="a
 @pytest.fixture(autouse=True)
 def a_client_with_time_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else this machine is busy with is not what these tests are about."""
-    monkeypatch.setattr(client_load, "SHORTEST", float("inf"))
+    monkeypatch.setattr(client_load, "MIN_SECONDS", float("inf"))
 
 
 class Paid:

@@ -31,7 +31,7 @@ CASES = [EvalCase(id=f"c{n}", prompt=f"p{n}", expected=f"P{n}") for n in range(3
 @pytest.fixture(autouse=True)
 def a_client_with_time_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else this machine is busy with is not what these tests are about."""
-    monkeypatch.setattr(client_load, "SHORTEST", float("inf"))
+    monkeypatch.setattr(client_load, "MIN_SECONDS", float("inf"))
 
 
 def says_p1(case: EvalCase, response: InvocationResponse) -> bool:
@@ -321,7 +321,7 @@ def test_a_level_that_is_not_reached_is_not_recommended(tmp_path: Path) -> None:
 def test_a_level_at_which_this_client_was_the_bottleneck_is_not_recommended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_load, "SHORTEST", 0.0)
+    monkeypatch.setattr(client_load, "MIN_SECONDS", 0.0)
 
     async def blocks_the_loop(case: EvalCase) -> InvocationResponse:
         await asyncio.sleep(0)
@@ -353,9 +353,9 @@ def test_a_level_in_which_this_client_was_late_by_chance_is_measured_once_more(
     judge = send_policy.judge_client
 
     def judged(load: client_load.ClientLoad, first: float | None) -> client_load.ClientLoad:
-        return judge(msgspec.structs.replace(load, lag_sustained=next(lateness), loop_cpu_share=0.1), first)
+        return judge(msgspec.structs.replace(load, loop_lag_sustained=next(lateness), loop_cpu_share=0.1), first)
 
-    monkeypatch.setattr(client_load, "SHORTEST", 0.0)
+    monkeypatch.setattr(client_load, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(send_policy, "judge_client", judged)
     target = Bears(100, 0.001)
     result = sweep_of(target, tmp_path, levels=[1]).run_sync()
@@ -370,9 +370,9 @@ def test_a_client_that_is_too_slow_is_measured_twice_at_most_and_once_where_it_w
     judge = send_policy.judge_client
 
     def judged(load: client_load.ClientLoad, first: float | None) -> client_load.ClientLoad:
-        return judge(msgspec.structs.replace(load, lag_sustained=1.0, loop_cpu_share=busy), first)
+        return judge(msgspec.structs.replace(load, loop_lag_sustained=1.0, loop_cpu_share=busy), first)
 
-    monkeypatch.setattr(client_load, "SHORTEST", 0.0)
+    monkeypatch.setattr(client_load, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(send_policy, "judge_client", judged)
     target = Bears(100, 0.001)
     result = sweep_of(target, tmp_path, levels=[1]).run_sync()

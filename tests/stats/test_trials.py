@@ -62,8 +62,8 @@ def decided(row):
 
 
 def judged(samples, name="judge") -> Score:
-    said = [sample for sample in samples if sample is not None]
-    mean = statistics.fmean(said)
+    values = [sample for sample in samples if sample is not None]
+    mean = statistics.fmean(values)
     return Score(name, mean, mean >= 0.5, samples=list(samples), mean=mean, by="model/correctness_v1")
 
 
@@ -121,7 +121,7 @@ def test_every_case_with_a_verdict_passed_always_never_or_is_flaky(rows):
 
 def test_flaky_cases_are_listed_the_most_balanced_first_then_in_case_order():
     rows = [[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0], [0, 1, None, None], [0, 0, 0, 0]]
-    rows = [[None if said is None else bool(said) for said in row] for row in rows]
+    rows = [[None if values is None else bool(values) for values in row] for row in rows]
     metrics = stats_of(rows).to_metrics(lambda position: f"case-{position}")
     assert metrics["flaky_cases"] == [
         {"id": "case-2", "passed": 2, "tried": 4},
@@ -318,9 +318,9 @@ def test_the_trial_means_of_the_samples_are_split_whatever_the_aggregator_made_o
     plain = variance_of(samples)
     stats = TrialStats(2, 2)
     for position, trial in itertools.product(range(2), repeat=2):
-        said = samples[position][trial]
-        value = float(sum(said) >= 2)
-        score = Score("judge", value, bool(value), samples=said, mean=sum(said) / 3, by="model")
+        values = samples[position][trial]
+        value = float(sum(values) >= 2)
+        score = Score("judge", value, bool(value), samples=values, mean=sum(values) / 3, by="model")
         stats.update(position, trial, bool(value), [score])
     score = stats.to_metrics()["scores"]["judge"]
     assert score["variance"] == plain
@@ -382,8 +382,8 @@ def test_with_trials_alone_a_deterministic_scorers_variance_is_the_agents():
 def test_with_repeated_judgements_alone_only_the_judges_part_is_known():
     found = variance_of([[[0.0, 1.0]], [[1.0, 1.0]]])
     assert (found["agent"], found["judge"], found["dominates"]) == (None, 0.25, None)
-    told = "the agent's part shows where a case is judged in two trials or more"
-    assert found["says"] == f"the judge varies between runs: std_dev 0.5; {told}"
+    message = "the agent's part shows where a case is judged in two trials or more"
+    assert found["says"] == f"the judge varies between runs: std_dev 0.5; {message}"
 
 
 def test_a_judge_that_never_wavers_is_not_said_to_vary():

@@ -14,7 +14,7 @@ from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase, InvocationResponse
 from tests.support.report import HOSTILE
 
-QUIET = {"bottleneck": False, "reason": None, "lag_p99": 0.001, "lag_max": 0.002, "loop_cpu_share": 0.1}
+QUIET = {"bottleneck": False, "reason": None, "loop_lag_p99": 0.001, "loop_lag_max": 0.002, "loop_cpu_share": 0.1}
 BUSY = {**QUIET, "bottleneck": True, "reason": "its event loop was busy 97% of the time", "loop_cpu_share": 0.97}
 
 

@@ -125,7 +125,7 @@ class SendPolicy:
     def stop_watching(self, elsewhere: Sequence[ClientLoad] = ()) -> None:
         """End it, and settle what was sent when: the run is over. Processes that did the work count before this one."""
         own = self._monitor.stop()
-        self._load = max(elsewhere, key=lambda load: (load.loop_cpu_share, load.lag_sustained), default=own)
+        self._load = max(elsewhere, key=lambda load: (load.loop_cpu_share, load.loop_lag_sustained), default=own)
         self._sends = self.schedule.counts() if self.schedule is not None else None
 
     def to_metrics(self, tally: Tally, stats: dict[str, Any]) -> dict[str, Any]:

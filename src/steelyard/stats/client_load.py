@@ -1,4 +1,4 @@
-"""The client's own load: how late its event loop runs and how busy it is, so that a result can say who was slow."""
+"""Client load: how late Steelyard's event loop runs and how busy it is, and whether that bent a measurement."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from steelyard.stats.formatting import format_seconds
 from steelyard.stats.sketch import PercentileSketch
 
 TICK = 0.02
-"""Seconds between two looks at the clock: fine enough for what hurts a measurement, too rare to cost anything."""
+"""Seconds between two ticks: fine enough to see what hurts a measurement, too rare to cost anything."""
 
 BUSY = 0.9
-"""The share of the time from which the loop's thread counts as having had no time to spare."""
+"""CPU share from which the event loop's thread counts as saturated."""
 
 LATE = 0.02
-"""Seconds of lag, at the 99th percentile, below which it is not held against the client."""
+"""Seconds of event-loop lag, at the 99th percentile, below which the client is not the bottleneck."""
 
-_FEWEST = 3
-"""Ticks that must have come late: in a short measurement one hiccup of the machine is the 99th percentile."""
+_MIN_LATE_TICKS = 3
+"""Ticks that must be late: in a short measurement one hiccup of the machine is the 99th percentile."""
 
 LATE_SHARE = 0.1
-"""... and the share of the median time to first token from which it bends what was measured."""
+"""... and the share of the median time to first token from which lag distorts it."""
 
 STOOD_STILL = 30.0
-"""Seconds without a tick from which the whole process is taken to have stood still: suspended, or stopped."""
+"""Seconds without a tick from which the whole process counts as suspended or stopped."""
 
-SHORTEST = 0.2
-"""Seconds that must have been watched before the client is judged: importing and connecting keep any loop busy."""
+MIN_SECONDS = 0.2
+"""Seconds that must be observed before the client is judged: importing and connecting keep any loop busy."""
 
 _FOLD_EVERY = 1024
-_WORST = ("lag_p50", "lag_p99", "lag_max", "lag_sustained")
+_WORST = ("loop_lag_p50", "loop_lag_p99", "loop_lag_max", "loop_lag_sustained")
 _EARLIER = "in an earlier launch "
 
 
 class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """How hard this process had to work for a measurement, and whether that decided what was measured."""
+    """How busy this process was during a measurement, and whether it was the bottleneck."""
 
     seconds: float
-    """How long it was watched, without the time it stood still."""
-    lag_p50: float
-    lag_p99: float
-    lag_max: float
-    lag_sustained: float
-    """The 99th percentile or, where that would be one or two ticks, what the third latest of them had."""
+    """How long it was observed, without the time it was suspended."""
+    loop_lag_p50: float
+    loop_lag_p99: float
+    loop_lag_max: float
+    loop_lag_sustained: float
+    """The 99th percentile or, where that would be one or two ticks, the third largest lag."""
     cpu_share: float
-    """CPU time of all threads over the time watched: 1.0 is one whole core."""
+    """CPU time of all threads over the time observed: 1.0 is one whole core."""
     loop_cpu_share: float
     """The same of the event loop's thread alone."""
     peak_rss: int | None = None
-    """The most memory that the process has held so far, in bytes; None where the system does not tell."""
+    """Peak memory of the process so far, in bytes; None where the system does not report it."""
     stood_still: float = 0.0
-    """Seconds in which the whole process seems to have stood still: each such time counts as one late tick only."""
+    """Seconds in which the whole process seems to have been suspended: each such time counts as one late tick."""
     bottleneck: bool = False
     reason: str | None = None
     """Why it was, in words."""
     launches: int = 1
-    """How many launches of the run these figures speak of."""
+    """Number of launches of the run that these figures cover."""
 
     def to_metrics(self) -> dict[str, Any]:
         """The same as it stands in metrics.json."""
@@ -69,28 +69,28 @@ class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge_client(load: ClientLoad, p50_first_token: float | None) -> ClientLoad:
-    """The load with its verdict: the client was the bottleneck when it had no time to spare, or when it came late.
+    """Return the load with its verdict: the client was the bottleneck when its loop was saturated, or late.
 
     Late means that the sustained lag is large in itself and against the median time to first token (to the last one
-    where nothing streamed); None where nothing was measured that it could have bent.
+    where nothing streamed); None where nothing was measured that it could have distorted.
     """
     reason = None
-    if load.seconds + load.stood_still >= SHORTEST:
+    if load.seconds + load.stood_still >= MIN_SECONDS:
         if load.loop_cpu_share >= BUSY:
             reason = f"its event loop was busy {load.loop_cpu_share:.0%} of the time"
-        elif p50_first_token is not None and load.lag_sustained >= max(LATE, LATE_SHARE * p50_first_token):
+        elif p50_first_token is not None and load.loop_lag_sustained >= max(LATE, LATE_SHARE * p50_first_token):
             reason = (
-                f"its event loop ran {format_seconds(load.lag_sustained)} late,"
+                f"its event loop ran {format_seconds(load.loop_lag_sustained)} late,"
                 f" with a median time to first token of {format_seconds(p50_first_token)}"
             )
     return msgspec.structs.replace(load, bottleneck=reason is not None, reason=reason)
 
 
 def with_earlier(earlier: ClientLoad, last: ClientLoad) -> ClientLoad:
-    """The load of a run's last launch and of those before it, each of them judged.
+    """Combine the load of a run's last launch with that of earlier ones, each of them judged.
 
-    Shares are of all the time that was watched. Percentiles cannot be joined: each is the worse one of the launches.
-    A launch in which the client was the bottleneck has left its times in the figures of the whole run.
+    Shares are of all the time observed. Percentiles cannot be combined: the worst of the launches is kept. A launch
+    in which the client was the bottleneck has affected the figures of the whole run.
     """
     seconds = max(earlier.seconds + last.seconds, 1e-9)
     reason = last.reason
@@ -112,7 +112,7 @@ def with_earlier(earlier: ClientLoad, last: ClientLoad) -> ClientLoad:
 
 
 class LoopMonitor:
-    """Watches the running event loop from `start()` to `stop()`, both called on the loop's own thread.
+    """Monitors the running event loop from `start()` to `stop()`, both called on the loop's thread.
 
     Ticks are due on a fixed grid. A loop that was blocked runs one of them, late, in place of several: those are
     counted too, each as late as it was, because whatever would have arrived meanwhile had to wait as long.
@@ -126,9 +126,9 @@ class LoopMonitor:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to watch the loop that is running."""
+        """Start monitoring the running loop."""
         self._loop = asyncio.get_running_loop()
-        # Not the loop's own clock: uvloop's stands still while callbacks run.
+        # Not the loop's clock: uvloop's does not advance while callbacks run.
         self._began = time.monotonic()
         self._process_began, self._thread_began = time.process_time(), time.thread_time()
         self._due = self._began + self._tick
@@ -140,7 +140,7 @@ class LoopMonitor:
         self._timer = self._loop.call_later(max(self._due - now, 0.0), self._look)
 
     def _count(self, now: float) -> None:
-        """Count every tick that was due by now, and find the next one."""
+        """Count every tick that was due by now, and set the next one."""
         late = now - self._due
         if late < self._tick:
             self._recent.append(max(late, 0.0))  # timers may fire a hair early
@@ -161,21 +161,21 @@ class LoopMonitor:
         self._recent.clear()
 
     def stop(self) -> ClientLoad:
-        """Stop watching; what was seen, not judged yet."""
+        """Stop monitoring and return the load, not judged yet."""
         now = time.monotonic()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if now >= self._due:  # blocked up to this very moment: that counts too
+        if now >= self._due:  # blocked until now: that counts too
             self._count(now)
         self._fold()
         seconds = max(now - self._began - self._stood_still, 1e-9)
         return ClientLoad(
             seconds=seconds,
-            lag_p50=self._sketch.percentile(50) or 0.0,
-            lag_p99=self._sketch.percentile(99) or 0.0,
-            lag_max=max(self._sketch.maximum, 0.0),
-            lag_sustained=self._sketch.percentile(self._sustained()) or 0.0,
+            loop_lag_p50=self._sketch.percentile(50) or 0.0,
+            loop_lag_p99=self._sketch.percentile(99) or 0.0,
+            loop_lag_max=max(self._sketch.maximum, 0.0),
+            loop_lag_sustained=self._sketch.percentile(self._sustained()) or 0.0,
             cpu_share=(time.process_time() - self._process_began) / seconds,
             loop_cpu_share=(time.thread_time() - self._thread_began) / seconds,
             peak_rss=_peak_rss(),
@@ -183,9 +183,9 @@ class LoopMonitor:
         )
 
     def _sustained(self) -> float:
-        """Which percentile has at least so many ticks from it on."""
+        """Return the highest percentile, up to 99, with at least `_MIN_LATE_TICKS` ticks at or above it."""
         others = self._sketch.count - 1
-        return min(99.0, 100.0 * (1 - (_FEWEST - 1) / others)) if others >= _FEWEST else 0.0
+        return min(99.0, 100.0 * (1 - (_MIN_LATE_TICKS - 1) / others)) if others >= _MIN_LATE_TICKS else 0.0
 
 
 def _peak_rss() -> int | None:

@@ -1,4 +1,4 @@
-"""What a run has spent, as it is spent: exact, the same in any order, and never mistaken for what is not known."""
+"""Spending of a run: exact sums, the same in any order, with calls of unknown cost counted separately."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from typing import Any, Protocol
 
 _UNIT = 1e12
-"""Costs are added up as whole numbers of a millionth of a millionth: what one token costs at any price per million
-tokens with up to six decimals. A million of them add up to the last digit, which floats do not."""
+"""Costs are summed as whole numbers of 1e-12: exact for one token at any price per million tokens with up to six
+decimals. A million of them add up to the last digit, which floats do not."""
 
 _LIMIT = 1e9
-"""No single call costs as much: past this it is a mistake, and counted as unknown."""
+"""A single call above this is a mistake, and counted as unknown."""
 
 
 class Costed(Protocol):
@@ -27,29 +27,29 @@ class Costed(Protocol):
 
 
 class Spending:
-    """The cost of answers, of failed calls and of judges, and how many calls cost nobody knows what.
+    """The cost of answers, failed calls and judges, and the number of calls whose cost is not known.
 
-    Count in each answer that stands and each error that stands or, superseded by now, was paid for all the same.
+    Add each answer that counts, and each error, superseded or not: it was paid for.
     """
 
     def __init__(self, currency: str = "USD", unknown_because: str | None = None) -> None:
         self.currency = currency
         self.unknown_because = unknown_because
-        """Why no price is known, where one would be expected."""
+        """Why no price is known, where one is expected."""
         self.calls = 0
-        """How many answers and errors have a known cost."""
+        """Number of answers and errors with a known cost."""
         self.unknown = 0
-        """How many answers have none."""
+        """Number of answers without one."""
         self.unknown_errors = 0
         self.unknown_judges = 0
         self.estimated = 0
-        """How many answers' costs come from an estimated number of tokens."""
+        """Number of answers whose cost comes from estimated tokens."""
         self._answers = 0
         self._errors = 0
         self._judges = 0
 
     def update(self, record: Costed) -> None:
-        """Count in an answer or an error. One from the cache costs nothing, whatever it cost back then."""
+        """Add an answer or an error. One from the cache costs nothing now."""
         if record.cached:
             return
         units = _units(record.cost)
@@ -66,7 +66,7 @@ class Spending:
             self.estimated += record.tokens_estimated
 
     def update_judge(self, cost: float | None) -> None:
-        """Count in one call of a judge."""
+        """Add one call of a judge."""
         units = _units(cost)
         if units is None:
             self.unknown_judges += 1
@@ -74,7 +74,7 @@ class Spending:
             self._judges += units
 
     def merge(self, other: Spending) -> None:
-        """Take in another's calls, as if each had been seen here."""
+        """Add another's calls, as if each had been counted here."""
         self.unknown_because = self.unknown_because or other.unknown_because
         for name, value in vars(other).items():
             if isinstance(value, int):
@@ -125,14 +125,14 @@ class Spending:
 
 
 def _units(cost: float | None) -> int | None:
-    """A cost as a whole number; None for one that nobody knows: missing, negative, NaN or beyond reason."""
+    """Return a cost as a whole number; None when it is missing, negative, NaN or too large."""
     if cost is None or not 0 <= cost < _LIMIT:
         return None
     return round(cost * _UNIT)
 
 
 def format_money(amount: float, currency: str) -> str:
-    """An amount to the cent, or to two digits where a cent is too much: 12.30 USD, 0.0042 USD."""
+    """Format an amount to the cent, or to two digits where it is less than that: 12.30 USD, 0.0042 USD."""
     digits = 2
     if 0 < abs(amount) < 1:
         digits = max(2, 1 - math.floor(math.log10(abs(amount))))

@@ -1,4 +1,4 @@
-"""Errors in the words of whoever runs a load test: by HTTP status, or by what happened to the connection."""
+"""Errors by kind: HTTP status, or what happened to the connection, in the words of load tests."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _TYPES = {
     "ResponseTooLarge": "response too large",
 }
 _OUR_OWN = ("TargetError", "TransientError", "TransportError")
-"""Types that say nothing of what happened: with a good status, it was the answer that was wanting."""
+"""Types that do not name a cause: with a 2xx status, the answer was incomplete."""
 
 
 class Failed(Protocol):
-    """What decides the kind of an error, of a record or of a journal's entry."""
+    """What decides the kind of an error, in a record or a journal entry."""
 
     @property
     def error_type(self) -> str | None: ...
@@ -63,13 +63,13 @@ class ErrorName(NamedTuple):
 
 
 def error_name(failed: Failed) -> ErrorName:
-    """The type and the kind of a failed call."""
+    """Return the type and the kind of a failed call."""
     name = failed.error_type or "error"
     return ErrorName(name, _kind(name, failed.http_status))
 
 
 def _kind(name: str, status: int | None) -> str:
-    """`429 rate limited`, `timeout`, `connection lost`; the type where neither status nor type has such words."""
+    """Return `429 rate limited`, `timeout`, `connection lost`; the type where there is no name for it."""
     if status is not None and status >= 300:
         words = _STATUSES.get(status)
         return f"{status} {words}" if words else str(status)
@@ -79,7 +79,7 @@ def _kind(name: str, status: int | None) -> str:
 
 
 def ranked(counts: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """The sums by name, the most frequent first."""
+    """Return the sums by name, the most frequent first."""
     sums: Counter[str] = Counter()
     for name, count in counts:
         sums[name] += count
@@ -87,17 +87,17 @@ def ranked(counts: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def by_type(counts: Mapping[ErrorName, int]) -> dict[str, int]:
-    """How often each type of exception came, the most frequent first."""
+    """Count errors by exception type, the most frequent first."""
     return ranked((name.type, count) for name, count in counts.items())
 
 
 def by_kind(counts: Mapping[ErrorName, int]) -> dict[str, int]:
-    """How often each kind of error came, the most frequent first."""
+    """Count errors by kind, the most frequent first."""
     return ranked((name.kind, count) for name, count in counts.items())
 
 
 class ErrorRow(NamedTuple):
-    """A kind of error, how often it came, and the case and message of one; None where that is not known any more."""
+    """A kind of error, its number, and the case and message of one, if still known."""
 
     kind: str
     number: int
@@ -105,7 +105,7 @@ class ErrorRow(NamedTuple):
 
 
 def error_rows(metrics: Mapping[str, Any]) -> list[ErrorRow]:
-    """The kinds of errors in a run's metrics; the types of their exceptions where an older run tells no kinds."""
+    """Return the kinds of errors in a run's metrics; exception types where an older run has no kinds."""
     names = ("error_kinds", "error_kind_examples") if "error_kinds" in metrics else ("errors", "error_examples")
     counts, examples = (metrics.get(name, {}) for name in names)
     return [ErrorRow(kind, count, examples.get(kind)) for kind, count in counts.items()]

@@ -1,4 +1,4 @@
-"""What an answer costs: the tokens that its provider counted, at the prices of the suite or of a public list."""
+"""Prices: what an answer costs, from its tokens and the prices of the suite or a public list, and the budget."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cost_of(response: InvocationResponse, prices: Prices) -> float | None:
-    """The cost of an answer, failed or not; nothing when it came from the cache, None when its tokens are not known.
+    """Return the cost of an answer, failed or not: 0 when it came from the cache, None when its tokens are not known.
 
     `num_tokens_input` are all input tokens, those from the provider's prompt cache and those written to it included.
     """
@@ -61,7 +61,7 @@ def cost_of(response: InvocationResponse, prices: Prices) -> float | None:
 class Priced(TargetWrapper):
     """A target whose answers say what they cost, unless they said so themselves.
 
-    `on_cost` hears of every call, None where its cost is not known: for judges, whose answers are not recorded.
+    `on_cost` is called for every call, with None where its cost is not known: for judges, which have no record.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Priced(TargetWrapper):
         self._on_cost = on_cost
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        """The target's answer with its cost. What came before a fault is priced too: it will be on the bill."""
+        """Call the target and add the cost. What was received before an error is priced too: it is billed."""
         try:
             response = await self._target.invoke(case, context)
         except TargetError as error:
@@ -83,12 +83,12 @@ class Priced(TargetWrapper):
 
     def _priced(self, response: InvocationResponse) -> InvocationResponse:
         if not isinstance(response, InvocationResponse):
-            return response  # not ours to judge: the work names it for what it is
+            return response  # the case runner reports it as an invalid response
         cost = response.cost
         if cost is None and self._prices is not None:
             cost = cost_of(response, self._prices)
             if cost is not None:
-                # A copy: a function of the user's may hand out the same one again.
+                # A copy: a user's function may return the same object again.
                 response = msgspec.structs.replace(response, cost=cost)
         if self._on_cost is not None:
             self._on_cost(cost)
@@ -106,16 +106,16 @@ class PriceBook(msgspec.Struct, frozen=True):
         return next((prices.currency for prices in self.models.values()), _LISTED_CURRENCY)
 
     def of(self, target: Target) -> Prices | None:
-        """What the target's tokens cost; None when nobody knows. Reads the list: not for the event loop."""
+        """Return what the target's tokens cost; None when not known. Reads the list: not for the event loop."""
         if target.model_id in self.models:
             return self.models[target.model_id]
-        # Only an endpoint says who is paid; and the list's prices cannot be added to others than its own.
+        # Only an endpoint identifies the provider, and amounts in different currencies cannot be added.
         if not isinstance(target, RemoteTarget) or target.model_id is None or self.currency != _LISTED_CURRENCY:
             return None
         return listed_prices(target.model_id, target.endpoint)
 
     def unknown_because(self, target: Target) -> str:
-        """Why `of` knows no price, and what helps."""
+        """Explain why `of` knows no price, and what helps."""
         model = f"model {target.model_id!r}" if target.model_id is not None else "the target"
         why = f"the suite has no `prices` for {model}"
         if isinstance(target, RemoteTarget) and target.model_id is not None and self.currency == _LISTED_CURRENCY:
@@ -126,7 +126,7 @@ class PriceBook(msgspec.Struct, frozen=True):
 
 
 def read_prices(raw: Mapping[str, Any] | None, model_id: str | None) -> PriceBook:
-    """The book that a suite's `prices` describe: one set, for the model of its target, or a set for each model."""
+    """Read a suite's `prices`: one set, for the model of its target, or a set for each model."""
     if not raw:
         return PriceBook()
     if not isinstance(raw, Mapping):
@@ -160,7 +160,7 @@ def _read_set(raw: Mapping[str, Any], where: str) -> Prices:
 
 def _number(value: object, where: str, *, above: float | None = None) -> float:
     try:
-        # Text too: `1_000_000` is text to a suite file, and a number to whoever wrote it.
+        # Text too: `1_000_000` is text in a suite file, but meant as a number.
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
@@ -171,7 +171,7 @@ def _number(value: object, where: str, *, above: float | None = None) -> float:
 
 
 def listed_prices(model: str, endpoint: str) -> Prices | None:
-    """What the genai-prices package, if installed, says of a model at an endpoint; as of today, without a network."""
+    """Return a model's prices at an endpoint from the genai-prices package, if installed; uses no network."""
     if not endpoint.startswith("https://"):
         return None  # nobody is paid over plain HTTP, and the list takes a quarter of a second to load
     try:
@@ -190,7 +190,7 @@ def listed_prices(model: str, endpoint: str) -> Prices | None:
 
 
 def _with_tiers(listed: Mapping[str, Any], source: str) -> Prices:
-    """Prices from the list, with those for long requests: past a number of input tokens, all tokens cost more."""
+    """Return the list's prices with their tiers: above a number of input tokens, all tokens cost more."""
     starts = {tier.start for price in listed.values() for tier in getattr(price, "tiers", ())}
 
     def at(tokens: int, above: tuple[tuple[int, Prices], ...] = ()) -> Prices:
@@ -201,7 +201,7 @@ def _with_tiers(listed: Mapping[str, Any], source: str) -> Prices:
 
 
 def _at(price: Any, tokens: int) -> float:
-    """The price for a request of so many input tokens."""
+    """Return the price for a request of this many input tokens."""
     reached = [tier.price for tier in getattr(price, "tiers", ()) if tokens > tier.start]
     return float(reached[-1] if reached else getattr(price, "base", price))
 
@@ -213,10 +213,10 @@ def _has_list() -> bool:
 
 
 def over_budget(spending: Spending, limit: float, in_flight: int = 0, *, answers_are_paid: bool = False) -> str | None:
-    """Why no more may be asked: what is spent, and what those under way will cost by the average, reaches the limit.
+    """Return why the budget is exhausted: the spending plus the expected cost of calls in flight reaches the limit.
 
-    None while it does not. A budget for answers of which not one has a known cost cannot be kept: that is a reason too.
-    Answers that are only scored again were paid for before: then the judges alone are held against the limit.
+    None while it does not. A budget cannot be kept when no answer has a known cost: that is a reason too. Answers that
+    are only scored again were already paid for: then only the judges count against the limit.
     """
     if answers_are_paid:
         total, per_call = spending.judges, spending.judges / spending.calls if spending.calls else 0.0
@@ -231,17 +231,17 @@ def over_budget(spending: Spending, limit: float, in_flight: int = 0, *, answers
     return f"{spent} spent{under_way}: max_cost is {limit:g}"
 
 
-def check_budget(limit: float, target: Target, book: PriceBook, judges: Iterable[Target] = ()) -> None:
-    """Refuse a budget for an endpoint whose prices nobody knows, before anything is asked.
+def check_budget(limit: float, target: Target, prices: PriceBook, judges: Iterable[Target] = ()) -> None:
+    """Refuse a budget for an endpoint without known prices, before anything is called.
 
-    A judge on one's own machine has none that anybody would miss; a target there is what the budget is for.
+    A judge over plain HTTP needs no prices; a target does, as the budget is for it.
     """
     asked = [target, *(judge for judge in judges if is_paid(judge))]
     for one in asked:
-        if isinstance(one, RemoteTarget) and book.of(one) is None:
-            raise ConfigurationError(f"max_cost {limit:g} cannot be kept: {book.unknown_because(one)}")
+        if isinstance(one, RemoteTarget) and prices.of(one) is None:
+            raise ConfigurationError(f"max_cost {limit:g} cannot be kept: {prices.unknown_because(one)}")
 
 
 def is_paid(target: Target) -> bool:
-    """Whether somebody is likely paid for its answers: nobody is over plain HTTP."""
+    """Whether its answers are likely paid for: over plain HTTP they are not."""
     return isinstance(target, RemoteTarget) and target.endpoint.startswith("https://")

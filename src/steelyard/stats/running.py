@@ -1,4 +1,4 @@
-"""Where the time went, as far as a run can tell: figures that only some targets and ways of sending have."""
+"""RunningStats: counts, tokens and latency percentiles of a run as responses arrive, also by node."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ DETAILS = (
     "time_from_planned",
 )
 
+_FOLD_EVERY = 1024
+_PERCENTILES = (50, 90, 95, 99)
+
+_read_metrics = attrgetter(*METRICS)
+
 
 class Detailed(Protocol):
-    """What a response or a record may tell beside the figures that all have."""
+    """Times of a response or record that only some targets and ways of sending have."""
 
     @property
     def time_queued(self) -> float | None: ...
@@ -37,14 +42,14 @@ class Detailed(Protocol):
 
 
 class Details:
-    """The values of each detail that was ever told; one that never was costs nothing and is not reported."""
+    """The values of each detail that occurred; one that never did costs nothing and is not reported."""
 
     def __init__(self) -> None:
         self._values: dict[str, Blocks] = {}
 
     @staticmethod
-    def told_by(response: Detailed) -> bool:
-        """Whether there is anything to tell: an endpoint was asked, more than once, after a wait, or by a plan."""
+    def has_details(response: Detailed) -> bool:
+        """Whether a response has any of these times: it was queued, rate limited, retried, or planned."""
         return not (
             response.time_queued is None
             and response.time_waiting is None
@@ -53,7 +58,7 @@ class Details:
         )
 
     def update(self, response: Detailed) -> None:
-        """Take in what the response tells."""
+        """Add the response's details."""
         for name in DETAILS:
             value = getattr(response, name)
             if value is not None and -LIMIT < value < LIMIT:
@@ -67,23 +72,23 @@ class Details:
             values.seal()
 
     def update_all(self, responses: Iterable[Detailed]) -> None:
-        """The same for many."""
+        """Add the details of many responses."""
         for response in responses:
-            if self.told_by(response):
+            if self.has_details(response):
                 self.update(response)
 
     def merge(self, other: Details) -> None:
-        """Take in another's values."""
+        """Add another's values."""
         for name, values in other._values.items():
             self._values.setdefault(name, Blocks()).extend(values.joined())
 
     def columns(self) -> dict[str, npt.NDArray[np.float64]]:
-        """The values of each detail, in the order in which details are reported."""
+        """Return the values of each detail, in the order of reports."""
         return {name: self._values[name].joined() for name in DETAILS if name in self._values}
 
 
 class Served(Protocol):
-    """What is read of a response that came by a node."""
+    """What NodeStats reads of a response that a node served."""
 
     @property
     def node(self) -> str | None: ...
@@ -96,7 +101,7 @@ class Served(Protocol):
 
 
 class NodeFigures:
-    """What one node served."""
+    """The figures of one node."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -114,7 +119,7 @@ class NodeStats:
         return bool(self._nodes)
 
     def update(self, response: Served) -> None:
-        """Count a response in, if a node served it."""
+        """Add a response, if a node served it."""
         if response.node is None:
             return
         figures = self._nodes.get(response.node)
@@ -128,7 +133,7 @@ class NodeStats:
             figures.latencies.append(latency)
 
     def merge(self, other: NodeStats) -> None:
-        """Take in another's figures."""
+        """Add another's figures."""
         for node, theirs in other._nodes.items():
             ours = self._nodes.setdefault(node, NodeFigures())
             ours.requests += theirs.requests
@@ -156,12 +161,6 @@ def _described(figures: NodeFigures) -> dict[str, Any]:
     }
 
 
-_FOLD_EVERY = 1024
-_PERCENTILES = (50, 90, 95, 99)
-
-_read_metrics = attrgetter(*METRICS)
-
-
 class Measured(Detailed, Served, Protocol):
     """What RunningStats reads of a response or a record."""
 
@@ -186,7 +185,7 @@ class RunningStats:
 
     Every value is kept, 8 bytes each, so that the final figures are exact and do not depend on the order of
     arrival. Live figures come from a sketch of fixed size: their cost does not grow with the responses.
-    `active_seconds` is how long the run was at work; whoever runs it keeps it current.
+    `active_seconds` is how long the run was active; the run keeps it current.
     """
 
     def __init__(self) -> None:
@@ -200,14 +199,14 @@ class RunningStats:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Set up what follows from the values: it is rebuilt on the other side, not pickled."""
+        """Set up what is derived from the values; it is rebuilt after unpickling."""
         self._appends = tuple(values.append for values in self._values.values())
         self._sketches = {metric: PercentileSketch() for metric in METRICS}
         for metric, values in self._values.items():
             self._sketches[metric].add(values.joined())
 
     def update(self, response: Measured) -> None:
-        """Count a response in: its figures when it succeeded, only its failure when it did not."""
+        """Add a response: its figures when it succeeded, only its failure when it did not."""
         self.total_requests += 1
         if not self.total_requests % _FOLD_EVERY:
             self._fold()
@@ -221,7 +220,7 @@ class RunningStats:
             return
         first, last, per_token, tokens_in, tokens_out = _read_metrics(response)
         append_first, append_last, append_per_token, append_in, append_out = self._appends
-        # Written out, as this runs once a response. NaN and infinity fail the comparison too.
+        # Written out, as this runs for every response. NaN and infinity fail the comparison too.
         if first is not None and -LIMIT < first < LIMIT:
             append_first(first)
         if last is not None and -LIMIT < last < LIMIT:
@@ -241,7 +240,7 @@ class RunningStats:
             self._details.update(response)
 
     def update_all(self, responses: Sequence[Measured]) -> None:
-        """Count many responses in, which costs less than one by one."""
+        """Add many responses, which is faster than one by one."""
         before = self.total_requests
         self.total_requests += len(responses)
         answered = [response for response in responses if response.error is None]
@@ -263,7 +262,7 @@ class RunningStats:
         self.failed_requests += count
 
     def merge(self, other: RunningStats) -> None:
-        """Take in another's responses, as if each had been seen here. Both were at work at the same time."""
+        """Add another's responses, as if each had been seen here. Both were active at the same time."""
         self.total_requests += other.total_requests
         self.failed_requests += other.failed_requests
         self.cached_requests += other.cached_requests
@@ -277,12 +276,12 @@ class RunningStats:
         self.nodes.merge(other.nodes)
 
     def snapshot(self, spec: Mapping[str, Any] | ProgressSpec | None = None) -> dict[str, float | int | None]:
-        """The live value for each label of a progress spec; percentiles are within 0.5 %."""
+        """Return the live value for each label of a progress spec; percentiles are within 0.5 %."""
         self._fold()
         return {stat.label: self._live_value(stat) for stat in parse_progress_bar_stats(spec)}
 
     def to_stats(self) -> dict[str, Any]:
-        """The final figures, flat and exact; None where there is nothing to say."""
+        """Return the final figures, flat and exact; None where there is no value."""
         self._fold()
         described: dict[str, float | None] = {}
         for metric, values in self._values.items():
@@ -365,13 +364,13 @@ class RunningStats:
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:
-    """None where there is nothing to divide by, or so little that no number can hold the ratio."""
+    """Divide; None where the denominator is zero, or so small that the ratio is not finite."""
     ratio = numerator / denominator if denominator else math.inf
     return ratio if math.isfinite(ratio) else None
 
 
 def _describe(numbers: npt.NDArray[np.float64]) -> dict[str, float | None]:
-    """Average, percentiles, min and max, whatever the order; each None when there are none. Reorders in place."""
+    """Return average, percentiles, min and max, in any order of values; each None without values. Reorders in place."""
     names = ("average", *(f"p{percent}" for percent in _PERCENTILES), "min", "max")
     if not len(numbers):
         return dict.fromkeys(names)

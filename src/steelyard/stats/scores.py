@@ -1,4 +1,4 @@
-"""The scores of a run as they arrive: how many cases passed, and how sure that is."""
+"""ScoreStats: verdicts and scores of a run as they arrive, pass rates and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from steelyard.stats.intervals import Interval, mean_interval, wilson
 from steelyard.stats.sketch import Blocks
 
 _SEAL_EVERY = 1024
-_LONGEST_EXAMPLE = 300
+_MAX_EXAMPLE = 300
 
 
 def is_scoring_error(score: Score) -> bool:
-    """Whether the scorer broke down instead of scoring: that says nothing about the answer."""
+    """Whether the scorer failed instead of scoring: that says nothing about the answer."""
     return score.value is None and bool(score.errors)
 
 
@@ -28,20 +28,20 @@ def verdict(scores: Iterable[Score]) -> bool | None:
     None, for "unscored", when no score decides or when one could not be made. A score without `passed` is only
     a measurement and decides nothing; nor does one that was overruled, or an advisory one.
     """
-    said: bool | None = None
+    passes: bool | None = None
     for score in scores:
         if score.overruled or score.advisory:
             continue
         if score.value is None and score.errors:
             return None
         passed = score.passed
-        if passed is not None and said is not False:
-            said = passed
-    return said
+        if passed is not None and passes is not False:
+            passes = passed
+    return passes
 
 
 def _is_plain(score: Score) -> bool:
-    """Whether it is a scorer's own word and counts as it is: nobody's judgement, and in nobody's place."""
+    """Whether it is a deterministic scorer's finite value that counts: not a judge's, overruled or advisory."""
     value = score.value
     return (
         value is not None
@@ -53,7 +53,7 @@ def _is_plain(score: Score) -> bool:
 
 
 class _NamedScores:
-    """What one scorer said over all records."""
+    """The scores of one scorer over all records."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -85,7 +85,7 @@ class _NamedScores:
                 self.values.seal()
 
     def take_all(self, values: list[float], decided: int, passed: int) -> None:
-        """Count in plain scores: all have a finite value, none is a judge's."""
+        """Add plain scores: all have a finite value, none is a judge's."""
         before = self.n
         self.n += len(values)
         self.decided += decided
@@ -122,8 +122,8 @@ class _NamedScores:
         }
 
     def _keep_example(self, error: str) -> None:
-        """Keep the first in the alphabet, which is the same one in whatever order they come."""
-        shown = error[:_LONGEST_EXAMPLE]
+        """Keep the alphabetically first error, which does not depend on the order of records."""
+        shown = error[:_MAX_EXAMPLE]
         self.error_example = shown if self.error_example is None else min(self.error_example, shown)
 
     def _count_judge(self, score: Score) -> None:
@@ -135,7 +135,7 @@ class _NamedScores:
             self.spreads.append(score.std_dev)
 
     def _judge_metrics(self) -> dict[str, Any]:
-        """Who judged, how many were asked only after others said no, and whether it counts; nothing for others."""
+        """Return who judged, how many were escalated, and whether the judge is advisory; empty for other scorers."""
         if not self.judges:
             return {}
         return {
@@ -149,8 +149,8 @@ class _NamedScores:
 class ScoreStats:
     """Verdicts and scores of the records seen so far; the same in any order.
 
-    `n` counts every record and equals `errors + scored + unscored`. A record whose scorer broke down is
-    unscored and counts in `scoring_errors`: it is never a wrong answer in silence.
+    `n` counts every record and equals `errors + scored + unscored`. A record whose scorer failed is unscored
+    and counts in `scoring_errors`: it is never silently a wrong answer.
     """
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class ScoreStats:
         self._by_name: dict[str, _NamedScores] = {}
 
     def update(self, record_scores: list[Score], failed: bool) -> None:
-        """Count a record in; one that failed (no answer came) has no scores to look at."""
+        """Add a record; one that failed (no answer) has no scores."""
         if failed:
             self.n += 1
             self.errors += 1
@@ -171,7 +171,7 @@ class ScoreStats:
             self.take(record_scores, verdict(record_scores))
 
     def take(self, scores: list[Score], passed: bool | None) -> None:
-        """Count in an answer whose verdict is known already."""
+        """Add an answer whose verdict is already known."""
         self.n += 1
         if passed is None:
             self.unscored += 1
@@ -186,14 +186,14 @@ class ScoreStats:
             (by_name.get(score.name) or self._named(score.name)).update(score)
 
     def take_all(self, answers: Sequence[list[Score]]) -> None:
-        """Count in many answers: cheaper where each has one plain score, by one scorer."""
+        """Add many answers: faster where each has one plain score of the same scorer."""
         plain = [scores[0] for scores in answers if len(scores) == 1 and _is_plain(scores[0])]
         if len(plain) < len(answers) or len({score.name for score in plain}) != 1:
             for scores in answers:
                 self.take(scores, verdict(scores))
             return
-        said = [score.passed for score in plain]
-        decided, passed = len(said) - said.count(None), said.count(True)
+        passes = [score.passed for score in plain]
+        decided, passed = len(passes) - passes.count(None), passes.count(True)
         self.n += len(plain)
         self.scored += decided
         self.unscored += len(plain) - decided
@@ -203,7 +203,7 @@ class ScoreStats:
         )
 
     def merge(self, other: ScoreStats) -> None:
-        """Take in another's records, as if each had been seen here."""
+        """Add another's records, as if each had been seen here."""
         self.n += other.n
         self.errors += other.errors
         self.scored += other.scored
@@ -230,7 +230,7 @@ class ScoreStats:
 
     @property
     def pass_rate_ci95(self) -> Interval | None:
-        """Where the pass rate lies with 95 % confidence (Wilson)."""
+        """The pass rate's 95 % confidence interval (Wilson)."""
         return wilson(self.passed, self.scored)
 
     def to_metrics(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Percentiles of a stream in fixed memory: how the live display asks a million values what their median is."""
+"""Streams of numbers: a percentile sketch in fixed memory for live figures, and compact columns of exact values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ import numpy.typing as npt
 # exponent and the top seven bits of the mantissa sorts values into buckets at most 1/128 wide relative to their
 # lower edge, so that the middle of a bucket is within 1/256 (0.39 %) of anything in it. No logarithm is taken.
 _DROPPED_BITS = 52 - 7
-_SMALLEST_EXPONENT = -30  # 2**-30 s is 0.9 ns, finer than any clock here; what is below counts as zero
-_LARGEST_EXPONENT = 34  # 2**34 is 17 thousand million: seconds or tokens
-_FIRST = (1023 + _SMALLEST_EXPONENT) << 7
-_LAST_BUCKET = ((_LARGEST_EXPONENT - _SMALLEST_EXPONENT) << 7) + 1
+_MIN_EXPONENT = -30  # 2**-30 s is 0.9 ns, finer than any clock here; what is below counts as zero
+_MAX_EXPONENT = 34  # 2**34 is 17 thousand million: seconds or tokens
+_FIRST = (1023 + _MIN_EXPONENT) << 7
+_LAST_BUCKET = ((_MAX_EXPONENT - _MIN_EXPONENT) << 7) + 1
+
+LIMIT = 1e300
+"""Larger values count as infinite: a hundred million of these still sum to a finite float."""
 
 
 class PercentileSketch:
@@ -38,7 +41,7 @@ class PercentileSketch:
         self._cumulative: npt.NDArray[np.int64] | None = None
 
     def add(self, values: npt.NDArray[np.float64]) -> None:
-        """Count these finite values in."""
+        """Add these finite values."""
         if not len(values):
             return
         # A negative number's sign bit makes its integer negative, so that clipping sends it to the zero bucket.
@@ -51,7 +54,7 @@ class PercentileSketch:
         self.maximum = max(self.maximum, float(values.max()))
 
     def percentile(self, percent: float) -> float | None:
-        """The value that `percent` of the values lie below, linear between neighbours; None when empty."""
+        """Return the percentile, linear between neighbours; None when empty."""
         if not self.count:
             return None
         position = (self.count - 1) * percent / 100
@@ -61,7 +64,7 @@ class PercentileSketch:
         return below + (above - below) * (position - lower)
 
     def _order_statistic(self, rank: int) -> float:
-        """The value of this rank, counted from 0: the middle of its bucket, exact at both ends."""
+        """Return the value of this rank, from 0: the middle of its bucket, exact at both ends."""
         if rank <= 0:
             return self.minimum
         if rank >= self.count - 1:
@@ -73,7 +76,7 @@ class PercentileSketch:
 
 
 def _middle(bucket: int) -> float:
-    """The middle of a bucket; 0 for the one below them all, infinity for the one above."""
+    """Return the middle of a bucket; 0 for the lowest, infinity for the highest."""
     if bucket == 0:
         return 0.0
     if bucket == _LAST_BUCKET:
@@ -83,15 +86,11 @@ def _middle(bucket: int) -> float:
     return middle
 
 
-LIMIT = 1e300
-"""Past this a value is as good as infinite: a hundred million of them still add up to a float."""
-
-
 class Blocks:
     """A column of numbers that only grows: recent ones in a small array, older ones in sealed blocks.
 
-    One large array would have to be moved each time it outgrows its place. Several that grow side by side
-    leave holes in the heap that cost a quarter of their size again.
+    One large array would be copied each time it grows. Several growing arrays would fragment the heap, at the cost
+    of another quarter of their size.
     """
 
     def __init__(self) -> None:
@@ -113,7 +112,7 @@ class Blocks:
         self._recent.fromlist(numbers)
 
     def seal(self) -> npt.NDArray[np.float64]:
-        """Put the recent numbers away as a block, and return it; to be called every thousand or so."""
+        """Move the recent numbers to a block, and return it; call it every thousand numbers or so."""
         block: npt.NDArray[np.float64] = np.array(self._recent)
         if len(block):
             self._sealed.append(block)
@@ -126,7 +125,7 @@ class Blocks:
             self._sealed.append(numbers.copy())
 
     def joined(self) -> npt.NDArray[np.float64]:
-        """All numbers in one array of its own, which the caller may reorder."""
+        """Return all numbers in a new array, which the caller may reorder."""
         return np.concatenate([*self._sealed, np.array(self._recent)])
 
     def __reduce__(self) -> tuple[Any, ...]:

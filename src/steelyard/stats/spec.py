@@ -1,4 +1,4 @@
-"""What the progress display shows: a label and a spec for each figure, checked before the run."""
+"""Names of figures: the specs of the progress display, checked before the run, and short names such as `ttft_p99`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,34 @@ DEFAULT_PROGRESS_BAR_STATS: Mapping[str, str | tuple[str, ...]] = {
 _FORMS = "a counter's name, (metric, aggregate) or (metric, aggregate, 'inv')"
 _PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
 
+TIMES = {
+    "ttft": "time_to_first_token",
+    "ttlt": "time_to_last_token",
+    "latency": "time_to_last_token",
+    "tpot": "time_per_output_token",
+    "time_to_first_token": "time_to_first_token",
+    "time_to_last_token": "time_to_last_token",
+    "time_per_output_token": "time_per_output_token",
+}
+SHORT_AGGREGATES = {"average": "average", "avg": "average", "mean": "average"} | {
+    name: name for name in ("p50", "p90", "p95", "p99", "min", "max")
+}
+SHORT_NAMES = tuple(f"{time}_{aggregate}" for time in TIMES for aggregate in ("p50", "p90", "p95", "p99", "average"))
+"""Those that are worth suggesting."""
+
+SECONDS = {
+    "us": Decimal("1e-6"),
+    "µs": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "m": Decimal(60),
+    "min": Decimal(60),
+}
+"""The units that a time may be given in. Decimal, as 70 % by floats is a little more than 0.7."""
+PERCENT = Decimal("0.01")
+
+_WRITTEN = re.compile(r"(\w+)[-_](\w+)")
+
 
 class ProgressStat(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of the display: a counter, or an aggregate of a metric, perhaps as its reciprocal."""
@@ -48,7 +76,7 @@ class ProgressStat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unit(self) -> Literal["seconds", "count", "number"]:
-        """How people read the figure: as a duration, a whole number, or a plain number."""
+        """How the figure is shown: as a duration, a whole number, or a number."""
         if self.aggregate is None:
             return "number" if self.source in ("requests_per_minute", "output_tps") else "count"
         return "seconds" if self.source.startswith("time_") and not self.inverse else "number"
@@ -58,7 +86,7 @@ ProgressSpec: TypeAlias = tuple[ProgressStat, ...]
 
 
 def parse_progress_bar_stats(given: Mapping[str, Any] | ProgressSpec | None) -> ProgressSpec:
-    """The figures asked for, in order: the default for None, nothing for `{}`; a bad spec is refused."""
+    """Parse the figures to show, in order: the default for None, nothing for `{}`; a bad spec is refused."""
     if isinstance(given, tuple) and all(isinstance(stat, ProgressStat) for stat in given):
         return given
     if given is None:
@@ -96,7 +124,7 @@ def _parse_aggregate(label: str, spec: tuple[Any, ...] | list[Any]) -> ProgressS
 
 
 def _parse_percentile(aggregate: Any) -> float | None:
-    """50.0 for "p50", 99.9 for "p99.9"; None for what is not a percentile from 0 to 100."""
+    """Return 50.0 for "p50", 99.9 for "p99.9"; None for what is not a percentile from 0 to 100."""
     match = _PERCENTILE.fullmatch(aggregate) if isinstance(aggregate, str) else None
     if match is None or float(match[1]) > 100:
         return None
@@ -113,39 +141,10 @@ def _not_known(kind: str, given: Any, allowed: Iterable[str], *, also: Iterable[
     return f"{given!r} is not a known {kind}{hint}; allowed: {', '.join(allowed)}{suffix}"
 
 
-TIMES = {
-    "ttft": "time_to_first_token",
-    "ttlt": "time_to_last_token",
-    "latency": "time_to_last_token",
-    "tpot": "time_per_output_token",
-    "time_to_first_token": "time_to_first_token",
-    "time_to_last_token": "time_to_last_token",
-    "time_per_output_token": "time_per_output_token",
-}
-SHORT_AGGREGATES = {"average": "average", "avg": "average", "mean": "average"} | {
-    name: name for name in ("p50", "p90", "p95", "p99", "min", "max")
-}
-SHORT_NAMES = tuple(f"{time}_{aggregate}" for time in TIMES for aggregate in ("p50", "p90", "p95", "p99", "average"))
-"""Those that are worth suggesting."""
-
-SECONDS = {
-    "us": Decimal("1e-6"),
-    "µs": Decimal("1e-6"),
-    "ms": Decimal("1e-3"),
-    "s": Decimal(1),
-    "m": Decimal(60),
-    "min": Decimal(60),
-}
-"""The units that a time may be given in. Decimal, as 70 % by floats is a little more than 0.7."""
-PERCENT = Decimal("0.01")
-
-_WRITTEN = re.compile(r"(\w+)[-_](\w+)")
-
-
 def full_name(written: str) -> str | None:
-    """The name of that time in the metrics, `time_to_first_token-p99` for `ttft_p99`; None where it is no time's.
+    """Return the name in the metrics, `time_to_first_token-p99` for `ttft_p99`; None where it is not a time.
 
-    A time without an aggregate, or with one that is not there, is refused.
+    A time without an aggregate, or with an unknown one, is refused.
     """
     name = written.lower()
     if name in TIMES:

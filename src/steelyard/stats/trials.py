@@ -1,4 +1,4 @@
-"""Cases that are tried several times: how often each passes, how sure that is, and which are flaky."""
+"""Trials: pass rates of cases that are tried several times, flaky ones, and the variance of agent and judge."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from steelyard.stats.intervals import Floats, Interval, bootstrap_mean, mean_int
 Counts: TypeAlias = npt.NDArray[np.int32]
 
 _UNDECIDED, _FAILED, _PASSED = 1, 2, 3
-"""What is known of a slot; 0 is a slot that was never seen."""
+"""The state of a slot; 0 is a slot without a record."""
 
-_SAID = {None: _UNDECIDED, False: _FAILED, True: _PASSED}
-_MOST_FLAKY = 50
+_VERDICTS = {None: _UNDECIDED, False: _FAILED, True: _PASSED}
+_MAX_FLAKY = 50
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+_MAX_RUNS = 65_535
+_ROUNDING = 1e-12
+_DOMINANT_SHARE = 2 / 3
 
 
 class TrialStats:
-    """Verdicts and scores by case and trial; the same in any order, the last word on a slot stands.
+    """Verdicts and scores by case and trial; the same in any order, the last record of a slot counts.
 
     A byte a slot (case × trial) for the verdict, and what `TrialScores` takes for each score name that occurs.
     """
@@ -40,7 +46,7 @@ class TrialStats:
         self._by_name: dict[str, TrialScores] = {}
 
     def update(self, position: int, trial: int, passed: bool | None, scores: list[Score]) -> None:
-        """Take in one record by its case's position; `passed` is None for an error or an unscored answer.
+        """Add one record by its case's position; `passed` is None for an error or an unscored answer.
 
         Of several scores with one name the last counts.
         """
@@ -52,12 +58,12 @@ class TrialStats:
         if self._verdicts[slot]:
             for named in self._by_name.values():
                 named.clear(slot)
-        self._verdicts[slot] = _SAID[passed]
+        self._verdicts[slot] = _VERDICTS[passed]
         for score in scores:
             self._named(score.name).put(slot, score)
 
     def merge(self, other: TrialStats) -> None:
-        """Take in another's records, as if each had been seen here."""
+        """Add another's records, as if each had been seen here."""
         if (self.cases, self.trials) != (other.cases, other.trials):
             raise ValueError(
                 f"both must have as many cases and trials, got {self.cases} × {self.trials} "
@@ -70,7 +76,7 @@ class TrialStats:
             self._named(name).take(other._by_name.get(name), seen)
 
     def case_counts(self) -> tuple[Counts, Counts]:
-        """For each case, in order, how many trials passed and how many have a verdict."""
+        """Return for each case, in order, how many trials passed and how many have a verdict."""
         verdicts = np.asarray(self._verdicts).reshape(self.cases, self.trials)
         passed = (verdicts == _PASSED).sum(axis=1, dtype=np.int32)
         return passed, (verdicts >= _FAILED).sum(axis=1, dtype=np.int32)
@@ -96,7 +102,7 @@ class TrialStats:
                     "passed": int(passed[position]),
                     "tried": int(tried[position]),
                 }
-                for position in flaky[:_MOST_FLAKY].tolist()
+                for position in flaky[:_MAX_FLAKY].tolist()
             ],
             "scores": {name: self._by_name[name].to_metrics(self.cases, self.trials) for name in sorted(self._by_name)},
         }
@@ -109,7 +115,7 @@ class TrialStats:
 
 
 def _rates(passed: Counts, tried: Counts) -> dict[str, Any]:
-    """The mean of the cases' pass rates, where it lies, and how much a case's verdict varies between trials."""
+    """Return the mean of the cases' pass rates, its interval, and how much verdicts vary between trials."""
     rates = passed / tried
     several = rates[tried > 1]
     interval = _clustered_interval(passed, tried)
@@ -160,22 +166,15 @@ def _estimates(passed: Counts, tried: Counts, trials: int) -> dict[str, dict[str
 
 
 def _flaky(passed: Counts, tried: Counts) -> npt.NDArray[np.int64]:
-    """The positions of cases that passed in some trials and not in others, the most balanced first."""
+    """Return the positions of cases that passed in some trials and not in others, the most balanced first."""
     positions = np.flatnonzero((passed > 0) & (passed < tried))
     c, n = passed[positions], tried[positions]
     ordered: npt.NDArray[np.int64] = positions[np.argsort(np.abs(2 * c - n) / n, kind="stable")]
     return ordered
 
 
-Mask: TypeAlias = npt.NDArray[np.bool_]
-
-_MOST_RUNS = 65_535
-_ROUNDING = 1e-12
-_DOMINANT_SHARE = 2 / 3
-
-
 class VarianceSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a score's variance is the agent's and what the judge's; None where it cannot be known.
+    """A score's variance, split into the agent's and the judge's; None where it cannot be known.
 
     `judge` is the variance of one judgement of one answer, `judge_in_mean` what is left of it in an answer's mean
     over the runs that were made. `agent` is the variance between trials (`between_trials`) less `judge_in_mean`.
@@ -263,7 +262,7 @@ class VarianceSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialScores:
-    """What one scorer said in each slot (case × trial): 8 bytes a slot, and 10 more once a judge repeats itself."""
+    """One scorer's values by slot (case × trial): 8 bytes a slot, and 10 more once a judge gives several samples."""
 
     def __init__(self, slots: int) -> None:
         self._values = _missing(slots)
@@ -274,7 +273,7 @@ class TrialScores:
         self._judged = False
 
     def put(self, slot: int, score: Score) -> None:
-        """Keep what was said in this slot, in place of what was there."""
+        """Set this slot's score, replacing what was there."""
         self.clear(slot)
         value = score.value
         if value is not None and math.isfinite(value):
@@ -285,7 +284,7 @@ class TrialScores:
             self._put_samples(slot, [s for s in score.samples if s is not None and math.isfinite(s)])
 
     def clear(self, slot: int) -> None:
-        """Forget what was said in this slot."""
+        """Clear this slot."""
         self._values[slot] = math.nan
         if self._variances is not None:
             self._variances[slot] = math.nan
@@ -305,7 +304,7 @@ class TrialScores:
         shifted = [sample - samples[0] for sample in samples]
         n = len(samples)
         centre = math.fsum(shifted) / n
-        self._runs[slot] = min(n, _MOST_RUNS)
+        self._runs[slot] = min(n, _MAX_RUNS)
         if n > 1:
             self._variances[slot] = math.fsum((each - centre) ** 2 for each in shifted) / (n - 1)
         mean = samples[0] + centre
@@ -315,7 +314,7 @@ class TrialScores:
             self._means[slot] = mean
 
     def take(self, other: TrialScores | None, seen: Mask) -> None:
-        """Take over another's slots where it has seen something; None is another that never saw this scorer."""
+        """Copy another's slots where it has records; None means that it has none of this scorer."""
         slots = len(self._values)
         theirs = other or TrialScores(slots)
         self._judged |= theirs._judged
@@ -362,7 +361,7 @@ class TrialScores:
         )
 
     def _noise(self, judge: float) -> Floats:
-        """The judge's variance in each slot's mean. One that was asked once there varies as it does elsewhere."""
+        """Return the judge's variance in each slot's mean; with one sample there, the average variance is used."""
         assert self._variances is not None
         assert self._runs is not None
         variances = np.asarray(self._variances)
@@ -371,7 +370,7 @@ class TrialScores:
 
 
 def _by_case(table: Floats) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
-    """For each row how many values it has, their mean, and the sum of their squared distances from it."""
+    """Return for each row the number of values, their mean, and the sum of squared distances from it."""
     present = ~np.isnan(table)
     counts = present.sum(axis=1)
     # Measured from the least: equal values then have a distance of exactly 0.
@@ -383,7 +382,7 @@ def _by_case(table: Floats) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
 
 
 def mean_or_none(values: Floats) -> float | None:
-    """The mean, summed without loss; None of no values."""
+    """Return the mean, summed exactly; None without values."""
     return math.fsum(values) / len(values) if len(values) else None
 
 
