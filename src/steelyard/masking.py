@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+MASK = "***"
+MIN_SECRET = 8
+"""Shorter texts are not masked: they would be found in any answer."""
+
 
 class Secret:
     """A text that repr, str and tracebacks do not show."""
@@ -17,3 +28,48 @@ class Secret:
 
     def __repr__(self) -> str:
         return "Secret(***)"
+
+
+class Masker:
+    """Replaces secrets in text, also where they are written as base64, percent-encoded or escaped for JSON."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        forms = {form for secret in secrets if len(secret) >= MIN_SECRET for form in _forms(secret)}
+        self._forms = sorted(forms, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, self._forms)), re.IGNORECASE) if forms else None
+
+    def text(self, text: str) -> str:
+        """The text with each secret in it masked; the same object where there is none."""
+        return text if self._pattern is None else self._pattern.sub(MASK, text)
+
+    def value(self, value: Any) -> Any:
+        """Text, lists and mappings (their keys too) with each secret masked; the same object where there is none."""
+        if self._pattern is None:
+            return value
+        if isinstance(value, str):
+            return self._pattern.sub(MASK, value)
+        if isinstance(value, dict):
+            masked = {self.value(key): self.value(part) for key, part in value.items()}
+            return masked if masked != value else value
+        if isinstance(value, (list, tuple)):
+            parts = [self.value(part) for part in value]
+            return type(value)(parts) if any(a is not b for a, b in zip(parts, value, strict=True)) else value
+        return value
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """How a secret may be written."""
+    yield secret
+    yield json.dumps(secret)[1:-1]
+    yield quote(secret, safe="")
+    yield quote_plus(secret)
+    yield from _base64_forms(secret.encode("utf-8", "surrogatepass"))
+
+
+def _base64_forms(secret: bytes) -> Iterator[str]:
+    """The characters of base64 that the secret alone decides, at each of the three places where it may begin."""
+    for shift in range(3):
+        encoded = base64.b64encode(bytes(shift) + secret).decode()
+        first, last = -(-shift * 8 // 6), (shift + len(secret)) * 8 // 6
+        yield encoded[first:last]
+        yield encoded[first:last].replace("+", "-").replace("/", "_")
