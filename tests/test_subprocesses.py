@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -19,6 +22,7 @@ from steelyard import subprocesses as process_module
 from steelyard.errors import TargetError
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase
+from steelyard.subprocesses import ProcessLog
 from steelyard.targets import Command
 
 CASE = EvalCase(id="fr", prompt="Capital of France?")
@@ -65,11 +69,18 @@ def uvloop_has_its_signal_pipe() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(uvloop_has_its_signal_pipe: None) -> Any:
-    """After every test here: the same descriptors as before, and no child, dead or alive."""
+    """After every test here: the same descriptors as before, and no child but the reaper, dead or alive."""
+    process_module.REAPER.start()
     before = set(os.listdir("/proc/self/fd"))
     yield
-    assert psutil.Process().children(recursive=True) == []
+    assert programs() == []
     assert len(set(os.listdir("/proc/self/fd"))) <= len(before)
+
+
+def programs() -> list[psutil.Process]:
+    """What this process has started, but for its reaper."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "reaper.py" not in " ".join(child.cmdline())]
 
 
 def shell(script: str, **options: Any) -> Command:
@@ -257,7 +268,7 @@ def test_many_calls_of_every_ending_leave_nothing_behind(run) -> None:
         endings = await asyncio.gather(*(one(script) for script in scripts * 3))
         expected = ["ok", "TargetError", "TargetError", "TargetError", "ok", "TimeoutError", "TargetError"]
         assert endings == expected * 3
-        assert psutil.Process().children(recursive=True) == []
+        assert programs() == []
 
     run(main())
 
@@ -311,3 +322,85 @@ def test_programs_run_side_by_side() -> None:
         return time.perf_counter() - started
 
     assert asyncio.run(main()) < 1.5
+
+
+KILLED = """
+import asyncio, os, sys
+from pathlib import Path
+from steelyard import EvalCase, InvocationContext
+from steelyard.subprocesses import ProcessLog
+from steelyard.targets import Command
+
+async def main():
+    target = Command(["/bin/sh", "-c", sys.argv[1]])
+    await target.invoke(EvalCase(id="a", prompt="?"), InvocationContext("a"))
+
+asyncio.run(main())
+"""
+
+
+def killed_runner(folder: Path, script: str, count: int) -> list[int]:
+    """The pids that a program and its descendants wrote before whoever ran them was killed with -9."""
+    runner = subprocess.Popen([sys.executable, "-c", KILLED, script], cwd=folder)
+    deadline = time.monotonic() + 20
+    while len(list(folder.glob("pid-*"))) < count:
+        assert time.monotonic() < deadline, "the program never got there"
+        time.sleep(0.01)
+    runner.kill()
+    runner.wait()
+    return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "touch pid-$$; sleep 600",
+        "(touch pid-$$; sleep 600) & wait",
+        "setsid sh -c 'touch pid-$$; sleep 600'",
+        "setsid sh -c 'touch pid-$$; sleep 600' & exec sleep 600",
+        "trap '' TERM INT HUP; touch pid-$$; while :; do sleep 1; done",
+    ],
+    ids=["the program", "a child", "a child with its own session", "one that outlived its parent", "one that ignores"],
+)
+def test_no_program_outlives_a_killed_runner_by_two_seconds(tmp_path: Path, script: str) -> None:
+    pids = killed_runner(tmp_path, script, 1)
+    deadline = time.monotonic() + 2
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        assert time.monotonic() < deadline, "still running two seconds later"
+        time.sleep(0.01)
+
+
+def test_a_log_of_programs_lets_the_next_launch_end_what_is_left(tmp_path: Path) -> None:
+    log = ProcessLog(tmp_path / "processes.jsonl")
+    left = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+    ended = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+    try:
+        log.started(left.pid)
+        log.started(ended.pid)
+        log.ended(ended.pid)
+        with open(tmp_path / "processes.jsonl", "ab") as file:
+            file.write(b'{"torn": ')
+        assert ProcessLog(tmp_path / "processes.jsonl").end_leftovers() == [left.pid]
+        assert left.wait(5) == -signal.SIGKILL
+        assert ended.poll() is None
+        assert not (tmp_path / "processes.jsonl").exists()
+    finally:
+        for process in (left, ended):
+            process.kill()
+            process.wait()
+
+
+def test_a_log_of_another_machine_or_boot_ends_nothing(tmp_path: Path) -> None:
+    bystander = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+    try:
+        log = ProcessLog(tmp_path / "processes.jsonl")
+        log.started(bystander.pid)
+        path = tmp_path / "processes.jsonl"
+        entry = json.loads(path.read_text())
+        for changed in ({"host": "elsewhere"}, {"boot": "another"}, {"pid_namespace": "pid:[1]"}, {"start": 1}):
+            path.write_text(json.dumps({**entry, **changed, "marker": "none"}) + "\n")
+            assert log.end_leftovers() == []
+            assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()

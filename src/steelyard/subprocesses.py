@@ -7,14 +7,22 @@ Built on Popen and the loop's readers rather than on asyncio's own subprocesses:
 from __future__ import annotations
 
 import asyncio
+import atexit
+import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
+from typing import Any
+
+from steelyard import reaper
 
 GRACE_SECONDS = 0.5
 """From SIGTERM to SIGKILL."""
@@ -35,6 +43,150 @@ def kill_all() -> None:
         child._signal(signal.SIGKILL)  # only the signal: its pipes belong to a loop in another thread
 
 
+class Reaper:
+    """This process's reaper: told of each program that starts and ends, it kills the rest when this process is gone.
+
+    It is started with the first program, or earlier by the command line, which has it watch for signals too. Where
+    there is no /proc (macOS) there is none, and programs are only ended by whoever started them.
+    """
+
+    def __init__(self) -> None:
+        self.marker = secrets.token_hex(8)
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._pipe: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What each program's environment carries, so that the reaper knows its descendants."""
+        return {f"{reaper.MARKER_PREFIX}{self.marker}": "1"}
+
+    def start(self) -> int | None:
+        """Have the reaper running; the pipe it reads, which `signal.set_wakeup_fd` takes too. None where it cannot."""
+        with self._lock:
+            if self._pid != os.getpid():  # a forked copy has its own programs, and needs its own reaper
+                self._pid, self.marker = os.getpid(), secrets.token_hex(8)
+                self._pipe = self._launch()
+            return self._pipe
+
+    def _launch(self) -> int | None:
+        if not os.path.exists("/proc/self/environ") or not hasattr(os, "pidfd_open"):
+            return None
+        reading, writing = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), self.marker],
+                stdin=reading,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+            )
+        except OSError:
+            os.close(writing)
+            return None
+        finally:
+            os.close(reading)
+        os.set_blocking(writing, False)
+        return writing
+
+    def started(self, pid: int) -> None:
+        """Report a program, which leads a process group."""
+        self._report(f"+ {pid} {reaper.start_time(pid) or 0}\n")
+
+    def ended(self, pid: int) -> None:
+        """Report that a program's group has been ended."""
+        self._report(f"- {pid}\n")
+
+    def calm(self) -> None:
+        """Report that the signals that came were dealt with: this process goes on."""
+        self._report("calm\n")
+
+    def _report(self, line: str) -> None:
+        if self._pipe is not None and self._pid == os.getpid():
+            with suppress(OSError):  # the reaper was killed: what it would do is left to the next launch
+                os.write(self._pipe, line.encode())
+
+    def close(self) -> None:
+        """Let the reaper end what is left, and wait for it."""
+        with self._lock:
+            pipe, self._pipe = self._pipe, None
+            if pipe is not None and self._pid == os.getpid():
+                os.close(pipe)
+                if self._process is not None:
+                    with suppress(subprocess.TimeoutExpired):
+                        self._process.wait(timeout=REAP_SECONDS)
+            self._pid = 0
+
+
+REAPER = Reaper()
+atexit.register(REAPER.close)
+
+
+class ProcessLog:
+    """`processes.jsonl`: the programs of a run, so that its next launch can end what a lost reaper left behind."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def started(self, pid: int) -> None:
+        """Write down a program that was started."""
+        self._append({**_this_machine(), "pid": pid, "start": reaper.start_time(pid), "marker": REAPER.marker})
+
+    def ended(self, pid: int) -> None:
+        """Write down that it was ended."""
+        self._append({"pid": pid, "ended": True})
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        line = json.dumps(entry).encode() + b"\n"
+        with suppress(OSError):  # a worker's machine without the run directory, a full disk: the reaper is there still
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, line)
+            finally:
+                os.close(descriptor)
+
+    def end_leftovers(self) -> list[int]:
+        """End the programs of earlier launches that still run here; their process ids. The log begins again."""
+        here, running, markers = _this_machine(), dict[int, dict[str, Any]](), set[str]()
+        for entry in _entries(self._path):
+            if entry.get("ended"):
+                running.pop(entry.get("pid", 0), None)
+            elif {name: entry.get(name) for name in here} == here and isinstance(entry.get("pid"), int):
+                running[entry["pid"]] = entry
+                markers.add(str(entry.get("marker")))
+        left = [pid for pid, entry in running.items() if reaper.start_time(pid) == entry.get("start") is not None]
+        for pid in left:
+            reaper.kill_group(pid, int(running[pid]["start"]))
+        for marker in markers - {REAPER.marker}:
+            reaper.end_all({}, marker)
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        return left
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """The readable lines of a process log."""
+    found = []
+    with suppress(OSError), open(path, "rb") as file:
+        for line in file:
+            with suppress(ValueError):
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    found.append(entry)
+    return found
+
+
+def _this_machine() -> dict[str, Any]:
+    """What tells whether a process id means the same process here: the host, its boot, the pid namespace."""
+    boot = namespace = None
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    return {"host": socket.gethostname(), "boot": boot, "pid_namespace": namespace}
+
+
 class ChildProcess:
     """A running program in a new session. The caller must await `end()`, whatever happens."""
 
@@ -46,7 +198,9 @@ class ChildProcess:
         env: Mapping[str, str],
         cwd: Path | None,
         max_output_bytes: int,
+        log: ProcessLog | None = None,
     ) -> None:
+        self._log = log
         self._loop = asyncio.get_running_loop()
         self._unsent = memoryview(stdin)
         self._max_output_bytes = max_output_bytes
@@ -58,6 +212,7 @@ class ChildProcess:
         self._exited: asyncio.Future[None] = self._loop.create_future()
         self._drained: asyncio.Future[None] = self._loop.create_future()
         self._flooded: asyncio.Future[None] = self._loop.create_future()
+        REAPER.start()
         self.started_at = perf_counter()
         self._popen = subprocess.Popen(
             argv,
@@ -65,11 +220,14 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            env=env,
+            env={**env, **REAPER.environment},
             cwd=cwd,
             start_new_session=True,
         )
         _alive.add(self)
+        REAPER.started(self._popen.pid)
+        if log is not None:
+            log.started(self._popen.pid)
         try:
             self._begin()
         except BaseException:
@@ -129,6 +287,9 @@ class ChildProcess:
 
     def _reap(self) -> None:
         _alive.discard(self)
+        REAPER.ended(self._popen.pid)
+        if self._log is not None:
+            self._log.ended(self._popen.pid)
         for descriptor in tuple(self._open):
             self._close(descriptor)
         with suppress(subprocess.TimeoutExpired):
