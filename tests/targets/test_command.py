@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steelyard import EvalSet, Runner
 from steelyard import subprocesses as process_module
 from steelyard.errors import ConfigurationError, TargetError, TransientError
 from steelyard.protocols import InvocationContext, Target
@@ -227,15 +228,57 @@ def test_the_program_runs_in_its_directory(tmp_path) -> None:
 
 
 def test_identity_names_what_is_run_without_any_value_of_the_environment() -> None:
-    command = Command("/bin/cat -u", output="json", env={"B_KEY": "s3cret-value", "A": "1"}, cwd="/")
+    command = Command("/bin/cat -u", output="json", env={"B_KEY": "s3cret-value", "A": "1"}, cwd="/usr")
     assert command.identity() == {
         "kind": "command",
         "argv": ["/bin/cat", "-u"],
         "output": "json",
         "env": ["A", "B_KEY"],
-        "~cwd": "/",
+        "~cwd": "/usr",
+        "~files": None,
     }
     assert "s3cret" not in repr(command)
+
+
+def test_a_changed_script_or_input_changes_the_identity_and_nothing_else_does(tmp_path: Path) -> None:
+    (tmp_path / "agent.sh").write_text("cat data/a.txt")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("one")
+    (tmp_path / "other.txt").write_text("other")
+    os.mkfifo(tmp_path / "data" / "pipe.txt")
+
+    def files(**options: Any) -> Any:
+        return Command(["/bin/sh", "agent.sh"], cwd=tmp_path, **options).identity()["~files"]
+
+    alone, with_inputs = files(), files(inputs=["data/**/*.txt"])
+    assert alone != with_inputs
+    (tmp_path / "other.txt").write_text("changed")
+    assert (files(), files(inputs=["data/**/*.txt"])) == (alone, with_inputs)
+    (tmp_path / "data" / "a.txt").write_text("two")
+    assert files() == alone
+    assert files(inputs=["data/**/*.txt"]) != with_inputs
+    (tmp_path / "agent.sh").write_text("cat data/b.txt")
+    assert files() != alone
+
+
+def test_a_cached_answer_is_not_served_once_its_program_has_changed(tmp_path: Path) -> None:
+    suite = EvalSet(id="s", cases=[CASE])
+
+    def answer() -> str | None:
+        target = Command(["/bin/sh", "agent.sh"], cwd=tmp_path, model_id="agent")
+        result = Runner(target, suite, cache=tmp_path / "cache", progress="off").run_sync()
+        return next(iter(result.load_responses())).response_text
+
+    (tmp_path / "agent.sh").write_text("echo one")
+    assert answer() == answer() == "one"
+    (tmp_path / "agent.sh").write_text("echo two")
+    assert answer() == "two"
+
+
+@pytest.mark.parametrize("inputs", ["*.py", [""], [3], ["/etc/*"], ["../*.py"]])
+def test_inputs_that_cannot_be_meant_are_refused(inputs: Any) -> None:
+    with pytest.raises(ConfigurationError, match="inputs must be"):
+        Command(["/bin/cat"], inputs=inputs)
 
 
 def test_a_secret_from_env_that_the_program_complains_about_is_masked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shlex
@@ -35,6 +36,9 @@ class Command:
     It reads the case's fields and `trial`, `attempt` and `seed` as one JSON object, and answers with plain text or,
     with `output="json"`, with an object of InvocationResponse's fields. When it ends, or is cancelled, whatever it
     started in its process group is ended too. Secrets belong in `env`: its values are never written anywhere.
+
+    `inputs` are patterns of files, relative to `cwd`, on which the answers depend beside those that argv names: when
+    one of them changes, cached answers are not used, and a resumed run warns.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Command:
         max_output_bytes: int = 64 * 1024 * 1024,
         model_id: str | None = None,
         parallelism: int = 1,
+        inputs: Sequence[str] = (),
     ) -> None:
         if output not in ("text", "json"):
             raise ConfigurationError(f"output must be 'text' or 'json', got {output!r}")
@@ -60,6 +65,7 @@ class Command:
         self.max_output_bytes = max_output_bytes
         self.model_id = model_id
         self.default_parallelism = parallelism
+        self.inputs = _checked_inputs(inputs)
         self._env = _checked_env(env or {})
         _check_program(self.argv[0], self.cwd, self._env.get("PATH"))
 
@@ -74,6 +80,7 @@ class Command:
             "output": self.output,
             "env": sorted(self._env),
             "~cwd": None if self.cwd is None else str(self.cwd),
+            "~files": _files_digest(self.argv, self.inputs, self.cwd or Path.cwd()),
         }
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
@@ -163,6 +170,35 @@ def _checked_env(env: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(value, str) or "\0" in value:
             raise ConfigurationError(f"env[{name!r}] must be text without NUL, got {type(value).__name__}")
     return dict(env)
+
+
+def _checked_inputs(inputs: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(inputs, str) or not all(isinstance(pattern, str) and pattern for pattern in inputs):
+        raise ConfigurationError(f"inputs must be a list of file patterns such as src/**/*.py, got {inputs!r}")
+    for pattern in inputs:
+        if os.path.isabs(pattern) or ".." in Path(pattern).parts:
+            raise ConfigurationError(f"inputs must be relative to the program's folder, got {pattern!r}")
+    return tuple(inputs)
+
+
+def _files_digest(argv: Sequence[str], inputs: Sequence[str], folder: Path) -> str | None:
+    """A digest of the files that argv names and `inputs` match, by path and content; None when there are none."""
+    # A program elsewhere (/usr/bin/python3, or found on PATH) belongs to the system, one in the folder to the suite.
+    own = os.sep in argv[0] and (folder / argv[0]).is_relative_to(folder)
+    named = {folder / word for word in (argv if own else argv[1:])}
+    matched = {path for pattern in inputs for path in folder.glob(pattern)}
+    digest, found = hashlib.sha256(), False
+    for path in sorted(named | matched):
+        try:
+            if not path.is_file():  # an option, a folder, a pipe that would not end
+                continue
+            with open(path, "rb") as file:
+                content = hashlib.file_digest(file, "sha256").digest()
+        except (OSError, ValueError):
+            continue
+        digest.update(os.path.relpath(path, folder).encode("utf-8", "surrogateescape") + b"\0" + content)
+        found = True
+    return digest.hexdigest()[:16] if found else None
 
 
 def _check_program(program: str, cwd: Path | None, path: str | None) -> None:
