@@ -1,4 +1,4 @@
-"""The command line with a cluster of its own: clean output, keys that stay where they are, and Ctrl-C."""
+"""The command line with a cluster that it starts itself: clean output, keys that stay where they are, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ async def answer(case):
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Where Ray writes, instead of a folder that all share."""
+    """A folder for Ray's files, instead of the one that all processes share."""
     with clean_place() as made:
         yield Path(made)
 
 
 def write_suite(folder: Path, count: int, agent: str = AGENT) -> None:
-    """A suite in Python whose module lies in a folder that nobody has on their path."""
+    """Write a suite in Python whose module is in a folder that is on no path."""
     (folder / "agent.py").write_text(agent)
     (folder / "beside.py").write_text(f"LOG = {str(folder / 'asked.log')!r}\n")
     (folder / "cases.jsonl").write_text("".join(f'{{"id": "c{n}", "prompt": "{n}"}}\n' for n in range(count)))
@@ -52,7 +52,7 @@ def write_suite(folder: Path, count: int, agent: str = AGENT) -> None:
 
 
 def start(folder: Path, place: Path, *words: str) -> subprocess.Popen[str]:
-    """The real program, in a group of processes of its own, as a terminal starts it."""
+    """Start the real program in its own process group, as a terminal does."""
     return subprocess.Popen(
         [STEELYARD, *words, "--engine", "ray", "--workers", "2"],
         cwd=folder,
@@ -65,7 +65,7 @@ def start(folder: Path, place: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def mentions(folder: Path, words: str) -> list[Path]:
-    """The files that have these words in them."""
+    """Find the files that contain these words."""
     found = []
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # a process of Ray's that is just ending tidies up
@@ -92,7 +92,7 @@ def test_a_key_reaches_the_workers_and_nothing_else_and_a_dead_worker_leaves_std
 
 
 def test_ctrl_c_stops_the_workers_and_their_cluster_and_the_run_is_resumed(tmp_path, place, monkeypatch) -> None:
-    """The signal goes to all processes of the terminal's group: Ray's are not to die of it before they are told."""
+    """The signal goes to the whole process group: Ray's processes must not die of it before the run ends them."""
     write_suite(tmp_path, 3000, AGENT.replace("c7", "none such"))
     outputs = tmp_path / "run" / "outputs.jsonl"
     process = start(tmp_path, place, "run", "suite.yaml", "--out", "run", "-j", "20", "--no-progress")

@@ -78,8 +78,8 @@ def test_a_run_that_was_begun_with_one_engine_is_resumed_with_the_other(engine, 
     journalled = {json.loads(line)["id"] for line in (place / "outputs.jsonl").read_text().splitlines()}
     calls = len(board.lines("called"))
     assert run(Asking(board, 0.001), suite, second, parallelism=4, output_path=place).complete
-    asked_again = [line[0] for line in board.lines("called")[calls:]]
-    assert sorted(asked_again) == sorted({case.id for case in suite} - journalled)
+    called_again = [line[0] for line in board.lines("called")[calls:]]
+    assert sorted(called_again) == sorted({case.id for case in suite} - journalled)
     assert len(answers(place)) == 200
 
 
@@ -87,7 +87,7 @@ def test_a_rate_holds_for_all_workers_together(engine, board) -> None:
     run(Asking(board, 0.0), make_suite(60), engine, parallelism=30, rate="100/s")
     calls = board.lines("called")
     times = sorted(float(line[2]) for line in calls)
-    assert times[-1] - times[0] >= 0.4  # 0.59, but for the time that word takes to reach a busy worker
+    assert times[-1] - times[0] >= 0.4  # 0.59, less the time that a message takes to reach a busy worker
     assert len({line[1] for line in calls}) == 2
 
 
@@ -103,7 +103,7 @@ def test_a_refusal_of_one_worker_slows_all(engine, board) -> None:
     assert len(board.lines("opened")) == len(board.lines("closed")) == 2
 
 
-def test_auto_finds_what_a_provider_bears_over_the_cluster(engine, tmp_path) -> None:
+def test_auto_finds_what_a_provider_handles_over_the_cluster(engine, tmp_path) -> None:
     limits = ("--latency", "50ms", "--output-tokens", "1", "--max-concurrency", "10", "--retry-after", "0.05")
     with mock_process(*limits) as (mock, _):
         target = OpenAIChat("m", base_url=mock.base_url)
@@ -173,8 +173,8 @@ def test_a_cache_and_judges_serve_runs_there_as_here(engine, board, tmp_path) ->
         assert all(len(record.scores[0].samples or ()) == 3 for record in result.responses)
 
 
-def test_a_judged_run_goes_to_the_cluster_and_comes_back(engine, board, tmp_path) -> None:
-    """Begun here, gone on with there, ended here: only what was in flight at a stop is asked again."""
+def test_a_judged_run_is_resumed_on_the_cluster_and_then_locally(engine, board, tmp_path) -> None:
+    """Begun here, resumed there, ended here: only what was in flight at a stop is called again."""
     place, suite = tmp_path / "run", make_suite(120, expected="x")
     for stop_at, who in ((40, None), (80, engine), (None, None)):
         token, judge = CancellationToken(), Judge(model="j", target=Juror(board))
@@ -183,14 +183,14 @@ def test_a_judged_run_goes_to_the_cluster_and_comes_back(engine, board, tmp_path
             complete = runner.run_sync(output_path=place).complete
         assert complete is (stop_at is None)
     assert len(answers(place)) == 120
-    asked = Counter(line[0] for line in board.lines("called"))
-    assert len(asked) == 120
-    assert asked.total() <= 120 + 2 * 6
+    called = Counter(line[0] for line in board.lines("called"))
+    assert len(called) == 120
+    assert called.total() <= 120 + 2 * 6
 
 
 @contextlib.contextmanager
 def cancelled_when(token: CancellationToken, board: Board, judged: int | None) -> Iterator[None]:
-    """Cancel as soon as so many have been judged, if that is given."""
+    """Cancel as soon as `judged` cases have been judged, unless it is None."""
     if judged is None:
         yield
         return
@@ -208,8 +208,8 @@ def test_sessions_commands_and_tools_work_there_as_here(engine, tmp_path) -> Non
     begun = run(Seeing(), make_suite(6), engine, parallelism=3, initial_session_file=session)
     assert [record.response_text for record in begun.responses] == [f"first ['c{n}']" for n in range(6)]
     (tmp_path / "words").write_text("from a file")
-    told = run(Command(["/bin/cat", "words"], cwd=tmp_path), make_suite(3), engine, parallelism=3)
-    assert {record.response_text for record in told.responses} == {"from a file"}
+    printed = run(Command(["/bin/cat", "words"], cwd=tmp_path), make_suite(3), engine, parallelism=3)
+    assert {record.response_text for record in printed.responses} == {"from a file"}
     with mock_process("--latency", "0ms", "--tool-call-rate", "1") as (mock, _):
         agent = OpenAIChat("m", base_url=mock.base_url, functions={"weather": weather})
         looped = run(agent, make_suite(4), engine, parallelism=2)
@@ -217,7 +217,7 @@ def test_sessions_commands_and_tools_work_there_as_here(engine, tmp_path) -> Non
         assert any(message.get("role") == "tool" for message in record.messages or []), record
 
 
-def test_a_time_limit_holds_there(engine, board) -> None:
+def test_a_time_limit_holds_on_workers(engine, board) -> None:
     result = run(Asking(board, 30.0), make_suite(4), engine, parallelism=2, timeout=0.1)
     assert result.metrics["errors"] == {"TimeoutError": 4}
     assert {record.node for record in result.responses} == set(result.metrics["nodes"])

@@ -69,16 +69,18 @@ def test_a_case_that_kills_its_workers_becomes_an_error_and_the_others_none(clus
     assert "2 workers died while this case was in flight" in (lost.error or "")
 
 
-def test_an_answer_whose_worker_died_before_it_was_judged_is_not_asked_for_again(cluster, board) -> None:
+def test_an_answer_whose_worker_died_before_it_was_judged_is_not_requested_again(cluster, board) -> None:
     from steelyard.engine.ray.engine import RayEngine
 
-    said: list[Any] = []
+    emitted: list[Any] = []
     with RayEngine(workers=1) as mortal:
-        run = mortal.run(DiesBeforeJudging(board), make_jobs(3), said.append, parallelism=3, token=CancellationToken())
+        run = mortal.run(
+            DiesBeforeJudging(board), make_jobs(3), emitted.append, parallelism=3, token=CancellationToken()
+        )
         tally = asyncio.run(run)
     assert (tally.finished, tally.cancelled) == (3, 0)
     assert sorted(board.noted("asked")) == sorted(board.noted("judged")) == [0, 1, 2]
-    assert sum(isinstance(item, Record) for item in said) == 3
+    assert sum(isinstance(item, Record) for item in emitted) == 3
 
 
 AGENT = """
@@ -117,7 +119,7 @@ def test_a_driver_that_is_killed_is_resumed_and_asks_nothing_journalled_again(cl
     ended = finish(driver)
     assert ended.code == -signal.SIGKILL, ended.err
     lines = [json.loads(line) for line in out.read_bytes().split(b"\n")[:-1]]
-    answered = [line for line in lines if line["status"] == "ok"]  # an error, should there be one, is asked again
+    answered = [line for line in lines if line["status"] == "ok"]  # an error, should there be one, is called again
     assert len(answered) > len(lines) - 5, lines[0]
     assert answered[0]["response_text"] == f"hello {answered[0]['id']}"
     settle(asked)
@@ -139,7 +141,7 @@ def settle(log: Path) -> None:
 
 
 def test_a_worker_killed_and_a_node_removed_cost_no_case_and_no_journalled_call(cluster, board, tmp_path) -> None:
-    """5,000 cases over three nodes. Calls are counted in a file that outlives whoever wrote in it."""
+    """5,000 cases over three nodes. Calls are counted in a file that outlives the processes that write to it."""
     from steelyard.engine.ray.engine import RayEngine
 
     suite = make_suite(5000)
@@ -154,14 +156,14 @@ def test_a_worker_killed_and_a_node_removed_cost_no_case_and_no_journalled_call(
         cluster.remove_node(victim, allow_graceful=False)
         removed.append("a node")
         # Its worker may live on for a moment. The next to die is to be another.
-        wait_for(lambda: over.is_set() or losses(said) > 0, seconds=120)
+        wait_for(lambda: over.is_set() or losses(warnings) > 0, seconds=120)
         enough = watched.taken + 200
         wait_for(lambda: over.is_set() or watched.taken > enough, seconds=120)
         if not over.is_set():
             os.kill(int(board.lines("called")[-1][1]), signal.SIGKILL)
             removed.append("a worker")
 
-    with RayEngine(workers=3) as mortal, caught_warnings() as said:
+    with RayEngine(workers=3) as mortal, caught_warnings() as warnings:
         mortal.check()
         watched = Watched(mortal, board)
         disturbing = threading.Thread(target=disturb, daemon=True)
@@ -175,29 +177,29 @@ def test_a_worker_killed_and_a_node_removed_cost_no_case_and_no_journalled_call(
                 cluster.others.append(cluster.add_one())
     assert result.complete
     assert len(removed) == 2
-    assert losses(said) >= 2  # a third where a new worker was just being started on the node that went
+    assert losses(warnings) >= 2  # a third where a new worker was just being started on the node that went
     assert result.metrics["counts"] == {"planned": 5000, "ok": 5000, "error": 0, "cancelled": 0, "not_started": 0}
     assert Counter(record.id for record in iter_records(tmp_path / "run")) == Counter(case.id for case in suite)
     called = Counter(line[0] for line in board.lines("called"))
     assert called.keys() == {case.id for case in suite}
     assert called_when_journalled(board) == []
-    # Asked again is what was in flight where something died, and what had been said in the last moment before.
+    # Called again is what was in flight where something died, and what was emitted in the last moment before.
     assert called.total() - 5000 <= 2 * 60
 
 
-def losses(said: list[str]) -> int:
-    return sum("was lost, with" in words for words in said)
+def losses(warnings: list[str]) -> int:
+    return sum("was lost, with" in warning for warning in warnings)
 
 
 @contextlib.contextmanager
 def caught_warnings() -> Iterator[list[str]]:
-    """What is logged as a warning."""
-    said: list[str] = []
+    """Collect what is logged as a warning."""
+    warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("steelyard").addHandler(handler)
     try:
-        yield said
+        yield warnings
     finally:
         logging.getLogger("steelyard").removeHandler(handler)
 
@@ -214,6 +216,6 @@ def test_a_slow_journal_slows_the_workers_and_nothing_piles_up(cluster, board, t
         )
     assert result.metrics["counts"]["ok"] == 1500
     assert most_outstanding(board) <= 20 + 100
-    # Without a limit 90 MB would lie about on one side or the other.
+    # Without a limit 90 MB would pile up on one side or the other.
     assert memory.driver_growth < 40 * 2**20
     assert memory.worker_growth < 40 * 2**20

@@ -1,4 +1,4 @@
-"""What the cluster's engine is made of, each part by itself: no cluster is started here."""
+"""The parts of the engine for workers, each by itself: no cluster is started here."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from steelyard.engine.rate_limit import EndpointLimits, RateLimited
 from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.engine.workers import worker as worker_module
 from steelyard.engine.workers.driver import DriverRun
-from steelyard.engine.workers.messages import CALL, Batch, Greeting, Message, MessageQueue
+from steelyard.engine.workers.messages import CALL, EMITTED, Batch, Message, MessageQueue, WorkerInfo
 from steelyard.engine.workers.pending import (
     NOT_YET,
     Assigned,
     PendingJobs,
     WorkerHandle,
     WorkerShare,
+    divide_limit,
     lost_record,
-    share_out,
 )
-from steelyard.engine.workers.pickling import Home, pack_work, unpack_work
-from steelyard.engine.workers.remote_limits import Calls, DriverLink
+from steelyard.engine.workers.pickling import DriverObjects, pickle_work, unpickle_work
+from steelyard.engine.workers.remote_limits import DriverLink, WorkerCalls
 from steelyard.engine.workers.worker import HostedRun
 from steelyard.errors import ConfigurationError, SteelyardError, TransientError
 from steelyard.journal.reader import decode_entry
@@ -53,7 +53,7 @@ from tests.support.ray import needs_ray
 
 
 class SimulatedWorker:
-    """Hears of its share late, and has as many calls in flight as the last one that it heard of lets it begin."""
+    """Receives its share late, and has as many calls in flight as the last share it received allows."""
 
     def __init__(self) -> None:
         self.share = WorkerShare()
@@ -61,32 +61,32 @@ class SimulatedWorker:
 
     def die(self) -> None:
         self.share.clear()
-        self.heard = (0, 0)
-        self.inside = 0
+        self.received = (0, 0)
+        self.in_flight = 0
 
     def step(self, what: str, number: int) -> None:
         match what:
-            case "hear":
-                self.heard = (self.share.number, self.share.told)
+            case "receive":
+                self.received = (self.share.number, self.share.limit)
             case "begin":
-                self.inside = max(self.inside, min(self.heard[1], self.inside + number))
+                self.in_flight = max(self.in_flight, min(self.received[1], self.in_flight + number))
             case "end":
-                self.inside = max(0, self.inside - number)
+                self.in_flight = max(0, self.in_flight - number)
             case "report":
-                self.share.heard(self.heard[0], self.inside)
+                self.share.confirm(self.received[0], self.in_flight)
             case "die":
                 self.die()
 
 
 STEPS = st.tuples(
-    st.sampled_from(["total", "hear", "begin", "end", "report", "die"]), st.integers(0, 3), st.integers(1, 40)
+    st.sampled_from(["total", "receive", "begin", "end", "report", "die"]), st.integers(0, 3), st.integers(1, 40)
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, max_size=50))
 def test_never_more_in_flight_than_is_allowed_whatever_arrives_when(steps) -> None:
-    """Shares change, arrive late, are reported late: a share moves only when it is free, a smaller total binds soon."""
+    """Shares change, arrive late, are reported late: a share moves only when free, a smaller total binds soon."""
     workers = [SimulatedWorker() for _ in range(4)]
     shares = [worker.share for worker in workers]
     total, bound = 20, 0
@@ -94,77 +94,77 @@ def test_never_more_in_flight_than_is_allowed_whatever_arrives_when(steps) -> No
         if what == "total":
             total = number
         workers[place].step(what, number)
-        share_out(total, shares, expected=number % 2)
-        held = sum(share.held for share in shares)
-        assert sum(worker.inside for worker in workers) <= held <= max(total, bound)
-        assert sum(share.told for share in shares) <= total
-        bound = held
+        divide_limit(total, shares, expected=number % 2)
+        reserved = sum(share.reserved for share in shares)
+        assert sum(worker.in_flight for worker in workers) <= reserved <= max(total, bound)
+        assert sum(share.limit for share in shares) <= total
+        bound = reserved
 
 
 def test_what_one_worker_gives_up_another_gets_only_when_it_is_free() -> None:
     first, second = WorkerShare(), WorkerShare()
-    share_out(10, [first])
-    assert first.told == 10
-    share_out(10, [first, second])
-    assert (first.told, second.told) == (5, 0)
-    first.heard(first.number, 7)
-    share_out(10, [first, second])
-    assert second.told == 3
-    first.heard(first.number, 2)
-    share_out(10, [first, second])
-    assert (first.told, second.told) == (5, 5)
+    divide_limit(10, [first])
+    assert first.limit == 10
+    divide_limit(10, [first, second])
+    assert (first.limit, second.limit) == (5, 0)
+    first.confirm(first.number, 7)
+    divide_limit(10, [first, second])
+    assert second.limit == 3
+    first.confirm(first.number, 2)
+    divide_limit(10, [first, second])
+    assert (first.limit, second.limit) == (5, 5)
 
 
 def test_room_is_left_for_workers_that_are_expected_and_goes_to_the_others_when_they_do_not_come() -> None:
     only = WorkerShare()
-    share_out(9, [only], expected=2)
-    assert only.told == 3
-    share_out(9, [only])
-    assert only.told == 9
+    divide_limit(9, [only], expected=2)
+    assert only.limit == 3
+    divide_limit(9, [only])
+    assert only.limit == 9
 
 
 def test_a_share_of_a_worker_that_is_gone_is_free_at_once() -> None:
     first, second = WorkerShare(), WorkerShare()
-    share_out(8, [first, second])
+    divide_limit(8, [first, second])
     second.clear()
-    share_out(8, [first])
-    assert first.told == 8
+    divide_limit(8, [first])
+    assert first.limit == 8
 
 
-def test_a_lost_job_is_handed_out_again_only_so_often() -> None:
-    supply = PendingJobs(make_jobs(1), 2)
-    given_out = supply.next(probation=True)
-    assert isinstance(given_out, Assigned)
-    assert [supply.lose(given_out), supply.next(probation=True) is given_out] == [True, True]
-    assert [supply.lose(given_out), supply.next(probation=True) is given_out] == [True, True]
-    assert not supply.lose(given_out)
-    assert supply.next(probation=True) is None
-    assert supply.started == 1
+def test_a_lost_job_is_assigned_again_a_limited_number_of_times() -> None:
+    pending = PendingJobs(make_jobs(1), 2)
+    assigned = pending.next(probation=True)
+    assert isinstance(assigned, Assigned)
+    assert [pending.reschedule(assigned), pending.next(probation=True) is assigned] == [True, True]
+    assert [pending.reschedule(assigned), pending.next(probation=True) is assigned] == [True, True]
+    assert not pending.reschedule(assigned)
+    assert pending.next(probation=True) is None
+    assert pending.started == 1
 
 
-def test_a_job_that_may_be_lost_only_once_more_goes_to_a_worker_that_has_no_other_such() -> None:
-    supply = PendingJobs(make_jobs(3), 1)
-    first, second = supply.next(probation=True), supply.next(probation=True)
+def test_a_worker_has_at_most_one_job_that_may_be_lost_only_once_more() -> None:
+    pending = PendingJobs(make_jobs(3), 1)
+    first, second = pending.next(probation=True), pending.next(probation=True)
     assert isinstance(first, Assigned)
     assert isinstance(second, Assigned)
-    assert supply.lose(first)
-    assert supply.lose(second)
-    assert supply.next(probation=True) is first
-    third = supply.next(probation=False)
+    assert pending.reschedule(first)
+    assert pending.reschedule(second)
+    assert pending.next(probation=True) is first
+    third = pending.next(probation=False)
     assert isinstance(third, Assigned)
     assert third.job.index == 2
-    assert supply.next(probation=False) is None
-    assert not supply.is_empty
+    assert pending.next(probation=False) is None
+    assert not pending.is_empty
 
 
-def test_jobs_that_are_not_there_yet_are_no_end() -> None:
+def test_a_job_that_is_not_there_yet_does_not_end_the_jobs() -> None:
     def jobs() -> Iterator[Job | None]:
         yield None
         yield make_job(0)
 
-    supply = PendingJobs(jobs(), 3)
-    assert supply.next(probation=True) == NOT_YET
-    assert isinstance(supply.next(probation=True), Assigned)
+    pending = PendingJobs(jobs(), 3)
+    assert pending.next(probation=True) == NOT_YET
+    assert isinstance(pending.next(probation=True), Assigned)
 
 
 def test_the_record_of_a_lost_case_reads_back() -> None:
@@ -176,51 +176,51 @@ def test_the_record_of_a_lost_case_reads_back() -> None:
 
 
 def test_a_worker_has_few_jobs_waiting_and_none_when_the_run_nears_its_end() -> None:
-    seat = WorkerHandle(0)
-    seat.share.tell(8)
-    assert seat.wants(ahead=True) == 8 + 2
-    assert seat.wants(ahead=False) == 8
-    seat.share.tell(0)
-    assert seat.wants(ahead=True) == 0
+    handle = WorkerHandle(0)
+    handle.share.set_limit(8)
+    assert handle.jobs_wanted(ahead=True) == 8 + 2
+    assert handle.jobs_wanted(ahead=False) == 8
+    handle.share.set_limit(0)
+    assert handle.jobs_wanted(ahead=True) == 0
 
 
-def test_an_outbox_gives_in_order_what_fits_a_batch_and_says_when_it_is_full() -> None:
+def test_a_queue_gives_batches_in_order_and_reports_when_it_has_room_again() -> None:
     async def main() -> None:
         emptied = []
-        outbox = MessageQueue(lambda: emptied.append(True))
+        queue = MessageQueue(lambda: emptied.append(True))
         for number in range(300):
-            outbox.put(("said", number, b"x" * 4096))
-        assert outbox.is_full
+            queue.put((EMITTED, number, b"x" * 4096))
+        assert queue.is_full
         taken: list[int] = []
         while len(taken) < 300:
-            batch = await outbox.take()
+            batch = await queue.take()
             assert sum(len(item[2]) for item in batch) <= 64 * 1024
             taken += [item[1] for item in batch]
         assert taken == list(range(300))
         assert emptied == [True]
-        assert not outbox.is_full
+        assert not queue.is_full
 
     asyncio.run(main())
 
 
 def test_one_item_larger_than_a_batch_is_sent_all_the_same() -> None:
     async def main() -> None:
-        outbox = MessageQueue(lambda: None)
-        outbox.put(("said", 1, b"x" * 10_000_000))
-        assert [item[1] for item in await outbox.take()] == [1]
+        queue = MessageQueue(lambda: None)
+        queue.put((EMITTED, 1, b"x" * 10_000_000))
+        assert [item[1] for item in await queue.take()] == [1]
 
     asyncio.run(main())
 
 
 def test_an_item_waits_a_moment_for_others_unless_it_is_urgent() -> None:
     async def main() -> None:
-        outbox = MessageQueue(lambda: None)
-        taking = asyncio.create_task(outbox.take())
+        queue = MessageQueue(lambda: None)
+        taking = asyncio.create_task(queue.take())
         await asyncio.sleep(0)
-        outbox.put(("ended", 1, True))
+        queue.put(("ended", 1, True))
         await asyncio.sleep(0.001)
         assert not taking.done()
-        outbox.put(("call", 2, None), urgent=True)
+        queue.put(("call", 2, None), urgent=True)
         assert [item[1] for item in await taking] == [1, 2]
 
     asyncio.run(main())
@@ -234,16 +234,16 @@ def calls_in(items: list[Any]) -> list[tuple[Any, ...]]:
     return [content[1:] for kind, _, content in items if kind == CALL]
 
 
-def test_a_refusal_is_told_once_and_others_pause_as_long() -> None:
+def test_a_refusal_is_reported_once_and_other_workers_pause_as_long() -> None:
     async def main() -> None:
-        outbox = MessageQueue(lambda: None)
-        here, there = DriverLink(outbox), DriverLink(MessageQueue(lambda: None))
+        queue = MessageQueue(lambda: None)
+        here, there = DriverLink(queue), DriverLink(MessageQueue(lambda: None))
         refused, other = here.limits(0, False, True), there.limits(0, False, True)
         sent = [refused.leave_now(0.0) for _ in range(5)]
         for one in sent:
             refused.failed(one, overloaded(0.2))
-        told = calls_in(await outbox.take())
-        assert told == [("overloaded", (0.2,))]
+        reported = calls_in(await queue.take())
+        assert reported == [("overloaded", (0.2,))]
         assert other.leave_now(0.0) is not None
         there.deliver([], [(0, 0.2)])
         assert other.leave_now(0.0) is None
@@ -254,70 +254,71 @@ def test_a_refusal_is_told_once_and_others_pause_as_long() -> None:
     asyncio.run(main())
 
 
-def test_leave_is_asked_of_the_driver_and_what_comes_of_it_is_told_there() -> None:
-    """A worker and the driver with nothing between them but their letters."""
+def test_a_worker_asks_the_driver_for_send_permits_and_reports_what_came_of_them() -> None:
+    """A worker and the driver with nothing between them but their messages."""
 
     async def main() -> None:
         limits = EndpointLimits(rate=RateLimit(1000, 1.0), tokens_per_min=60_000)
-        outbox = MessageQueue(lambda: None)
-        post = DriverLink(outbox)
-        calls = Calls([limits], lambda call, value: post.deliver([(call, value)], []))
-        far = post.limits(0, True, True)
-        asking = asyncio.create_task(far.leave(10.0, context := InvocationContext("c")))
-        await serve(outbox, calls)
-        sent = await asking
+        queue = MessageQueue(lambda: None)
+        link = DriverLink(queue)
+        calls = WorkerCalls([limits], lambda call, value: link.deliver([(call, value)], []))
+        remote = link.limits(0, True, True)
+        waiting = asyncio.create_task(remote.leave(10.0, context := InvocationContext("c")))
+        await serve(queue, calls)
+        sent = await waiting
         assert context.waiting > 0
-        far.failed(sent, overloaded(5.0))
-        far.ended()
-        await serve(outbox, calls)
-        assert limits.leave_now(1.0) is None  # the driver's own limits heard of the refusal
+        remote.failed(sent, overloaded(5.0))
+        remote.ended()
+        await serve(queue, calls)
+        assert limits.leave_now(1.0) is None  # the refusal reached the driver's own limits
         calls.close()
 
     asyncio.run(main())
 
 
-def test_a_refusal_costs_a_worker_no_try_while_the_endpoint_answers_others() -> None:
+def test_a_refusal_uses_up_no_attempt_while_the_endpoint_answers_other_calls() -> None:
     class Busy:
         model_id, default_parallelism = None, 1
-        asked = 0
+        calls = 0
 
         async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-            self.asked += 1
-            if self.asked > 8:
+            self.calls += 1
+            if self.calls > 8:
                 return InvocationResponse(response_text="at last")
-            far.answered(0, InvocationResponse(response_text="another's"))
+            remote.answered(0, InvocationResponse(response_text="another's"))
             raise overloaded()
 
     async def main() -> InvocationResponse:
-        nonlocal far
-        outbox = MessageQueue(lambda: None)
-        post = DriverLink(outbox)
-        far = post.limits(0, True, True)
+        nonlocal remote
+        queue = MessageQueue(lambda: None)
+        link = DriverLink(queue)
+        remote = link.limits(0, True, True)
 
         async def grant() -> None:
             while True:
-                asked = [call for kind, call, content in await outbox.take() if kind == CALL and content[1] == "leave"]
-                post.deliver([(call, True) for call in asked], [])
+                items = await queue.take()
+                wanted = [call for kind, call, content in items if kind == CALL and content[1] == "permit"]
+                link.deliver([(call, True) for call in wanted], [])
 
         granting = asyncio.create_task(grant())
-        target: Any = RateLimited(Busy(), far)  # type: ignore[arg-type]
+        target: Any = RateLimited(Busy(), remote)  # type: ignore[arg-type]
         response = await Retry(target, RetryPolicy(attempts=3)).invoke(EvalCase(id="c"), InvocationContext("c"))
         granting.cancel()
         return response
 
-    far: Any = None
+    remote: Any = None
     assert asyncio.run(main()).response_text == "at last"
 
 
-async def serve(outbox: MessageQueue, calls: Calls) -> None:
+async def serve(queue: MessageQueue, calls: WorkerCalls) -> None:
     await asyncio.sleep(0)
-    for kind, call, content in await outbox.take():
+    for kind, call, content in await queue.take():
         if kind == CALL:
-            calls.take(call, *content)
+            calls.handle(call, *content)
     await asyncio.sleep(0)
 
 
-def test_leave_of_a_worker_that_is_gone_is_given_back() -> None:
+def test_send_permits_of_a_lost_worker_are_returned() -> None:
     ended: list[int] = []
 
     class Limits(EndpointLimits):
@@ -326,38 +327,38 @@ def test_leave_of_a_worker_that_is_gone_is_given_back() -> None:
 
     async def main() -> None:
         limits = Limits(rate=RateLimit(1000, 1.0))
-        calls = Calls([limits], lambda call, value: None)
-        calls.take(1, 0, "leave", (0.0,))
-        calls.take(2, 0, "leave", (0.0,))
+        calls = WorkerCalls([limits], lambda call, value: None)
+        calls.handle(1, 0, "permit", (0.0,))
+        calls.handle(2, 0, "permit", (0.0,))
         await asyncio.sleep(0.01)
-        calls.take(3, 0, "ended", ())
+        calls.handle(3, 0, "ended", ())
         calls.close()
 
     asyncio.run(main())
     assert len(ended) == 2
 
 
-def test_a_callback_at_home_is_called_at_home() -> None:
+def test_a_driver_callback_is_called_in_the_driver() -> None:
     async def main() -> None:
         costs: list[Any] = []
-        outbox = MessageQueue(lambda: None)
-        DriverLink(outbox).callback(0)(0.25)
-        calls = Calls([DriverCallback(costs.append)], lambda call, value: None)
-        await serve(outbox, calls)
+        queue = MessageQueue(lambda: None)
+        DriverLink(queue).callback(0)(0.25)
+        calls = WorkerCalls([DriverCallback(costs.append)], lambda call, value: None)
+        await serve(queue, calls)
         assert costs == [0.25]
 
     asyncio.run(main())
 
 
 @needs_ray
-def test_a_lock_deep_inside_is_named_with_the_way_to_it() -> None:
+def test_a_lock_deep_inside_is_named_with_the_path_to_it() -> None:
     lock = threading.Lock()
 
     async def work(job: Job, emit: Any) -> None:
         assert lock
 
     with pytest.raises(ConfigurationError, match=r"work\.lock \(lock\) cannot be sent"):
-        pack_work(work, Home())
+        pickle_work(work, DriverObjects())
 
 
 class RenamedKey(Secret):
@@ -373,20 +374,21 @@ def test_a_key_is_refused_by_its_type_whatever_its_class_is_called(kind: type[Se
         assert key
 
     with pytest.raises(ConfigurationError, match="not sent to workers") as refused:
-        pack_work(work, Home())
+        pickle_work(work, DriverObjects())
     assert "sk-not-for-workers" not in str(refused.value)
 
 
 @needs_ray
-def test_a_token_and_limits_do_not_travel() -> None:
+def test_a_token_and_limits_are_not_pickled() -> None:
     async def main() -> None:
-        home, token = Home(), CancellationToken()
+        driver_objects, token = DriverObjects(), CancellationToken()
         limits = EndpointLimits(tokens_per_min=5)
-        packed = pack_work({"token": token, "twice": token, "limits": limits, "again": limits}, home)  # type: ignore[arg-type]
+        work: Any = {"token": token, "twice": token, "limits": limits, "again": limits}
+        pickled = pickle_work(work, driver_objects)
         here = CancellationToken()
-        unpacked: Any = unpack_work(packed, here, DriverLink(MessageQueue(lambda: None)))
-        assert unpacked["token"] is unpacked["twice"] is here
-        assert home.kept == [limits]
+        unpickled: Any = unpickle_work(pickled, here, DriverLink(MessageQueue(lambda: None)))
+        assert unpickled["token"] is unpickled["twice"] is here
+        assert driver_objects.objects == [limits]
 
     asyncio.run(main())
 
@@ -420,7 +422,7 @@ def test_a_cluster_that_is_not_there_ends_in_seconds_and_nothing_is_written(tmp_
         ("workers: 3", "ray_address and workers go with the engine ray"),
     ],
 )
-def test_a_suite_that_asks_for_an_engine_that_cannot_be_is_refused(tmp_path, keys, message) -> None:
+def test_a_suite_with_an_unknown_engine_or_options_of_another_is_refused(tmp_path, keys, message) -> None:
     (tmp_path / "suite.yaml").write_text(f"{SUITE}run: {{{keys}}}\n")
     ended = run_cli(tmp_path, "run", "suite.yaml")
     assert ended.code == 2
@@ -428,44 +430,44 @@ def test_a_suite_that_asks_for_an_engine_that_cannot_be_is_refused(tmp_path, key
 
 
 @needs_ray
-@pytest.mark.parametrize("says", [b"", b"HTTP/1.0 400 what?\r\n\r\n", None])
-def test_what_listens_at_the_address_and_is_not_ray_is_refused_at_once(monkeypatch, says) -> None:
-    """Ray itself would try for ever. It closes, it speaks another language, it says nothing at all."""
+@pytest.mark.parametrize("reply", [b"", b"HTTP/1.0 400 what?\r\n\r\n", None])
+def test_what_listens_at_the_address_and_is_not_ray_is_refused_at_once(monkeypatch, reply) -> None:
+    """Ray itself would try for ever. The server closes, speaks another protocol, or sends nothing at all."""
     from steelyard.engine.ray import connect
 
-    monkeypatch.setattr(connect, "_REACH_SECONDS", 0.2)
+    monkeypatch.setattr(connect, "_CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
             line, _ = server.accept()
             with line:
                 line.recv(100)
-                if says is None:
+                if reply is None:
                     line.recv(100)
-                line.sendall(says or b"")
+                line.sendall(reply or b"")
 
         answering = threading.Thread(target=answer)
         answering.start()
         with pytest.raises(ConfigurationError, match=r"no Ray cluster at '127.0.0.1:\d+'"):
-            connect.Connection(f"127.0.0.1:{server.getsockname()[1]}", None).open()
+            connect.RayConnection(f"127.0.0.1:{server.getsockname()[1]}", None).open()
         answering.join()
 
 
 class FakeInit:
-    """Stands in for `ray.init`: takes note, and fails or takes its time as it is told."""
+    """Replaces `ray.init`: keeps its arguments, and raises `error` or waits for `proceed`."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
-        self.given: dict[str, Any] = {}
+        self.arguments: dict[str, Any] = {}
         self.begun = threading.Event()
-        self.go_on = threading.Event()
+        self.proceed = threading.Event()
 
-    def __call__(self, **given: Any) -> None:
-        self.given = given
+    def __call__(self, **arguments: Any) -> None:
+        self.arguments = arguments
         self.begun.set()
         if self.error is not None:
             raise self.error
-        self.go_on.wait(60)
+        self.proceed.wait(60)
 
 
 @pytest.fixture
@@ -496,7 +498,7 @@ def test_an_engine_that_is_closed_while_it_connects_does_not_wait_for_that(ray_i
     assert ray_init.begun.wait(30)
     engine.close()
     checking.join(30)
-    ray_init.go_on.set()
+    ray_init.proceed.set()
     assert failures == ["the connection to the cluster was given up before there was one"]
 
 
@@ -510,12 +512,12 @@ def test_without_an_address_no_cluster_is_taken_that_merely_happens_to_run_here(
 
     if variable is not None:
         monkeypatch.setenv("RAY_ADDRESS", variable)
-    monkeypatch.setattr(connect, "_greet", lambda place: None)
-    ray_init.go_on.set()
-    connection = connect.Connection(None, None)
+    monkeypatch.setattr(connect, "_probe", lambda address: None)
+    ray_init.proceed.set()
+    connection = connect.RayConnection(None, None)
     connection.open()
     connection.close()
-    assert ray_init.given["address"] == address
+    assert ray_init.arguments["address"] == address
 
 
 @needs_ray
@@ -530,10 +532,10 @@ def test_without_an_address_no_cluster_is_taken_that_merely_happens_to_run_here(
 def test_what_ray_fails_at_is_named_as_what_it_is(monkeypatch, ray_init, error, message) -> None:
     from steelyard.engine.ray import connect
 
-    monkeypatch.setattr(connect, "_greet", lambda place: None)
+    monkeypatch.setattr(connect, "_probe", lambda address: None)
     ray_init.error = error
     with pytest.raises(ConfigurationError, match=message):
-        connect.Connection("host:1", None).open()
+        connect.RayConnection("host:1", None).open()
 
 
 @needs_ray
@@ -542,10 +544,10 @@ def test_a_folder_that_is_too_large_to_be_sent_is_named(monkeypatch, ray_init) -
 
     from steelyard.engine.ray import connect
 
-    monkeypatch.setattr(connect, "_greet", lambda place: None)
+    monkeypatch.setattr(connect, "_probe", lambda address: None)
     ray_init.error = RuntimeEnvSetupError("600 MB")
     with pytest.raises(ConfigurationError, match=r"^the folder /suites/large cannot be sent to the workers: "):
-        connect.Connection("host:1", "/suites/large").open()
+        connect.RayConnection("host:1", "/suites/large").open()
 
 
 @needs_ray
@@ -559,11 +561,11 @@ def test_spans_are_refused_with_workers_elsewhere(tmp_path) -> None:
 
 @needs_ray
 @pytest.mark.parametrize("address", ["ray://somewhere:10001", "somewhere:port", ":6379"])
-def test_an_address_that_is_none_is_refused(address) -> None:
-    from steelyard.engine.ray.connect import Connection
+def test_a_malformed_address_is_refused(address) -> None:
+    from steelyard.engine.ray.connect import RayConnection
 
     with pytest.raises(ConfigurationError, match="host:port"):
-        Connection(address, None).open()
+        RayConnection(address, None).open()
 
 
 @needs_ray
@@ -574,9 +576,9 @@ def test_a_worker_with_another_version_is_named(name, version) -> None:
     from steelyard.engine.ray.connect import check_same_versions
 
     ours = {"python": platform.python_version(), "steelyard": __version__, "ray": ray.__version__}
-    check_same_versions(Greeting(node="n", pid=1, **ours))
+    check_same_versions(WorkerInfo(node="n", pid=1, **ours))
     with pytest.raises(ConfigurationError, match=f"worker on n .*{version} there"):
-        check_same_versions(Greeting(node="n", pid=1, **{**ours, name: version}))
+        check_same_versions(WorkerInfo(node="n", pid=1, **{**ours, name: version}))
 
 
 def answer(node: str | None, seconds: float, error: str | None = None) -> InvocationResponse:
@@ -604,14 +606,14 @@ def test_without_a_cluster_there_are_no_nodes() -> None:
 def test_the_summary_shows_a_node_that_is_slow_or_fails() -> None:
     nodes = NodeStats()
     for number in range(300):
-        sick = number % 3 == 0
-        nodes.update(answer(f"n{number % 3}", 3.0 if sick else 1.0, "broken" if sick and number % 2 else None))
-    said = lines(nodes.to_metrics())
-    assert said[0].strip() == "served by 3 nodes"
-    assert said[1].strip() == (
+        slow = number % 3 == 0
+        nodes.update(answer(f"n{number % 3}", 3.0 if slow else 1.0, "broken" if slow and number % 2 else None))
+    shown = lines(nodes.to_metrics())
+    assert shown[0].strip() == "served by 3 nodes"
+    assert shown[1].strip() == (
         "n0 stands out: 50.0% errors, 0.0% elsewhere; its median time to last token is 3.00s, 1.00s elsewhere"
     )
-    assert len(said) == 2
+    assert len(shown) == 2
 
 
 def test_nodes_that_are_alike_are_only_counted() -> None:
@@ -633,63 +635,63 @@ def test_limits_say_whether_they_must_be_counted_in_one_place() -> None:
     assert not EndpointLimits(pauses=False).pauses
 
 
-def test_a_worker_that_does_not_hear_its_driver_any_more_begins_nothing(monkeypatch) -> None:
-    """Its jobs may have been given to others; those in flight go on, and the rest when it hears from it again."""
+def test_a_worker_whose_driver_is_silent_begins_nothing(monkeypatch) -> None:
+    """Its jobs may have been assigned to others; those in flight continue, the rest after the next message."""
 
     async def main() -> None:
         now = time.monotonic()
         monkeypatch.setattr(worker_module.time, "monotonic", lambda: now)
         hosted = HostedRun("n", 8, 1.0)
-        hosted.read(Message(jobs=list(enumerate(make_jobs(6))), share=4, number=1))
+        hosted.receive(Message(jobs=list(enumerate(make_jobs(6))), share=4, share_number=1))
         assert hosted.allowed == 4
         now += 6.0
         assert hosted.allowed == 0
         changes: list[int] = []
         hosted.on_change(lambda: changes.append(hosted.allowed))
-        hosted.read(Message())
+        hosted.receive(Message())
         assert changes == [4]
 
     asyncio.run(main())
 
 
 class FakeActor:
-    """A worker that delivers a record, but not the news that its job has ended, and then is heard of no more."""
+    """A worker that delivers a record, but not the end of its job, and then dies or stays silent."""
 
     def __init__(self, dies: bool) -> None:
         self._dies = dies
         self._exchanges = 0
-        self.given: list[tuple[int, Job]] = []
-        for name in ("begin", "tell", "exchange"):
+        self.assigned: list[tuple[int, Job]] = []
+        for name in ("begin", "receive", "exchange"):
             setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
 
     async def _begin(self, *args: Any) -> None: ...
 
-    async def _tell(self, run: int, letter: Any) -> None:
-        self.given += letter.jobs
+    async def _receive(self, run: int, message: Any) -> None:
+        self.assigned += message.jobs
 
-    async def _exchange(self, run: int, letter: Any) -> Batch:
+    async def _exchange(self, run: int, message: Any) -> Batch:
         self._exchanges += 1
-        await self._tell(run, letter)
-        while not self.given:  # noqa: ASYNC110 - as short as can be
+        await self._receive(run, message)
+        while not self.assigned:  # noqa: ASYNC110 - as short as can be
             await asyncio.sleep(0.001)
         if self._exchanges == 1:
-            ticket, job = self.given[0]
+            ticket, job = self.assigned[0]
             record = a_record(id=job.case.id, index=job.index)
-            return Batch([("said", ticket, pickle.dumps(record))], 1, 1, 1)
+            return Batch([(EMITTED, ticket, pickle.dumps(record))], 1, 1, 1)
         if self._dies:
             raise ConnectionError("gone")
         await asyncio.Event().wait()
         raise AssertionError
 
 
-class FakeStaff:
+class FakePool:
     def __init__(self, dies: bool) -> None:
         self.actor = FakeActor(dies)
 
-    async def worker(self, seat: int) -> tuple[Any, Greeting]:
-        return self.actor, Greeting("n", 1, "", "", "")
+    async def worker(self, number: int) -> tuple[Any, WorkerInfo]:
+        return self.actor, WorkerInfo("n", 1, "", "", "")
 
-    def lose(self, seat: int) -> None: ...
+    def lose(self, number: int) -> None: ...
 
     def is_loss(self, error: BaseException) -> bool:
         return isinstance(error, ConnectionError)
@@ -700,7 +702,7 @@ class FakeStaff:
 
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_record_that_came_counts_as_finished_whatever_became_of_its_worker(dies) -> None:
-    """Else the books would not balance: it is in the journal."""
+    """Otherwise the counts would not add up: it is in the journal."""
     records: list[Any] = []
     token = CancellationToken()
 
@@ -711,12 +713,12 @@ def test_a_record_that_came_counts_as_finished_whatever_became_of_its_worker(die
     async def main() -> Tally:
         run = DriverRun(
             1,
-            FakeStaff(dies),
+            FakePool(dies),
             b"",
-            Home(),
+            DriverObjects(),
             PendingJobs(make_jobs(5), 3),
             take,
-            seats=1,
+            workers=1,
             parallelism=2,
             token=token,
             permits=None,
@@ -730,14 +732,16 @@ def test_a_record_that_came_counts_as_finished_whatever_became_of_its_worker(die
 
 
 def test_workers_that_die_one_after_the_other_with_nothing_to_do_end_the_run() -> None:
-    class Stillborn(FakeStaff):
-        async def worker(self, seat: int) -> tuple[Any, Greeting]:
+    class NeverStarts(FakePool):
+        async def worker(self, number: int) -> tuple[Any, WorkerInfo]:
             raise ConnectionError("out of memory")
 
     async def main() -> None:
-        supply = PendingJobs(make_jobs(5), 3)
-        options: dict[str, Any] = {"seats": 1, "parallelism": 2, "permits": None, "grace": 0.01}
-        await DriverRun(1, Stillborn(True), b"", Home(), supply, drop, token=CancellationToken(), **options).run()
+        pending = PendingJobs(make_jobs(5), 3)
+        options: dict[str, Any] = {"workers": 1, "parallelism": 2, "permits": None, "grace": 0.01}
+        await DriverRun(
+            1, NeverStarts(True), b"", DriverObjects(), pending, drop, token=CancellationToken(), **options
+        ).run()
 
     with pytest.raises(SteelyardError, match=r"workers die before they do anything: .*out of memory"):
         asyncio.run(main())

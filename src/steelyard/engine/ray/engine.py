@@ -10,29 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.daemon_threads import DaemonThreads
-from steelyard.engine.ray.connect import Connection, check_installed, check_same_versions
+from steelyard.engine.ray.connect import RayConnection, check_installed, check_same_versions
 from steelyard.engine.workers.driver import DriverRun
-from steelyard.engine.workers.messages import Greeting
+from steelyard.engine.workers.messages import WorkerInfo
 from steelyard.engine.workers.pending import PendingJobs
-from steelyard.engine.workers.pickling import Home, pack_work
+from steelyard.engine.workers.pickling import DriverObjects, pickle_work
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Cancellation, Emit, InFlight, Pace, Permits, Tally, Work
 from steelyard.records import Job
 from steelyard.stats.client_load import ClientLoad
 
 _FIRST_WORKER_SECONDS = 60.0
-_CONVERSATIONS = 1000
-"""Calls that an actor takes at once: letters, exchanges and greetings, never the cases themselves."""
+_MAX_CONCURRENT_CALLS = 1000
+"""Actor calls at once: messages, exchanges and handshakes, never the cases themselves."""
 
 
 class RayEngine:
     """Runs work on the actors of a Ray cluster; the same contract as LocalEngine.
 
     `address` is `host:port` or `auto`; without it a cluster is started on this machine. `workers` is how many actors,
-    one for each CPU of the cluster when None. A case whose worker dies is handed out again at most `max_reschedules`
-    times. `working_dir` is sent along to a cluster at an address: a suite's module and the files beside it.
+    one for each CPU of the cluster when None. A case whose worker dies is assigned again at most `max_reschedules`
+    times. `working_dir` is sent along to a cluster at an address: a suite's module and the files next to it.
 
-    Workers stay until `close()`, or the end of a `with`, so that one run after the other finds them ready.
+    Workers stay until `close()`, or the end of a `with` block, so that the next run finds them ready.
     """
 
     works_elsewhere = True
@@ -52,12 +52,12 @@ class RayEngine:
             raise ConfigurationError(f"max_reschedules must be >= 0, got {max_reschedules}")
         check_installed()
         self.loads: list[ClientLoad] = []
-        """How hard each worker had to work for the last run."""
-        self._connection = Connection(address, working_dir)
+        """Each worker's own load in the last run."""
+        self._connection = RayConnection(address, working_dir)
         self._workers = workers
         self._max_reschedules = max_reschedules
         self._grace = grace
-        self._staff: RayWorkerPool | None = None
+        self._pool: RayWorkerPool | None = None
         self._opening = threading.Lock()
         self._numbers = itertools.count(1)
         self._runs: list[DriverRun] = []
@@ -69,7 +69,7 @@ class RayEngine:
         self.close()
 
     def check(self, *, pace: bool = False) -> None:
-        """Refuse, before anything is called, what cannot be done: reaches the cluster and greets a first worker.
+        """Connect to the cluster and start a first worker; raises ConfigurationError for what cannot be done.
 
         Takes seconds: not for the event loop.
         """
@@ -77,15 +77,15 @@ class RayEngine:
             raise ConfigurationError(
                 "arrivals need one clock: an open-loop load run is not spread over workers, use the local engine"
             )
-        self._open().greet_one()
+        self._open().start_first()
 
     def close(self) -> None:
-        """Let the workers go, and the cluster if it was started for this."""
+        """End the workers, and the cluster if this engine started it."""
         self._connection.give_up()
         with self._opening:
-            if self._staff is not None:
-                self._staff.dismiss()
-                self._staff = None
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
             self._connection.close()
 
     async def run(
@@ -106,17 +106,17 @@ class RayEngine:
             self.check(pace=True)
         if token.cancelled:
             return Tally()
-        home = Home()
-        packed = pack_work(work, home)
-        staff = await DaemonThreads().run(self._open)
+        driver_objects = DriverObjects()
+        pickled = pickle_work(work, driver_objects)
+        pool = await DaemonThreads().run(self._open)
         run = DriverRun(
             next(self._numbers),
-            staff,
-            packed,
-            home,
+            pool,
+            pickled,
+            driver_objects,
             PendingJobs(jobs, self._max_reschedules),
             emit,
-            seats=min(staff.size, parallelism),
+            workers=min(pool.size, parallelism),
             parallelism=parallelism,
             token=token,
             permits=permits,
@@ -130,7 +130,7 @@ class RayEngine:
             self.loads = run.loads
 
     def in_flight(self) -> InFlight:
-        """How many calls are out or waiting at a worker, and which has been out longest."""
+        """Count the calls that are in flight or waiting on a worker, and find the oldest."""
         flights = [flight for run in self._runs if (flight := run.in_flight()).count]
         if not flights:
             return InFlight(0, None, 0.0)
@@ -139,14 +139,14 @@ class RayEngine:
 
     def _open(self) -> RayWorkerPool:
         with self._opening:
-            if self._staff is None:
+            if self._pool is None:
                 self._connection.open()
-                self._staff = RayWorkerPool(self._workers)
-            return self._staff
+                self._pool = RayWorkerPool(self._workers)
+            return self._pool
 
 
 class RayWorkerPool:
-    """The actors of an engine, by the number of their seat."""
+    """The actors of an engine, by worker number."""
 
     def __init__(self, workers: int | None) -> None:
         import ray
@@ -155,76 +155,76 @@ class RayWorkerPool:
         self.size = workers or max(1, int(cpus))
         self._cpus_each = min(1.0, cpus / self.size)
         self._actors: dict[int, Any] = {}
-        self._greetings: dict[int, Greeting] = {}
+        self._infos: dict[int, WorkerInfo] = {}
 
-    def greet_one(self) -> None:
-        """Have a first worker, and see that it runs on what this process runs on."""
+    def start_first(self) -> None:
+        """Start a first worker, and check that its versions match this process."""
         import ray
 
-        if 0 not in self._greetings:
+        if 0 not in self._infos:
             try:
-                greeting = ray.get(self._actor(0).hello.remote(), timeout=_FIRST_WORKER_SECONDS)
+                info = ray.get(self._actor(0).handshake.remote(), timeout=_FIRST_WORKER_SECONDS)
             except ray.exceptions.GetTimeoutError:
                 raise ConfigurationError(
-                    f"the cluster gave no worker within {_FIRST_WORKER_SECONDS:.0f} s: are all its CPUs taken?"
+                    f"the cluster started no worker within {_FIRST_WORKER_SECONDS:.0f} s: are all its CPUs taken?"
                 ) from None
             except ray.exceptions.RayError as error:
                 raise ConfigurationError(f"no worker could be started: {_cause(error)}") from error
-            self._welcome(0, greeting)
+            self._register(0, info)
 
-    async def worker(self, seat: int) -> tuple[Any, Greeting]:
-        """The worker of a seat, ready to begin."""
-        actor = self._actor(seat)
-        if seat not in self._greetings:
-            self._welcome(seat, await actor.hello.remote())
-        return actor, self._greetings[seat]
+    async def worker(self, number: int) -> tuple[Any, WorkerInfo]:
+        """Return the worker of a number, started and checked."""
+        actor = self._actor(number)
+        if number not in self._infos:
+            self._register(number, await actor.handshake.remote())
+        return actor, self._infos[number]
 
-    def lose(self, seat: int) -> None:
-        """Forget a worker that is gone: the seat's next one is another.
+    def lose(self, number: int) -> None:
+        """Forget a worker that is gone, so that the next call of `worker` starts another.
 
-        One that is only out of reach is ended too: its cases are handed out again, and must not be asked on there.
+        One that is only out of reach is ended too: its cases are assigned again, and must not also run there.
         """
         import ray
 
-        self._greetings.pop(seat, None)
-        if (actor := self._actors.pop(seat, None)) is not None:
+        self._infos.pop(number, None)
+        if (actor := self._actors.pop(number, None)) is not None:
             ray.kill(actor)
 
     def is_loss(self, error: BaseException) -> bool:
-        """Whether an error says that a worker is gone, and not that it had something to say."""
+        """Whether an error means that a worker is gone, and not that its code raised."""
         import ray
 
         return isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError)
 
     def cause(self, error: Exception) -> Exception:
-        """What a worker raised, without Ray's account of where."""
+        """Return what a worker raised, without Ray's wrapper."""
         cause = getattr(error, "cause", None)
         return cause if isinstance(cause, Exception) else error
 
-    def dismiss(self) -> None:
+    def close(self) -> None:
         """End all workers."""
         import ray
 
         for actor in self._actors.values():
             ray.kill(actor)
         self._actors.clear()
-        self._greetings.clear()
+        self._infos.clear()
 
-    def _actor(self, seat: int) -> Any:
-        if seat not in self._actors:
+    def _actor(self, number: int) -> Any:
+        if number not in self._actors:
             import ray
 
             from steelyard.engine.workers.worker import Worker
 
-            made = ray.remote(Worker).options(
-                num_cpus=self._cpus_each, max_concurrency=_CONVERSATIONS, scheduling_strategy="SPREAD"
+            actor_class = ray.remote(Worker).options(
+                num_cpus=self._cpus_each, max_concurrency=_MAX_CONCURRENT_CALLS, scheduling_strategy="SPREAD"
             )
-            self._actors[seat] = made.remote([path for path in sys.path if path])
-        return self._actors[seat]
+            self._actors[number] = actor_class.remote([path for path in sys.path if path])
+        return self._actors[number]
 
-    def _welcome(self, seat: int, greeting: Greeting) -> None:
-        check_same_versions(greeting)
-        self._greetings[seat] = greeting
+    def _register(self, number: int, info: WorkerInfo) -> None:
+        check_same_versions(info)
+        self._infos[number] = info
 
 
 def _cause(error: BaseException) -> str:

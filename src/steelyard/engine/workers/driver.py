@@ -1,4 +1,4 @@
-"""One run over the cluster, from the driver: jobs out, records in, the dead replaced, the books in one place."""
+"""The driver's side of a run over workers: assigns jobs, takes in records, replaces lost workers, keeps the counts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from steelyard.engine.adaptive import AdaptivePermits
-from steelyard.engine.workers.messages import CALL, ENDED, OVER, RETURNED, SAID, Batch, Ending, Greeting
-from steelyard.engine.workers.pending import NOT_YET, Assigned, PendingJobs, WorkerHandle, lost_record, share_out
-from steelyard.engine.workers.pickling import Home
-from steelyard.engine.workers.remote_limits import Calls
+from steelyard.engine.workers.messages import CALL, EMITTED, ENDED, EXIT, RETURNED, Batch, WorkerExit, WorkerInfo
+from steelyard.engine.workers.pending import NOT_YET, Assigned, PendingJobs, WorkerHandle, divide_limit, lost_record
+from steelyard.engine.workers.pickling import DriverObjects
+from steelyard.engine.workers.remote_limits import WorkerCalls
 from steelyard.errors import SteelyardError, describe
 from steelyard.protocols import Cancellation, Emit, InFlight, Permits, Tally
 from steelyard.records import Record, StoredSample, UnscoredAnswer
@@ -25,16 +25,21 @@ log = logging.getLogger("steelyard")
 
 _START_SECONDS = 60.0
 """How long a run without a single worker waits for one."""
-_MOST_FALSE_STARTS = 3
-_FAREWELL = 1.0
+_MAX_FALSE_STARTS = 3
+_EXIT_SECONDS = 1.0
+"""How long workers have, after the grace, to send their last batch."""
+EXPECTED_SECONDS = 10.0
+"""How long a share is kept for a worker that is being started; after that the other workers use it meanwhile."""
+_ROUNDS = 8
+"""In how many parts each worker gets the jobs that it wants."""
 
 
-class Staff(Protocol):
-    """Where workers come from."""
+class WorkerPool(Protocol):
+    """Starts workers and tells which errors mean that one is gone."""
 
-    async def worker(self, seat: int) -> tuple[Any, Greeting]: ...
+    async def worker(self, number: int) -> tuple[Any, WorkerInfo]: ...
 
-    def lose(self, seat: int) -> None: ...
+    def lose(self, number: int) -> None: ...
 
     def is_loss(self, error: BaseException) -> bool: ...
 
@@ -42,30 +47,30 @@ class Staff(Protocol):
 
 
 class DriverRun:
-    """The seats of one run, the jobs they have, and how it ends."""
+    """The workers of one run, the jobs assigned to them, and how the run ends."""
 
     def __init__(
         self,
         number: int,
-        staff: Staff,
+        pool: WorkerPool,
         work: bytes,
-        home: Home,
-        supply: PendingJobs,
+        driver_objects: DriverObjects,
+        pending: PendingJobs,
         emit: Emit,
         *,
-        seats: int,
+        workers: int,
         parallelism: int,
         token: Cancellation,
         permits: Permits | None,
         grace: float,
     ) -> None:
         self._number = number
-        self._staff = staff
+        self._pool = pool
         self._work = work
-        self._home = home
-        self._supply = supply
+        self._driver_objects = driver_objects
+        self._pending = pending
         self._emit = emit
-        self._seats = [WorkerHandle(place) for place in range(seats)]
+        self._workers = [WorkerHandle(place) for place in range(workers)]
         self._parallelism = parallelism
         self._token = token
         self._grace = grace
@@ -74,17 +79,20 @@ class DriverRun:
         self._over = False
         self._stopping = False
         self._stop = asyncio.Event()
-        self._serving: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        """One for each worker number."""
         self._dispatch = Dispatch(
-            number, self._seats, supply, parallelism=parallelism, permits=permits, token=token, fail=self._fail
+            number, self._workers, pending, parallelism=parallelism, permits=permits, token=token, fail=self._fail
         )
         self.loads: list[ClientLoad] = []
 
     async def run(self) -> Tally:
-        """The tally when all jobs are done or what was begun has ended; raises the first failure."""
-        self._serving = [asyncio.create_task(self._serve(seat), name="steelyard-seat") for seat in self._seats]
-        for serving in self._serving:
-            serving.add_done_callback(self._seat_ended)
+        """Run until all jobs are done, the token is cancelled or something fails; raises the first failure."""
+        self._tasks = [
+            asyncio.create_task(self._run_worker(worker), name="steelyard-worker") for worker in self._workers
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._worker_task_done)
         watcher = asyncio.create_task(self._watch(), name="steelyard-cancellation")
         try:
             await self._stop.wait()
@@ -92,45 +100,45 @@ class DriverRun:
             self._over = True
             raise
         finally:
-            await self._wind_up(watcher)
+            await self._shut_down(watcher)
         if self._failure is not None:
             raise self._failure
         return self._tally
 
     def in_flight(self) -> InFlight:
-        """What was handed out and has not ended: of that, some may still be waiting in its worker."""
+        """Count the jobs that are assigned and have not ended; some may still be waiting in their worker."""
         oldest = min(
-            (next(iter(seat.given.values())) for seat in self._seats if seat.given),
-            key=lambda given: given.since,
+            (next(iter(worker.assigned.values())) for worker in self._workers if worker.assigned),
+            key=lambda assigned: assigned.since,
             default=None,
         )
         if oldest is None:
             return InFlight(0, None, 0.0)
-        count = sum(len(seat.given) for seat in self._seats)
+        count = sum(len(worker.assigned) for worker in self._workers)
         return InFlight(count, oldest.job.case.id, time.monotonic() - oldest.since)
 
-    # Beginning and ending
+    # Start and end
 
     async def _watch(self) -> None:
-        """Stop when the token is cancelled; give up when there is nobody to do the work."""
+        """Stop when the token is cancelled; fail when there is no worker for too long."""
         cancelled = asyncio.create_task(self._token.wait())
         try:
             without_since = time.monotonic()
             while not cancelled.done():
                 await asyncio.wait([cancelled], timeout=1.0)
                 now = time.monotonic()
-                if any(seat.is_live for seat in self._seats):
+                if any(worker.is_live for worker in self._workers):
                     without_since = now
                 elif now - without_since > _START_SECONDS:
-                    self._fail(SteelyardError(f"the cluster gave no worker for {_START_SECONDS:.0f} s"))
-                self._dispatch.tell_of_missing(now)
-                self._dispatch.guarded(self._dispatch.share_out)()
+                    self._fail(SteelyardError(f"the cluster started no worker within {_START_SECONDS:.0f} s"))
+                self._dispatch.warn_about_missing(now)
+                self._dispatch.guarded(self._dispatch.rebalance)()
             self._end()
         finally:
             cancelled.cancel()
 
     def _end(self) -> None:
-        """No more jobs are handed out; the seats are left when the workers have said their last word."""
+        """Assign no more jobs, and have `run` shut the workers down."""
         self._stopping = self._dispatch.is_over = True
         self._stop.set()
 
@@ -140,180 +148,180 @@ class DriverRun:
             self._over = True
         self._end()
 
-    def _seat_ended(self, serving: asyncio.Task[None]) -> None:
-        if not serving.cancelled() and (error := serving.exception()) is not None:
+    def _worker_task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
-        if all(task.done() for task in self._serving):
+        if all(task.done() for task in self._tasks):
             self._end()
 
-    async def _wind_up(self, watcher: asyncio.Task[None]) -> None:
-        """Have the workers stop and say their last words, within the grace."""
+    async def _shut_down(self, watcher: asyncio.Task[None]) -> None:
+        """Cancel the workers and wait for their last batches, within the grace."""
         self._stopping = self._dispatch.is_over = True
         watcher.cancel()
         reason = self._token.reason or "the run has ended"
-        for seat, serving in zip(self._seats, self._serving, strict=True):
-            if seat.is_live and not serving.done():
-                seat.letter.cancelled = reason
-                self._dispatch.tell(seat)
+        for worker, task in zip(self._workers, self._tasks, strict=True):
+            if worker.is_live and not task.done():
+                worker.message.cancelled = reason
+                self._dispatch.send(worker)
             else:
-                serving.cancel()
-        running = [task for task in self._serving if not task.done()]
+                task.cancel()
+        running = [task for task in self._tasks if not task.done()]
         try:
             if running:
-                await asyncio.wait(running, timeout=self._grace + _FAREWELL)
+                await asyncio.wait(running, timeout=self._grace + _EXIT_SECONDS)
         finally:
             self._close(watcher)
-        await asyncio.wait([watcher, *self._serving, *self._dispatch.posting])
+        await asyncio.wait([watcher, *self._tasks, *self._dispatch.sending])
 
     def _close(self, watcher: asyncio.Task[None]) -> None:
-        """Count what never finished as cancelled; from here on nothing changes the books."""
+        """Count what never finished as cancelled; from here on nothing changes the counts."""
         self._over = True
-        for task in [watcher, *self._serving, *self._dispatch.posting]:
+        for task in [watcher, *self._tasks, *self._dispatch.sending]:
             task.cancel()
-        for seat in self._seats:
-            self._count_recorded(seat.leave())
-        self._tally.started = self._supply.started
+        for worker in self._workers:
+            self._count_recorded(worker.detach())
+        self._tally.started = self._pending.started
         self._tally.cancelled = self._tally.started - self._tally.finished
         self._tally.peak_in_flight = min(self._tally.peak_in_flight, self._parallelism)
 
-    # A seat and its workers
+    # One worker, and the next when it is lost
 
-    async def _serve(self, seat: WorkerHandle) -> None:
-        """One worker after the other, until one of them has come to the end of the run."""
+    async def _run_worker(self, worker: WorkerHandle) -> None:
+        """Start one worker after the other, until one of them reaches the end of the run."""
         false_starts = 0
         while not (self._stopping or self._token.cancelled):
             try:
-                await self._seat_a_worker(seat)
-                await self._converse(seat)
+                await self._start_worker(worker)
+                await self._exchange_messages(worker)
                 return
             except Exception as error:
-                if not self._staff.is_loss(error):
-                    raise self._staff.cause(error) from None
+                if not self._pool.is_loss(error):
+                    raise self._pool.cause(error) from None
                 # With cases in flight it may be one of them, and the number of reschedules is bounded.
-                false_starts = 0 if seat.given else false_starts + 1
-                self._lose(seat, error)
-                if false_starts == _MOST_FALSE_STARTS:
+                false_starts = 0 if worker.assigned else false_starts + 1
+                self._lose(worker, error)
+                if false_starts == _MAX_FALSE_STARTS:
                     raise SteelyardError(f"workers die before they do anything: {_first_line(error)}") from error
 
-    async def _seat_a_worker(self, seat: WorkerHandle) -> None:
-        actor, greeting = await self._staff.worker(seat.number)
+    async def _start_worker(self, worker: WorkerHandle) -> None:
+        actor, info = await self._pool.worker(worker.number)
         await actor.begin.remote(self._number, self._work, self._parallelism, self._grace)
 
-        def answer(call: int, value: Any) -> None:
-            seat.letter.answers.append((call, value))
-            self._dispatch.tell_soon(seat)
+        def reply(call: int, value: Any) -> None:
+            worker.message.replies.append((call, value))
+            self._dispatch.send_soon(worker)
 
-        seat.sit_down(actor, greeting.node, Calls(self._home.kept, answer))
-        self._dispatch.share_out()
+        worker.attach(actor, info.node, WorkerCalls(self._driver_objects.objects, reply))
+        self._dispatch.rebalance()
         self._close_if_done()
 
-    async def _converse(self, seat: WorkerHandle) -> None:
-        """Exchange letters for batches until the worker is through."""
+    async def _exchange_messages(self, worker: WorkerHandle) -> None:
+        """Send messages and receive batches until the worker has finished its part."""
         while True:
-            batch = await seat.actor.exchange.remote(self._number, seat.next_letter())
-            if self._take(seat, batch):
+            batch = await worker.actor.exchange.remote(self._number, worker.take_message())
+            if self._handle_batch(worker, batch):
                 return
-            self._dispatch.feed(self._seats if self._supply.is_running_out else [seat])
+            self._dispatch.assign_jobs(self._workers if self._pending.is_running_out else [worker])
             self._close_if_done()
 
-    def _lose(self, seat: WorkerHandle, error: BaseException) -> None:
-        """Hand out again what the worker had, and see to a new one."""
-        node, why = seat.node, _first_line(error)
-        lost = seat.leave()
-        for given in lost:
-            self._dispatch.settle(given)
-        self._staff.lose(seat.number)
-        self._dispatch.expect(seat)
+    def _lose(self, worker: WorkerHandle, error: BaseException) -> None:
+        """Reschedule the jobs of a lost worker, and make room for its replacement."""
+        node, why = worker.node, _first_line(error)
+        lost = worker.detach()
+        for assigned in lost:
+            self._dispatch.settle(assigned)
+        self._pool.lose(worker.number)
+        self._dispatch.expect(worker)
         lost = self._count_recorded(lost)
         if self._stopping:
             return
         log.warning("a worker on %s was lost, with %s: %s", node, counted(len(lost), "case"), why)
-        for given in lost:
-            if not self._supply.lose(given):
-                self._emit(lost_record(given, node, why))
+        for assigned in lost:
+            if not self._pending.reschedule(assigned):
+                self._emit(lost_record(assigned, node, why))
                 self._tally.finished += 1
-        self._dispatch.share_out()
-        self._dispatch.feed(self._seats)
+        self._dispatch.rebalance()
+        self._dispatch.assign_jobs(self._workers)
         self._close_if_done()
 
     def _count_recorded(self, left: list[Assigned]) -> list[Assigned]:
-        """Count as finished what has a record, though word of its end never came; the others."""
-        others = [given for given in left if not given.recorded]
+        """Count as finished the jobs with a record, though no message of their end came; returns the others."""
+        others = [assigned for assigned in left if not assigned.recorded]
         self._tally.finished += len(left) - len(others)
         return others
 
     def _close_if_done(self) -> None:
-        """Let the workers go when there is nothing left and nothing under way."""
-        if self._supply.is_empty and not any(seat.given for seat in self._seats):
-            if not any(seat.is_live for seat in self._seats):
+        """Let the workers finish when nothing is left to assign and nothing is in flight."""
+        if self._pending.is_empty and not any(worker.assigned for worker in self._workers):
+            if not any(worker.is_live for worker in self._workers):
                 self._end()
-            for seat in self._seats:
-                if seat.is_live:
-                    seat.letter.no_more = True
-                    self._dispatch.tell_soon(seat)
+            for worker in self._workers:
+                if worker.is_live:
+                    worker.message.no_more = True
+                    self._dispatch.send_soon(worker)
                 else:
-                    self._serving[seat.number].cancel()
+                    self._tasks[worker.number].cancel()
 
-    # What workers say
+    # What workers report
 
-    def _take(self, seat: WorkerHandle, batch: Batch) -> bool:
-        """Take in a batch; True when the worker is through."""
-        ended, weighed = 0, self._dispatch.weighed
-        seat.peak = batch.peak
-        self._tally.peak_in_flight = max(self._tally.peak_in_flight, sum(one.peak for one in self._seats))
+    def _handle_batch(self, worker: WorkerHandle, batch: Batch) -> bool:
+        """Take in a batch; True when it is the worker's last."""
+        ended, being_scored = 0, self._dispatch.being_scored
+        worker.peak = batch.peak
+        self._tally.peak_in_flight = max(self._tally.peak_in_flight, sum(one.peak for one in self._workers))
         for kind, number, content in batch.items:
-            if kind == SAID:
-                self._said(seat.given.get(number), pickle.loads(content))
+            if kind == EMITTED:
+                self._handle_emitted(worker.assigned.get(number), pickle.loads(content))
             elif kind == ENDED:
                 ended += 1
-                self._ended(seat, number, content)
+                self._handle_ended(worker, number, content)
             elif kind == RETURNED:
-                self._supply.give_back(self._off(seat, number))
+                self._pending.put_back(self._unassign(worker, number))
             elif kind == CALL:
-                self._called(seat, number, *content)
-            elif kind == OVER:
-                self._take_leave(content)
+                self._handle_call(worker, number, *content)
+            elif kind == EXIT:
+                self._handle_exit(content)
                 return True
-        before = seat.share.held
-        seat.hear(batch, ended)
-        if seat.share.held < before or self._dispatch.weighed != weighed:
-            self._dispatch.share_out()
+        before = worker.share.reserved
+        worker.update(batch, ended)
+        if worker.share.reserved < before or self._dispatch.being_scored != being_scored:
+            self._dispatch.rebalance()
         return False
 
-    def _said(self, given: Assigned | None, item: Any) -> None:
-        if given is None or self._over:
+    def _handle_emitted(self, assigned: Assigned | None, item: Any) -> None:
+        if assigned is None or self._over:
             return
-        if isinstance(item, UnscoredAnswer):  # should the worker die now, the answer is only to be judged again
-            given.job.stored = item.record
+        if isinstance(item, UnscoredAnswer):  # should the worker die now, the answer only needs to be judged again
+            assigned.job.stored = item.record
         elif isinstance(item, StoredSample):
-            given.job.samples = (*given.job.samples, item)
+            assigned.job.samples = (*assigned.job.samples, item)
         elif isinstance(item, Record):
-            given.recorded = True
+            assigned.recorded = True
         self._emit(item)
 
-    def _ended(self, seat: WorkerHandle, ticket: int, finished: bool) -> None:
-        self._off(seat, ticket)
+    def _handle_ended(self, worker: WorkerHandle, ticket: int, finished: bool) -> None:
+        self._unassign(worker, ticket)
         if finished and not self._over:
             self._tally.finished += 1
 
-    def _off(self, seat: WorkerHandle, ticket: int) -> Assigned:
-        if seat.on_probation == ticket:
-            seat.on_probation = None
-        given = seat.given.pop(ticket)
-        self._dispatch.settle(given)
-        return given
+    def _unassign(self, worker: WorkerHandle, ticket: int) -> Assigned:
+        if worker.on_probation == ticket:
+            worker.on_probation = None
+        assigned = worker.assigned.pop(ticket)
+        self._dispatch.settle(assigned)
+        return assigned
 
-    def _called(self, seat: WorkerHandle, call: int, number: int, name: str, args: tuple[Any, ...]) -> None:
-        if seat.calls is None:
+    def _handle_call(self, worker: WorkerHandle, call: int, number: int, name: str, args: tuple[Any, ...]) -> None:
+        if worker.calls is None:
             return
-        overload = seat.calls.take(call, number, name, args)
+        overload = worker.calls.handle(call, number, name, args)
         if overload is not False:
-            for other in self._seats:
-                if other is not seat and other.is_live:
-                    other.letter.overloads.append((number, overload))
-                    self._dispatch.tell_soon(other)
+            for other in self._workers:
+                if other is not worker and other.is_live:
+                    other.message.overloads.append((number, overload))
+                    self._dispatch.send_soon(other)
 
-    def _take_leave(self, ending: Ending) -> None:
+    def _handle_exit(self, ending: WorkerExit) -> None:
         if ending.load is not None:
             self.loads.append(ending.load)
         if ending.failure is not None:
@@ -324,20 +332,14 @@ def _first_line(error: BaseException) -> str:
     return describe(error).partition("\n")[0]
 
 
-EXPECTED_SECONDS = 10.0
-"""How long a worker that is being started has its share kept for it; then the others have it meanwhile."""
-_ROUNDS = 8
-"""In how many parts each worker gets the jobs that it wants."""
-
-
 class Dispatch:
-    """Hands out jobs and shares to the seats of one run."""
+    """Assigns jobs and shares to the workers of one run, and sends them their messages."""
 
     def __init__(
         self,
         run: int,
-        seats: list[WorkerHandle],
-        supply: PendingJobs,
+        workers: list[WorkerHandle],
+        pending: PendingJobs,
         *,
         parallelism: int,
         permits: Permits | None,
@@ -345,131 +347,91 @@ class Dispatch:
         fail: Callable[[BaseException], None],
     ) -> None:
         self._run = run
-        self._seats = seats
-        self._supply = supply
+        self._workers = workers
+        self._pending = pending
         self._parallelism = parallelism
         self._permits = permits
         self._token = token
         self._fail = fail
         self._tickets = itertools.count(1)
-        self._expected_until = [time.monotonic() + EXPECTED_SECONDS] * len(seats)
+        self._expected_until = [time.monotonic() + EXPECTED_SECONDS] * len(workers)
         self._answered: set[tuple[str, int]] = set()
-        """Cases, by id and trial, with an answer that is being weighed: kept where an endpoint decides the number."""
+        """Cases, by id and trial, whose answer is being scored: known only where the endpoint sets the parallelism."""
         self.is_over = False
-        """Whether no more jobs are handed out."""
-        self.posting: set[asyncio.Task[None]] = set()
-        """Letters on their way."""
+        """Whether no more jobs are assigned."""
+        self.sending: set[asyncio.Task[None]] = set()
+        """Messages being sent."""
         self._adaptive = isinstance(permits, AdaptivePermits)
         if permits is not None:
-            permits.on_change(self.guarded(self.share_out))
+            permits.on_change(self.guarded(self.rebalance))
         if isinstance(permits, AdaptivePermits):
             permits.on_answered(lambda case_id, trial: self._answered.add((case_id, trial)))
 
-    def expect(self, seat: WorkerHandle) -> None:
-        """Keep a share for the worker that is to come."""
-        self._expected_until[seat.number] = time.monotonic() + EXPECTED_SECONDS
-
-    def share_out(self) -> None:
-        """Divide what is allowed among the workers there are and those that are about to come."""
-        now = time.monotonic()
-        live = [seat for seat in self._seats if seat.is_live]
-        expected = sum(not seat.is_live and now < self._expected_until[seat.number] for seat in self._seats)
-        allowed = self._parallelism
-        if self._permits is not None:
-            # What an endpoint bears is asked of it until it has answered, however long that is weighed afterwards.
-            allowed = min(allowed, self._permits.allowed + len(self._answered))
-        changed = share_out(allowed, [seat.share for seat in live], expected)
-        told = [seat for seat in live if seat.share in changed]
-        for seat in told:
-            seat.letter.share, seat.letter.number = seat.share.told, seat.share.number
-        self.feed(live)
-        for seat in told:
-            self.tell_soon(seat)
-
-    def settle(self, given: Assigned) -> None:
-        """A job has ended, or is to be handed out again."""
-        self._answered.discard((given.job.case.id, given.job.trial))
-
     @property
-    def weighed(self) -> int:
+    def being_scored(self) -> int:
         """How many cases have their answer and have not ended."""
         return len(self._answered)
 
-    def feed(self, seats: list[WorkerHandle]) -> None:
-        """Hand out jobs to those who want some, in rounds: a few jobs should not all go to the first of them."""
-        hungry = [(seat, max(1, self._wanted(seat) // _ROUNDS)) for seat in seats if self._wanted(seat) > 0]
-        while hungry and not self.is_over and not self._token.cancelled:
-            still = []
-            for seat, chunk in hungry:
-                given = self._hand_out(seat, min(chunk, self._wanted(seat)))
-                self.tell_soon(seat)
-                if given == NOT_YET:
-                    asyncio.get_running_loop().call_soon(self.guarded(lambda: self.feed(self._seats)))
+    def expect(self, worker: WorkerHandle) -> None:
+        """Keep a share for a worker that is being started."""
+        self._expected_until[worker.number] = time.monotonic() + EXPECTED_SECONDS
+
+    def rebalance(self) -> None:
+        """Divide the allowed parallelism among the live workers and those that are about to start."""
+        now = time.monotonic()
+        live = [worker for worker in self._workers if worker.is_live]
+        expected = sum(not worker.is_live and now < self._expected_until[worker.number] for worker in self._workers)
+        allowed = self._parallelism
+        if self._permits is not None:
+            # The endpoint's limit is for calls in flight: a case whose answer is being scored does not use it.
+            allowed = min(allowed, self._permits.allowed + len(self._answered))
+        changed_shares = divide_limit(allowed, [worker.share for worker in live], expected)
+        changed = [worker for worker in live if worker.share in changed_shares]
+        for worker in changed:
+            worker.message.share, worker.message.share_number = worker.share.limit, worker.share.number
+        self.assign_jobs(live)
+        for worker in changed:
+            self.send_soon(worker)
+
+    def settle(self, assigned: Assigned) -> None:
+        """Note that a job has ended, or is to be assigned again."""
+        self._answered.discard((assigned.job.case.id, assigned.job.trial))
+
+    def assign_jobs(self, workers: list[WorkerHandle]) -> None:
+        """Assign jobs to workers that want some, in rounds: a few jobs should not all go to the first worker."""
+        wanting = [(worker, max(1, self._wanted(worker) // _ROUNDS)) for worker in workers if self._wanted(worker) > 0]
+        while wanting and not self.is_over and not self._token.cancelled:
+            still_wanting = []
+            for worker, chunk in wanting:
+                assigned = self._assign(worker, min(chunk, self._wanted(worker)))
+                self.send_soon(worker)
+                if assigned == NOT_YET:
+                    asyncio.get_running_loop().call_soon(self.guarded(lambda: self.assign_jobs(self._workers)))
                     return
-                if given is not None and self._wanted(seat) > 0:
-                    still.append((seat, chunk))
-            hungry = still
-        if self._supply.is_empty:
-            self._even_out()
+                if assigned is not None and self._wanted(worker) > 0:
+                    still_wanting.append((worker, chunk))
+            wanting = still_wanting
+        if self._pending.is_empty:
+            self._recall_waiting()
 
-    def _wanted(self, seat: WorkerHandle) -> int:
-        return seat.wants(ahead=not self._supply.is_running_out) if seat.is_live else 0
+    def send_soon(self, worker: WorkerHandle) -> None:
+        """Send a worker's message at the end of this turn of the loop, with all that it has collected by then."""
+        asyncio.get_running_loop().call_soon(self.send, worker)
 
-    def _hand_out(self, seat: WorkerHandle, count: int) -> Assigned | str | None:
-        """Give a worker up to so many jobs; the last of them, NOT_YET, or None when there was none for it."""
-        given: Assigned | str | None = None
-        for _ in range(count):
-            given = self._supply.next(probation=seat.on_probation is None)
-            if given is None or isinstance(given, str):
-                return given
-            ticket = next(self._tickets)
-            seat.given[ticket] = given
-            if self._adaptive and given.job.stored is not None:
-                self._answered.add((given.job.case.id, given.job.trial))
-            if self._supply.on_probation(given):
-                seat.on_probation = ticket
-            seat.letter.jobs.append((ticket, given.job))
-        return given
+    def send(self, worker: WorkerHandle) -> None:
+        """Send a worker's message now, if there is anything in it."""
+        if worker.is_live and worker.message != type(worker.message)():
+            self._send_in_background(worker.actor.receive.remote(self._run, worker.take_message()))
 
-    def _even_out(self) -> None:
-        """At the end, have those who have jobs waiting give some back while others have nothing to do."""
-        idle = sum(max(0, seat.share.told - len(seat.given)) for seat in self._seats if seat.is_live)
-        for seat in self._seats:
-            if idle > 0 and seat.is_live and seat.waiting > 0 and not seat.letter.recall:
-                seat.letter.recall = min(idle, seat.waiting)
-                idle -= seat.letter.recall
-                self.tell_soon(seat)
-
-    def tell_soon(self, seat: WorkerHandle) -> None:
-        """Send a seat's letter at the end of this turn of the loop, with whatever else it has gathered by then."""
-        asyncio.get_running_loop().call_soon(self.tell, seat)
-
-    def tell(self, seat: WorkerHandle) -> None:
-        if seat.is_live and seat.letter != type(seat.letter)():
-            self._post(seat.actor.tell.remote(self._run, seat.next_letter()))
-
-    def _post(self, sending: Any) -> None:
-        """Send, and let go of it: a worker that cannot hear any more is noticed in the conversation."""
-
-        async def send() -> None:
-            try:
-                await sending
-            except Exception as error:  # noqa: BLE001
-                log.debug("a letter did not arrive: %s", describe(error))
-
-        task: asyncio.Task[None] = asyncio.create_task(send())
-        self.posting.add(task)
-        task.add_done_callback(self.posting.discard)
-
-    def tell_of_missing(self, now: float) -> None:
-        """Say, once for each time, that a worker is not there and the others do its part."""
-        for seat in self._seats:
-            if not seat.is_live and now > self._expected_until[seat.number] and not seat.is_missed:
-                seat.is_missed = True
+    def warn_about_missing(self, now: float) -> None:
+        """Warn, once each time, that a worker could not be started and the others do its part."""
+        for worker in self._workers:
+            if not worker.is_live and now > self._expected_until[worker.number] and not worker.missing_reported:
+                worker.missing_reported = True
                 log.warning("a worker has not been started for %.0f s: has the cluster a CPU for it?", EXPECTED_SECONDS)
 
     def guarded(self, act: Callable[[], None]) -> Callable[[], None]:
-        """The same, but what it raises ends the run."""
+        """Wrap a callback so that an exception ends the run."""
 
         def guarded() -> None:
             if self.is_over:
@@ -480,3 +442,44 @@ class Dispatch:
                 self._fail(error)
 
         return guarded
+
+    def _wanted(self, worker: WorkerHandle) -> int:
+        return worker.jobs_wanted(ahead=not self._pending.is_running_out) if worker.is_live else 0
+
+    def _assign(self, worker: WorkerHandle, count: int) -> Assigned | str | None:
+        """Assign up to `count` jobs; returns the last of them, NOT_YET, or None when there was none for the worker."""
+        assigned: Assigned | str | None = None
+        for _ in range(count):
+            assigned = self._pending.next(probation=worker.on_probation is None)
+            if assigned is None or isinstance(assigned, str):
+                return assigned
+            ticket = next(self._tickets)
+            worker.assigned[ticket] = assigned
+            if self._adaptive and assigned.job.stored is not None:
+                self._answered.add((assigned.job.case.id, assigned.job.trial))
+            if self._pending.on_probation(assigned):
+                worker.on_probation = ticket
+            worker.message.jobs.append((ticket, assigned.job))
+        return assigned
+
+    def _recall_waiting(self) -> None:
+        """At the end of a run, recall waiting jobs for workers that are idle."""
+        idle = sum(max(0, worker.share.limit - len(worker.assigned)) for worker in self._workers if worker.is_live)
+        for worker in self._workers:
+            if idle > 0 and worker.is_live and worker.waiting > 0 and not worker.message.recall:
+                worker.message.recall = min(idle, worker.waiting)
+                idle -= worker.message.recall
+                self.send_soon(worker)
+
+    def _send_in_background(self, sending: Any) -> None:
+        """Send without waiting: a worker that no longer receives is noticed in the exchange."""
+
+        async def send() -> None:
+            try:
+                await sending
+            except Exception as error:  # noqa: BLE001
+                log.debug("a message did not arrive: %s", describe(error))
+
+        task: asyncio.Task[None] = asyncio.create_task(send())
+        self.sending.add(task)
+        task.add_done_callback(self.sending.discard)

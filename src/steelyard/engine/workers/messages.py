@@ -1,4 +1,7 @@
-"""What the driver of a run and its workers say to each other: letters one way, batches the other."""
+"""Messages between the driver of a run and its workers, and the queue in which a worker collects its own.
+
+The driver sends a `Message`, a worker replies with a `Batch` of items.
+"""
 
 from __future__ import annotations
 
@@ -13,52 +16,65 @@ import msgspec
 from steelyard.records import Job
 from steelyard.stats.client_load import ClientLoad
 
-Item: TypeAlias = tuple[str, int, Any]
-"""What a worker has to say: its kind, the ticket or number it is about, and the rest (pickled where it is a record)."""
+EMITTED, ENDED, RETURNED, CALL, EXIT = "emitted", "ended", "returned", "call", "exit"
+"""The kinds of items: a record or part of one, the end of a job, a job handed back before it began, a call to an object
+in the driver, and the worker's last item."""
 
-SAID, ENDED, RETURNED, CALL, OVER = "said", "ended", "returned", "call", "over"
+Item: TypeAlias = tuple[str, int, Any]
+"""One thing that a worker reports: its kind, the ticket or call number, and the content (a record is pickled)."""
+
+FLUSH_SECONDS = 0.02
+"""How long the first item of a batch waits for others."""
+_IDLE_SECONDS = 1.0
+"""How often a worker with nothing to report sends an empty batch."""
+_BATCH_BYTES = 64 * 1024
+"""Ray sends results of up to 100 KB along with the reply; larger ones take a detour through shared memory."""
+_MAX_QUEUED_BYTES = 1024 * 1024
+_ITEM_OVERHEAD = 64
+"""Bytes of an item without its content, about."""
 
 
 class Message(msgspec.Struct):
-    """From the driver: jobs with their tickets, and whatever else has changed. What is None has not."""
+    """From the driver: jobs with their tickets, and anything else that has changed. None means unchanged."""
 
     jobs: list[tuple[int, Job]] = []
     share: int | None = None
     """How many calls the worker may have in flight."""
-    number: int = 0
-    """Of the share, counting up: a batch says which one it knew."""
-    answers: list[tuple[int, Any]] = []
-    """To what the worker called for, by the call's number."""
+    share_number: int = 0
+    """Counts up with each new share; a batch names the last one that the worker received."""
+    replies: list[tuple[int, Any]] = []
+    """Replies to the worker's calls, by call number."""
     overloads: list[tuple[int, float | None]] = []
-    """Endpoints that were too busy for another worker, and how long they asked to be left alone."""
+    """Endpoints that refused another worker because of load, and the seconds they asked to wait."""
     recall: int = 0
-    """So many jobs that have not begun are wanted back."""
+    """How many jobs that have not begun the worker should hand back."""
     no_more: bool = False
+    """Whether no more jobs will come."""
     cancelled: str | None = None
 
 
 class Batch(msgspec.Struct):
-    """From a worker: what happened since the last one, in order, and how it stands."""
+    """From a worker: what happened since its last batch, in order, and its current state."""
 
     items: list[Item]
-    inside: int
+    in_flight: int
     """Calls in flight."""
     peak: int
-    """The most there were since the last batch."""
+    """The most calls in flight since the last batch."""
     share_number: int
-    """The last share it heard of."""
+    """The number of the last share received."""
 
 
-class Ending(msgspec.Struct):
-    """How the work of one worker ended."""
+class WorkerExit(msgspec.Struct):
+    """How one worker's part of a run ended."""
 
     failure: bytes | None = None
     """The exception that ended the run, pickled."""
     load: ClientLoad | None = None
 
 
-class Greeting(msgspec.Struct):
-    """Who a worker is and what it runs on."""
+class WorkerInfo(msgspec.Struct):
+    """The handshake's reply: which node and process a worker is, and its versions."""
 
     node: str
     pid: int
@@ -67,19 +83,8 @@ class Greeting(msgspec.Struct):
     ray: str
 
 
-FLUSH_SECONDS = 0.02
-"""How long the first word of a batch waits for others."""
-
-_IDLE_SECONDS = 1.0
-_BATCH_BYTES = 64 * 1024
-"""Ray sends results of up to 100 KB along with the reply; larger ones take a detour through shared memory."""
-_MOST_BYTES = 1024 * 1024
-_BESIDE = 64
-"""What an item weighs beside its content, about."""
-
-
 class MessageQueue:
-    """Items on their way to the driver; says when there are so many that no more work should begin."""
+    """A worker's items on their way to the driver. While it is full, no more work should begin."""
 
     def __init__(self, on_room: Callable[[], None]) -> None:
         self._items: deque[tuple[Item, int]] = deque()
@@ -90,11 +95,11 @@ class MessageQueue:
 
     @property
     def is_full(self) -> bool:
-        return self._bytes > _MOST_BYTES
+        return self._bytes > _MAX_QUEUED_BYTES
 
     def put(self, item: Item, *, urgent: bool = False) -> None:
-        """Keep an item; an urgent one sends the batch on its way."""
-        size = _BESIDE + (len(item[2]) if isinstance(item[2], bytes) else 0)
+        """Add an item; an urgent one sends the batch at once."""
+        size = _ITEM_OVERHEAD + (len(item[2]) if isinstance(item[2], bytes) else 0)
         self._items.append((item, size))
         self._bytes += size
         self._first.set()
@@ -102,7 +107,7 @@ class MessageQueue:
             self._enough.set()
 
     async def take(self) -> list[Item]:
-        """The next batch, when there is enough for one or a moment after its first item; empty when all is quiet."""
+        """Wait for the next batch: full, or a moment after its first item; empty after a second without any."""
         if not self._items:
             self._first.clear()
             self._enough.clear()
@@ -113,16 +118,16 @@ class MessageQueue:
         if not self._enough.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._enough.wait(), FLUSH_SECONDS)
-        return self._cut()
+        return self._take_batch()
 
-    def _cut(self) -> list[Item]:
+    def _take_batch(self) -> list[Item]:
         batch: list[Item] = []
-        was_full, size = self.is_full, 0
-        while self._items and (not batch or size + self._items[0][1] <= _BATCH_BYTES):
-            item, weight = self._items.popleft()
+        was_full, total = self.is_full, 0
+        while self._items and (not batch or total + self._items[0][1] <= _BATCH_BYTES):
+            item, size = self._items.popleft()
             batch.append(item)
-            size += weight
-        self._bytes -= size
+            total += size
+        self._bytes -= total
         if self._bytes < _BATCH_BYTES:
             self._enough.clear()
         if was_full and not self.is_full:

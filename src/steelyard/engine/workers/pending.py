@@ -1,4 +1,4 @@
-"""The jobs of a run as the driver hands them out: fresh ones in order, lost ones again, but not for ever."""
+"""What the driver keeps of a run's jobs and workers: pending jobs, worker shares and worker handles."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from typing import Any
 import msgspec
 
 from steelyard.engine.workers.messages import Batch, Message
-from steelyard.engine.workers.remote_limits import Calls
+from steelyard.engine.workers.remote_limits import WorkerCalls
 from steelyard.records import RECORD_VERSION, Job, Record
 from steelyard.stats.formatting import counted
 
 NOT_YET = "not yet"
+"""There is no job to assign now, but there may be one later."""
+
+_AHEAD_SECONDS = 0.1
+_AHEAD_SHARE = 1 / 4
+"""A worker has jobs waiting for this long at its pace, or this part of its share if that is more: many calls that end
+at once must not wait for the driver. At the end of a run waiting jobs are recalled where other workers are idle."""
+_RATE_SMOOTHING = 0.3
 
 
 class Assigned(msgspec.Struct, gc=False):
-    """A job that was handed out."""
+    """A job that was assigned to a worker."""
 
     job: Job
     since: float
@@ -29,10 +36,10 @@ class Assigned(msgspec.Struct, gc=False):
 
 
 class PendingJobs:
-    """Fresh jobs, and those whose worker was lost.
+    """Jobs to assign: fresh ones in order, and those whose worker was lost, up to a limit of reschedules.
 
-    A job for which one more loss would be the last is `on_probation`: no worker has two of these at once, so that
-    the one that kills its workers is found, and those that were only near it are not blamed.
+    A job for which one more loss would be the last is `on_probation`. No worker has two of these at once, so that the
+    job that kills its workers is found, and jobs that were only on the same worker are not blamed.
     """
 
     def __init__(self, jobs: Iterator[Job | None], max_reschedules: int) -> None:
@@ -45,27 +52,27 @@ class PendingJobs:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing left to hand out, as far as is known."""
+        """Whether nothing is left to assign, as far as is known."""
         return self._exhausted and not self._again and not self._on_probation
 
     @property
     def is_running_out(self) -> bool:
-        """Whether no fresh jobs are left: what is handed out now should begin at once."""
+        """Whether no fresh jobs are left: a job that is assigned now should begin at once."""
         return self._exhausted
 
-    def on_probation(self, given: Assigned) -> bool:
-        return 0 < self._max_reschedules <= given.losses
+    def on_probation(self, assigned: Assigned) -> bool:
+        return 0 < self._max_reschedules <= assigned.losses
 
     def next(self, *, probation: bool) -> Assigned | str | None:
-        """The next to hand out; NOT_YET when there may be one later, None when there is none now.
+        """Take the next job to assign; NOT_YET when there may be one later, None when there is none now.
 
-        With `probation`, to a worker that may have one of those.
+        With `probation`, the worker may have a job that is on probation.
         """
         for lost in (self._on_probation if probation else deque(), self._again):
             if lost:
-                given = lost.popleft()
-                given.since = time.monotonic()
-                return given
+                assigned = lost.popleft()
+                assigned.since = time.monotonic()
+                return assigned
         if self._exhausted:
             return None
         try:
@@ -78,23 +85,23 @@ class PendingJobs:
         self.started += 1
         return Assigned(job, time.monotonic())
 
-    def give_back(self, given: Assigned) -> None:
-        """Not begun: it is the next to be handed out."""
-        (self._on_probation if self.on_probation(given) else self._again).append(given)
+    def put_back(self, assigned: Assigned) -> None:
+        """Take back a job that has not begun; it is assigned before fresh ones."""
+        (self._on_probation if self.on_probation(assigned) else self._again).append(assigned)
 
-    def lose(self, given: Assigned) -> bool:
-        """Its worker is gone; True when it is handed out again, False when that has happened too often."""
-        given.losses += 1
-        if given.losses > self._max_reschedules:
+    def reschedule(self, assigned: Assigned) -> bool:
+        """Take back a job whose worker was lost; False when that has happened too often to assign it again."""
+        assigned.losses += 1
+        if assigned.losses > self._max_reschedules:
             return False
-        self.give_back(given)
+        self.put_back(assigned)
         return True
 
 
-def lost_record(given: Assigned, node: str, reason: str) -> Record:
-    """The record of a case that no worker survived."""
-    job = given.job
-    died = counted(given.losses, "worker")
+def lost_record(assigned: Assigned, node: str, reason: str) -> Record:
+    """Make the error record of a case whose workers all died."""
+    job = assigned.job
+    died = counted(assigned.losses, "worker")
     error = f"WorkerLost: {died} died while this case was in flight, the last on {node}: {reason}"
     return Record(
         RECORD_VERSION,
@@ -102,8 +109,8 @@ def lost_record(given: Assigned, node: str, reason: str) -> Record:
         job.trial,
         job.index,
         "error",
-        given.losses,
-        time.monotonic() - given.since,
+        assigned.losses,
+        time.monotonic() - assigned.since,
         job.case_fp,
         job.scored_by,
         0.0,
@@ -123,126 +130,124 @@ def lost_record(given: Assigned, node: str, reason: str) -> Record:
 
 
 class WorkerShare:
-    """One worker's part: what it was told, and what it may still have in flight of what it was told before."""
+    """How many calls one worker may have in flight.
+
+    A smaller limit binds only when the worker has received it: until then the larger one stays `reserved`.
+    """
 
     def __init__(self) -> None:
-        self.told = 0
+        self.limit = 0
+        """The limit last sent."""
         self.number = 0
-        self._held = 0
+        """Counts up with each limit sent."""
+        self._reserved = 0
 
     @property
-    def held(self) -> int:
-        """The most that it can have in flight at this moment."""
-        return max(self.told, self._held)
+    def reserved(self) -> int:
+        """The most calls that the worker can have in flight now."""
+        return max(self.limit, self._reserved)
 
-    def tell(self, share: int) -> None:
-        """A new share is on its way; a smaller one binds only when the worker has heard of it."""
-        self._held = self.held
-        self.told = share
+    def set_limit(self, limit: int) -> None:
+        """Set a new limit, which is about to be sent."""
+        self._reserved = self.reserved
+        self.limit = limit
         self.number += 1
 
-    def heard(self, number: int, inside: int) -> None:
-        """The worker said which share it knows and how many calls it has in flight."""
+    def confirm(self, number: int, in_flight: int) -> None:
+        """Take in a worker's report: the last limit it received, and its calls in flight."""
         if number == self.number:
-            self._held = inside
+            self._reserved = in_flight
 
     def clear(self) -> None:
-        """The worker is gone, and its calls with it."""
-        self.told = self._held = 0
+        """Free the whole share: the worker is gone, and its calls with it."""
+        self.limit = self._reserved = 0
 
 
-def share_out(total: int, shares: Sequence[WorkerShare], expected: int = 0) -> list[WorkerShare]:
-    """Divide evenly, leaving room for as many workers as are still expected; those that changed.
+def divide_limit(total: int, shares: Sequence[WorkerShare], expected: int = 0) -> list[WorkerShare]:
+    """Divide a limit evenly, with room for `expected` workers that are still starting; returns the changed shares.
 
-    What one worker is to give up is given to another only when it is free.
+    What one worker gives up goes to another only when it is free.
     """
     places = len(shares) + expected
     fair = [total // places + (place < total % places) for place in range(places)] if places else []
     changed = []
     for share, wanted in zip(shares, fair, strict=False):
-        if wanted < share.told:
-            share.tell(wanted)
+        if wanted < share.limit:
+            share.set_limit(wanted)
             changed.append(share)
-    free = total - sum(share.held for share in shares)
+    free = total - sum(share.reserved for share in shares)
     for share, wanted in zip(shares, fair, strict=False):
-        more = min(wanted - share.told, free + share.held - share.told)
+        more = min(wanted - share.limit, free + share.reserved - share.limit)
         if more > 0:
-            free -= max(0, share.told + more - share.held)
-            share.tell(share.told + more)
+            free -= max(0, share.limit + more - share.reserved)
+            share.set_limit(share.limit + more)
             changed.append(share)
     return changed
 
 
-_AHEAD_SECONDS = 0.1
-_AHEAD_SHARE = 1 / 4
-"""A worker has jobs waiting for so long at its pace, or this part of its share if that is more: many calls that end at
-once must not wait for the driver. At the end of a run what waits is taken back where others have nothing to do."""
-_SMOOTHING = 0.3
-
-
 class WorkerHandle:
-    """One worker, seen from the driver. The worker may die and be replaced: the seat stays."""
+    """One worker as the driver sees it. A worker that dies is replaced; the handle and its number stay."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.actor: Any = None
         self.node = "?"
         self.share = WorkerShare()
-        self.given: dict[int, Assigned] = {}
+        self.assigned: dict[int, Assigned] = {}
         """By ticket, the oldest first."""
-        self.calls: Calls | None = None
-        self.is_missed = False
-        """Whether it was said that no worker came."""
+        self.calls: WorkerCalls | None = None
+        self.missing_reported = False
+        """Whether a warning said that no worker came."""
         self.peak = 0
-        """The most it had in flight between its last two batches."""
+        """The most calls it had in flight between its last two batches."""
         self.on_probation: int | None = None
         """The ticket of the one job on probation that it has."""
-        self.letter = Message()
-        """What is to be said with the next opportunity."""
+        self.message = Message()
+        """What to send at the next opportunity."""
         self._rate = 0.0
-        self._heard_at = time.monotonic()
+        self._last_batch_at = time.monotonic()
 
     @property
     def is_live(self) -> bool:
         return self.actor is not None
 
-    def wants(self, *, ahead: bool) -> int:
-        """How many more jobs it should have: to begin at once and, with `ahead`, when those in flight end."""
-        share = self.share.told
-        if not (ahead and share):
-            return share - len(self.given)
-        return share + max(math.ceil(self._rate * _AHEAD_SECONDS), int(share * _AHEAD_SHARE)) - len(self.given)
-
     @property
     def waiting(self) -> int:
         """How many of its jobs cannot have begun."""
-        return len(self.given) - self.share.told
+        return len(self.assigned) - self.share.limit
 
-    def sit_down(self, actor: Any, node: str, calls: Calls) -> None:
-        """A worker took the seat."""
+    def jobs_wanted(self, *, ahead: bool) -> int:
+        """How many more jobs it should have: to begin at once and, with `ahead`, when those in flight end."""
+        limit = self.share.limit
+        if not (ahead and limit):
+            return limit - len(self.assigned)
+        return limit + max(math.ceil(self._rate * _AHEAD_SECONDS), int(limit * _AHEAD_SHARE)) - len(self.assigned)
+
+    def attach(self, actor: Any, node: str, calls: WorkerCalls) -> None:
+        """Bind a started worker to this handle."""
         self.actor, self.node, self.calls = actor, node, calls
-        self.letter, self.is_missed = Message(), False
-        self._rate, self._heard_at = 0.0, time.monotonic()
+        self.message, self.missing_reported = Message(), False
+        self._rate, self._last_batch_at = 0.0, time.monotonic()
 
-    def leave(self) -> list[Assigned]:
-        """The worker is gone; what it had."""
-        lost = list(self.given.values())
+    def detach(self) -> list[Assigned]:
+        """Unbind a worker that is gone; returns the jobs it had."""
+        lost = list(self.assigned.values())
         if self.calls is not None:
             self.calls.close()
         self.share.clear()
-        self.given.clear()
+        self.assigned.clear()
         self.actor, self.calls, self.peak, self.on_probation = None, None, 0, None
         return lost
 
-    def hear(self, batch: Batch, ended: int) -> None:
-        """Learn how it stands, and how fast it goes."""
+    def update(self, batch: Batch, ended: int) -> None:
+        """Take in the state that a batch reports, with the number of jobs it ended."""
         now = time.monotonic()
-        rate = ended / max(now - self._heard_at, 1e-3)
-        self._rate += _SMOOTHING * (rate - self._rate)
-        self._heard_at = now
-        self.share.heard(batch.share_number, batch.inside)
+        rate = ended / max(now - self._last_batch_at, 1e-3)
+        self._rate += _RATE_SMOOTHING * (rate - self._rate)
+        self._last_batch_at = now
+        self.share.confirm(batch.share_number, batch.in_flight)
 
-    def next_letter(self) -> Message:
-        """What has gathered to be said."""
-        letter, self.letter = self.letter, Message()
-        return letter
+    def take_message(self) -> Message:
+        """Take what has been collected to send."""
+        message, self.message = self.message, Message()
+        return message

@@ -1,4 +1,4 @@
-"""How work travels: by Ray's own pickle, with the parts left out that belong to one process."""
+"""Pickling of work for workers, by Ray's cloudpickle; objects that belong to the driver are replaced by a reference."""
 
 from __future__ import annotations
 
@@ -15,87 +15,89 @@ from steelyard.errors import ConfigurationError, SteelyardError, describe
 from steelyard.masking import Secret
 from steelyard.protocols import DriverCallback, Work
 
-_DEEPEST = 12
+_MAX_DEPTH = 12
+"""How deep the search for an object that cannot be pickled goes."""
 
 
-class Home:
-    """What stays with the driver, by the number under which workers know it."""
+class DriverObjects:
+    """Objects that stay in the driver, by the number under which workers call them."""
 
     def __init__(self) -> None:
-        self.kept: list[DriverCallback | EndpointLimits] = []
+        self.objects: list[DriverCallback | EndpointLimits] = []
 
-    def number_of(self, kept: DriverCallback | EndpointLimits) -> int:
-        for number, known in enumerate(self.kept):
-            if known is kept:
+    def number_of(self, wanted: DriverCallback | EndpointLimits) -> int:
+        """Return an object's number, adding it if it is new."""
+        for number, known in enumerate(self.objects):
+            if known is wanted:
                 return number
-        self.kept.append(kept)
-        return len(self.kept) - 1
+        self.objects.append(wanted)
+        return len(self.objects) - 1
 
 
-def pack_work(work: Work, home: Home) -> bytes:
-    """The work, ready to be sent; ConfigurationError names what cannot travel."""
+def pickle_work(work: Work, driver_objects: DriverObjects) -> bytes:
+    """Pickle the work for workers; ConfigurationError names what cannot be pickled."""
     try:
-        return _packed(work, home)
+        return _pickled(work, driver_objects)
     except ConfigurationError:
         raise
     except Exception as error:
         raise ConfigurationError(f"{_culprit(work)} cannot be sent to a worker: {describe(error)}") from error
 
 
-def unpack_work(packed: bytes, token: CancellationToken, post: DriverLink) -> Work:
-    """The work as it is done here: cancelled by this token, with the driver's parts asked by post."""
+def unpickle_work(pickled: bytes, token: CancellationToken, link: DriverLink) -> Work:
+    """Unpickle the work on a worker, with its own token and a link to the objects in the driver."""
     try:
-        return cast(Work, _Unpacker(io.BytesIO(packed), token, post).load())
+        return cast(Work, _Unpickler(io.BytesIO(pickled), token, link).load())
     except ConfigurationError:
         raise
     except Exception as error:
         raise ConfigurationError(
-            f"the work cannot be unpacked on a worker: {describe(error)}; modules and files that it needs must be "
-            "installed there, or lie in the folder that is sent along"
+            f"the work cannot be unpickled on a worker: {describe(error)}; modules and files that it needs must be "
+            "installed there, or be in the folder that is sent along"
         ) from error
 
 
-def pack(item: Any) -> bytes:
-    """Anything, as bytes. The plain pickle is several times as fast where it will do."""
+def pickle_item(item: Any) -> bytes:
+    """Pickle anything. The standard pickle is several times as fast, where it works."""
     try:
         return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001 - an object out of a function, say, which only Ray's pickle takes
+    except Exception:  # noqa: BLE001 - an object defined in a function, say, which only cloudpickle handles
         from ray import cloudpickle
 
         return cast(bytes, cloudpickle.dumps(item))
 
 
-def pack_error(error: BaseException) -> bytes:
-    """An exception; one that does not survive the journey goes as its words."""
+def pickle_error(error: BaseException) -> bytes:
+    """Pickle an exception; one that cannot be unpickled is replaced by a SteelyardError with its message."""
     try:
-        packed = pack(error)
-        pickle.loads(packed)
-    except Exception:  # noqa: BLE001 - exceptions with a constructor of their own often cannot be unpickled
-        return pack(SteelyardError(describe(error)))
-    return packed
+        pickled = pickle_item(error)
+        pickle.loads(pickled)
+    except Exception:  # noqa: BLE001 - exceptions with a custom constructor often cannot be unpickled
+        return pickle_item(SteelyardError(describe(error)))
+    return pickled
 
 
-def _packed(value: Any, home: Home) -> bytes:
+def _pickled(value: Any, driver_objects: DriverObjects) -> bytes:
     from ray.cloudpickle import CloudPickler
 
-    class Packer(CloudPickler):  # type: ignore[misc]
-        def persistent_id(self, kept: Any) -> tuple[Any, ...] | None:
-            return _stand_in(kept, home)
+    class Pickler(CloudPickler):  # type: ignore[misc]
+        def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
+            return _reference(value, driver_objects)
 
     buffer = io.BytesIO()
-    Packer(buffer).dump(value)
+    Pickler(buffer).dump(value)
     return buffer.getvalue()
 
 
-def _stand_in(kept: Any, home: Home) -> tuple[Any, ...] | None:
-    """What goes in place of an object that does not travel; None where it does."""
-    if isinstance(kept, CancellationToken):
+def _reference(value: Any, driver_objects: DriverObjects) -> tuple[Any, ...] | None:
+    """Return what replaces an object that is not pickled; None for all others."""
+    if isinstance(value, CancellationToken):
         return ("token",)
-    if isinstance(kept, DriverCallback):
-        return ("callback", home.number_of(kept))
-    if isinstance(kept, EndpointLimits):
-        return ("limits", home.number_of(kept), kept.is_counted, kept.pauses)
-    if isinstance(kept, Secret):
+    if isinstance(value, DriverCallback):
+        return ("callback", driver_objects.number_of(value))
+    if isinstance(value, EndpointLimits):
+        return ("limits", driver_objects.number_of(value), value.is_counted, value.pauses)
+    if isinstance(value, Secret):
         raise ConfigurationError(
             "a key that was given in code or in the suite is not sent to workers, where it would show among a task's "
             "arguments: set it in the environment of the cluster's nodes and name the variable as api_key_env"
@@ -103,34 +105,34 @@ def _stand_in(kept: Any, home: Home) -> tuple[Any, ...] | None:
     return None
 
 
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, token: CancellationToken, post: DriverLink) -> None:
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, token: CancellationToken, link: DriverLink) -> None:
         super().__init__(buffer)
         self._token = token
-        self._post = post
+        self._link = link
 
-    def persistent_load(self, stand_in: tuple[Any, ...]) -> Any:
-        kind, *rest = stand_in
+    def persistent_load(self, reference: tuple[Any, ...]) -> Any:
+        kind, *rest = reference
         if kind == "token":
             return self._token
         if kind == "callback":
-            return self._post.callback(*rest)
-        return self._post.limits(*rest)
+            return self._link.callback(*rest)
+        return self._link.limits(*rest)
 
 
 def _culprit(work: Any) -> str:
-    """The innermost thing that cannot be packed, and the way to it from the first object of the user's."""
+    """Name the innermost object that cannot be pickled, with its path from the first object of the user's."""
     path: list[tuple[str, Any]] = [("the work", work)]
-    while len(path) < _DEEPEST:
-        found = next(((name, part) for name, part in _parts(path[-1][1]) if not _travels(part)), None)
+    while len(path) < _MAX_DEPTH:
+        found = next(((name, part) for name, part in _parts(path[-1][1]) if not _can_be_pickled(part)), None)
         if found is None:
             break
         path.append(found)
     own = next((place for place, (_, part) in enumerate(path) if not _is_ours(part)), len(path) - 1)
     owner = path[own][1]
     name = getattr(owner, "__qualname__", None) or type(owner).__qualname__
-    way = "".join(f".{step}" for step, _ in path[own + 1 :])
-    return f"{name}{way} ({type(path[-1][1]).__qualname__})" if way else str(name)
+    steps = "".join(f".{step}" for step, _ in path[own + 1 :])
+    return f"{name}{steps} ({type(path[-1][1]).__qualname__})" if steps else str(name)
 
 
 def _is_ours(part: Any) -> bool:
@@ -140,16 +142,16 @@ def _is_ours(part: Any) -> bool:
     return str(module).startswith("steelyard.")
 
 
-def _travels(part: Any) -> bool:
+def _can_be_pickled(part: Any) -> bool:
     try:
-        _packed(part, Home())
+        _pickled(part, DriverObjects())
     except Exception:  # noqa: BLE001 - that is the question
         return False
     return True
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value is made of, by name."""
+    """Iterate over the parts of a value, with their names."""
     if isinstance(value, dict):
         yield from ((str(key), part) for key, part in value.items())
     elif isinstance(value, (list, tuple)):

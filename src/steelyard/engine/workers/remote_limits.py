@@ -1,4 +1,8 @@
-"""An endpoint's limits as a worker sees them: counted by the driver, or paused along with everybody."""
+"""Rate limits and callbacks across processes: how work on a worker uses the objects that stay in the driver.
+
+A worker sends calls with its batches through `DriverLink`; the driver handles them in `WorkerCalls` and replies with
+its messages. An endpoint's limits on a worker are `SharedPauseLimits` or `DriverLimits`.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,21 @@ from steelyard.errors import TransientError
 from steelyard.protocols import DriverCallback, InvocationContext
 from steelyard.records import InvocationResponse
 
-_OLD_NEWS = 0.1
-"""Seconds that word of an overload may be on its way: a pause that began since is the same one."""
+_SAME_PAUSE_SECONDS = 0.1
+"""How long a report of an overload may be on its way: a pause that began since is the same one."""
 
 
 class DriverLink:
-    """A worker's way to what stayed with the driver: calls go out with the batches, answers come with the letters."""
+    """A worker's link to the objects in the driver: calls go out with batches, replies come with messages."""
 
-    def __init__(self, outbox: MessageQueue) -> None:
-        self._outbox = outbox
+    def __init__(self, queue: MessageQueue) -> None:
+        self._queue = queue
         self._calls = 0
         self._awaited: dict[int, asyncio.Future[Any]] = {}
-        self._pausing: dict[int, PausedTogether] = {}
+        self._pausing: dict[int, SharedPauseLimits] = {}
 
     def callback(self, number: int) -> Callable[..., None]:
-        """What sends word to a callback at home."""
+        """Make a function that calls a callback in the driver."""
 
         def send(*args: Any) -> None:
             self.send(number, "callback", *args)
@@ -35,24 +39,24 @@ class DriverLink:
         return send
 
     def limits(self, number: int, is_counted: bool, pauses: bool) -> Any:
-        """The limits of an endpoint, in place of the driver's own."""
+        """Make the limits of an endpoint that a worker uses in place of the driver's."""
         if is_counted:
-            return CountedAtHome(self, number, pauses=pauses)
-        limits = self._pausing[number] = PausedTogether(self, number, pauses=pauses)
+            return DriverLimits(self, number, pauses=pauses)
+        limits = self._pausing[number] = SharedPauseLimits(self, number, pauses=pauses)
         return limits
 
     def send(self, number: int, name: str, *args: Any, urgent: bool = False) -> int:
-        """Send a call, to which no answer need come; its own number."""
+        """Send a call without waiting for a reply; returns the call's number."""
         self._calls += 1
-        self._outbox.put((CALL, self._calls, (number, name, args)), urgent=urgent)
+        self._queue.put((CALL, self._calls, (number, name, args)), urgent=urgent)
         return self._calls
 
-    async def ask(self, number: int, name: str, *args: Any) -> int:
-        """Send a call and wait for its answer: the call's own number. One who stops waiting says so."""
+    async def request(self, number: int, name: str, *args: Any) -> int:
+        """Send a call and wait for its reply; returns the call's number. Cancelling withdraws the call."""
         call = self.send(number, name, *args, urgent=True)
-        answer = self._awaited[call] = asyncio.get_running_loop().create_future()
+        reply = self._awaited[call] = asyncio.get_running_loop().create_future()
         try:
-            await answer
+            await reply
         except asyncio.CancelledError:
             self.send(number, "withdraw", call)
             raise
@@ -60,68 +64,68 @@ class DriverLink:
             self._awaited.pop(call, None)
         return call
 
-    def deliver(self, answers: Iterable[tuple[int, Any]], overloads: Iterable[tuple[int, float | None]]) -> None:
-        """Hand out what came with a letter."""
-        for call, value in answers:
+    def deliver(self, replies: Iterable[tuple[int, Any]], overloads: Iterable[tuple[int, float | None]]) -> None:
+        """Hand the replies and overloads of a message to those who wait for them."""
+        for call, value in replies:
             if (awaited := self._awaited.get(call)) is not None and not awaited.done():
                 awaited.set_result(value)
         for number, retry_after in overloads:
             if number in self._pausing:
-                self._pausing[number].hear(retry_after)
+                self._pausing[number].pause(retry_after)
 
 
-class PausedTogether(EndpointLimits):
-    """Limits that are only a pause: each worker keeps its own, and the first to be refused tells the others."""
+class SharedPauseLimits(EndpointLimits):
+    """Limits that only pause: each worker keeps its own, and the first to be refused informs the others."""
 
-    def __init__(self, post: DriverLink, number: int, *, pauses: bool) -> None:
+    def __init__(self, link: DriverLink, number: int, *, pauses: bool) -> None:
         super().__init__(pauses=pauses)
-        self._post = post
+        self._link = link
         self._number = number
-        self._told_at = self._known_until = float("-inf")
+        self._reported_at = self._known_until = float("-inf")
 
     def failed(self, sent: Sent, error: Exception) -> None:
-        """As at home; a refusal that is news is passed on."""
+        """Handle a failure as in the driver, and report a new overload to it."""
         super().failed(sent, error)
         if not (self.pauses and isinstance(error, TransientError) and error.overloaded):
             return
         now = time.monotonic()
         until = now + (error.retry_after or 0.0)
-        if sent.at >= self._told_at or until > self._known_until + _OLD_NEWS:
-            self._told_at, self._known_until = now, max(until, self._known_until)
-            self._post.send(self._number, "overloaded", error.retry_after, urgent=True)
+        if sent.at >= self._reported_at or until > self._known_until + _SAME_PAUSE_SECONDS:
+            self._reported_at, self._known_until = now, max(until, self._known_until)
+            self._link.send(self._number, "overloaded", error.retry_after, urgent=True)
 
-    def hear(self, retry_after: float | None) -> None:
+    def pause(self, retry_after: float | None) -> None:
         """Pause because the endpoint refused another worker."""
         now = time.monotonic()
-        self._told_at = now
+        self._reported_at = now
         self._known_until = max(self._known_until, now + (retry_after or 0.0))
         refused = TransientError("refused elsewhere", retry_after=retry_after, overloaded=True)
-        super().failed(Sent(now - _OLD_NEWS, 0.0, 0.0, 0), refused)
+        super().failed(Sent(now - _SAME_PAUSE_SECONDS, 0.0, 0.0, 0), refused)
 
 
-class CountedAtHome:
-    """Limits of which there must be one for all workers: a rate, a token budget, permits that adapt.
+class DriverLimits:
+    """Limits that the driver counts for all workers: a request rate, a token budget, adaptive permits.
 
-    Each call asks the driver for leave: a round trip, which counts as waiting and not as the target's time.
+    Each call asks the driver for a send permit: a round trip, which counts as waiting and not as the target's time.
     """
 
-    def __init__(self, post: DriverLink, number: int, *, pauses: bool) -> None:
-        self._post = post
+    def __init__(self, link: DriverLink, number: int, *, pauses: bool) -> None:
+        self._link = link
         self._number = number
         self.pauses = pauses
         self.answers = 0
-        """How many calls of this worker were answered: proof enough that the endpoint is at work."""
+        """How many calls of this worker were answered: proof enough that the endpoint works."""
 
     def leave_now(self, estimate: float) -> None:  # noqa: ARG002 - nothing is known here without asking
         return None
 
     async def leave(self, estimate: float, context: InvocationContext) -> int:
-        """Leave to send, as the number that the driver knows it by; meanwhile the case's own time stands still."""
+        """Wait for a send permit, with the case's clock stopped; returns the number the driver knows the permit by."""
         began = time.monotonic()
         if context.clock is not None:
             context.clock.stop()
         try:
-            return await self._post.ask(self._number, "leave", estimate)
+            return await self._link.request(self._number, "permit", estimate)
         finally:
             context.waiting += time.monotonic() - began
             if context.clock is not None:
@@ -129,22 +133,22 @@ class CountedAtHome:
 
     def answered(self, sent: int, response: InvocationResponse) -> None:
         self.answers += 1
-        self._post.send(self._number, "answered", sent, _gist(response))
+        self._link.send(self._number, "answered", sent, _usage_only(response))
 
     def failed(self, sent: int, error: Exception) -> None:
-        """Urgent when it is a refusal: the others should hear of it before they send more."""
+        """Report a failure; an overload is urgent, so that the others learn of it before they send more."""
         overloaded = isinstance(error, TransientError) and error.overloaded
         wait = getattr(error, "retry_after", None) if overloaded else None
         partial = getattr(error, "partial", None)
-        gist = _gist(partial) if isinstance(partial, InvocationResponse) else None
-        self._post.send(self._number, "failed", sent, overloaded, wait, gist, urgent=overloaded)
+        usage = _usage_only(partial) if isinstance(partial, InvocationResponse) else None
+        self._link.send(self._number, "failed", sent, overloaded, wait, usage, urgent=overloaded)
 
     def ended(self) -> None:
-        self._post.send(self._number, "ended")
+        self._link.send(self._number, "ended")
 
 
-def _gist(response: InvocationResponse) -> InvocationResponse:
-    """What limits look at, and not the answer itself."""
+def _usage_only(response: InvocationResponse) -> InvocationResponse:
+    """Keep the fields that limits use, without the answer itself."""
     return InvocationResponse(
         time_to_last_token=response.time_to_last_token,
         num_tokens_input=response.num_tokens_input,
@@ -153,58 +157,62 @@ def _gist(response: InvocationResponse) -> InvocationResponse:
     )
 
 
-class Calls:
-    """What one worker has called for and not got, or not given back."""
+class WorkerCalls:
+    """Handles one worker's calls to objects in the driver, and frees what it holds when the worker is lost."""
 
-    def __init__(self, kept: list[DriverCallback | EndpointLimits], answer: Callable[[int, Any], None]) -> None:
-        self._kept = kept
-        self._answer = answer
-        self._asking: dict[int, asyncio.Task[None]] = {}
+    def __init__(
+        self, driver_objects: list[DriverCallback | EndpointLimits], reply: Callable[[int, Any], None]
+    ) -> None:
+        self._objects = driver_objects
+        self._reply = reply
+        self._waiting: dict[int, asyncio.Task[None]] = {}
+        """Calls that wait for a send permit."""
         self._sent: dict[int, Sent] = {}
-        self._on_the_wire: list[EndpointLimits] = []
+        self._in_flight: list[EndpointLimits] = []
+        """The limits of each call that has a permit and has not ended."""
 
-    def take(self, call: int, number: int, name: str, args: tuple[Any, ...]) -> float | bool | None:
-        """Do what a worker called for; the seconds of an overload that the others should hear of, else False."""
-        kept = self._kept[number]
-        if isinstance(kept, DriverCallback):
-            kept(*args)
+    def handle(self, call: int, number: int, name: str, args: tuple[Any, ...]) -> float | bool | None:
+        """Do what a call asks; returns the seconds of an overload to report to the other workers, else False."""
+        called = self._objects[number]
+        if isinstance(called, DriverCallback):
+            called(*args)
         elif name == "overloaded":
             retry_after: float | None = args[0]
             return retry_after
-        elif name == "leave":
-            self._asking[call] = asyncio.create_task(self._leave(kept, call, *args))
+        elif name == "permit":
+            self._waiting[call] = asyncio.create_task(self._permit(called, call, *args))
         elif name == "withdraw":
             self._withdraw(*args)
         elif name == "ended":
-            self._on_the_wire.remove(kept)
-            kept.ended()
+            self._in_flight.remove(called)
+            called.ended()
         else:
-            self._settle(kept, name, *args)
+            self._settle(called, name, *args)
         return False
 
     def close(self) -> None:
-        """The worker is gone: nobody waits for leave any more, and its calls are off the wire."""
-        for asking in self._asking.values():
-            asking.cancel()
-        for limits in self._on_the_wire:
+        """End what the worker waits for and has in flight: the worker is gone."""
+        for waiting in self._waiting.values():
+            waiting.cancel()
+        for limits in self._in_flight:
             limits.ended()
-        self._asking.clear()
-        self._on_the_wire.clear()
+        self._waiting.clear()
+        self._in_flight.clear()
         self._sent.clear()
 
-    async def _leave(self, limits: EndpointLimits, call: int, estimate: float) -> None:
+    async def _permit(self, limits: EndpointLimits, call: int, estimate: float) -> None:
         sent = limits.leave_now(estimate) or await limits.leave(estimate, InvocationContext(""))
-        self._asking.pop(call, None)
+        self._waiting.pop(call, None)
         self._sent[call] = sent
-        self._on_the_wire.append(limits)
-        self._answer(call, True)
+        self._in_flight.append(limits)
+        self._reply(call, True)
 
     def _withdraw(self, call: int) -> None:
-        """Whoever asked stopped waiting; leave that was on its way is given back."""
-        if (asking := self._asking.pop(call, None)) is not None:
-            asking.cancel()
-        elif self._sent.pop(call, None) is not None and self._on_the_wire:
-            self._on_the_wire.pop().ended()
+        """End a call that is no longer waited for; a permit that was on its way is returned."""
+        if (waiting := self._waiting.pop(call, None)) is not None:
+            waiting.cancel()
+        elif self._sent.pop(call, None) is not None and self._in_flight:
+            self._in_flight.pop().ended()
 
     def _settle(self, limits: EndpointLimits, name: str, call: int, *rest: Any) -> None:
         sent = self._sent.pop(call, None)
@@ -214,9 +222,5 @@ class Calls:
             limits.answered(sent, rest[0])
         else:
             overloaded, retry_after, partial = rest
-            limits.failed(sent, _as_it_was(overloaded, retry_after, partial))
-
-
-def _as_it_was(overloaded: bool, retry_after: float | None, partial: InvocationResponse | None) -> TransientError:
-    """A failure, as far as limits look at it."""
-    return TransientError("on a worker", retry_after=retry_after, overloaded=overloaded, partial=partial)
+            error = TransientError("on a worker", retry_after=retry_after, overloaded=overloaded, partial=partial)
+            limits.failed(sent, error)

@@ -1,4 +1,4 @@
-"""The actor: a process of the cluster in which the local engine's pool works through what the driver hands it."""
+"""The Ray actor: a process in which a local engine runs the jobs that the driver assigns."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from steelyard._version import __version__
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.engine.workers.messages import (
+    EMITTED,
     ENDED,
-    OVER,
+    EXIT,
     RETURNED,
-    SAID,
     Batch,
-    Ending,
-    Greeting,
     Message,
     MessageQueue,
+    WorkerExit,
+    WorkerInfo,
 )
-from steelyard.engine.workers.pickling import pack, pack_error, unpack_work
+from steelyard.engine.workers.pickling import pickle_error, pickle_item, unpickle_work
 from steelyard.engine.workers.remote_limits import DriverLink
 from steelyard.protocols import Emit, Work
 from steelyard.records import Job, Record, UnscoredAnswer
 from steelyard.stats.client_load import LoopMonitor
 
 _SILENCE_SECONDS = 5.0
-"""A driver speaks to its workers once a second at least. One that is not heard any more may have given their jobs to
-others: what has not begun by then waits until it is heard again."""
+"""A driver sends its workers a message at least once a second. One that is silent for longer may have assigned their
+jobs to others: jobs that have not begun by then wait for its next message."""
 
 
 class Worker:
-    """What a Ray actor is made of: it hosts one part of each run that its engine runs."""
+    """The actor's class: hosts one part of each run that its engine runs."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         import ray
 
-        # Several nodes may share a host's name, and a node's own name says nothing to anybody.
+        # Several nodes may share a host name, and a node's id alone means nothing to a reader.
         self._node = f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:8]}"
         self._runs: dict[int, HostedRun] = {}
         sys.path.extend(path for path in paths if path not in sys.path and os.path.isdir(path))
         _allow_open_files()
 
-    async def hello(self) -> Greeting:
-        """Who this is; asked before anything else is sent."""
+    async def handshake(self) -> WorkerInfo:
+        """Report node and versions; called before anything else."""
         import ray
 
-        return Greeting(self._node, os.getpid(), platform.python_version(), __version__, ray.__version__)
+        return WorkerInfo(self._node, os.getpid(), platform.python_version(), __version__, ray.__version__)
 
     async def begin(self, run: int, work: bytes, parallelism: int, grace: float) -> None:
-        """Unpack the work, open what it asks, and stand ready; raises what makes that impossible."""
+        """Unpickle the work and open its endpoints; raises what makes that impossible."""
         self._runs[run] = hosted = HostedRun(self._node, parallelism, grace)
         try:
             await hosted.begin(work)
@@ -66,90 +66,90 @@ class Worker:
             del self._runs[run]
             raise
 
-    async def tell(self, run: int, letter: Message) -> None:
-        """Take in a letter."""
+    async def receive(self, run: int, message: Message) -> None:
+        """Take in a message."""
         if run in self._runs:
-            self._runs[run].read(letter)
+            self._runs[run].receive(message)
 
-    async def exchange(self, run: int, letter: Message) -> Batch:
-        """Take in a letter, and give what there is to say, waiting a little for it."""
+    async def exchange(self, run: int, message: Message) -> Batch:
+        """Take in a message and return the next batch, waiting a moment for it."""
         hosted = self._runs[run]
-        hosted.read(letter)
+        hosted.receive(message)
         batch = await hosted.batch()
-        if batch.items and batch.items[-1][0] == OVER:
+        if batch.items and batch.items[-1][0] == EXIT:
             del self._runs[run]
         return batch
 
 
 def _allow_open_files() -> None:
-    """Let this process have as many connections as its system allows: it exists for nothing else."""
+    """Raise the limit of open files, and so of connections, to the highest the system allows."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # not a POSIX system, or a limit that may not be moved
         import resource
 
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 class HostedRun:
-    """One run's jobs in this process: waiting, in flight, and what they said."""
+    """One run's jobs in this process: those waiting, those in flight, and the items to report."""
 
     def __init__(self, node: str, parallelism: int, grace: float) -> None:
         self._node = node
         self._parallelism = parallelism
         self._grace = grace
         self._token = CancellationToken()
-        self._outbox = MessageQueue(self._room_changed)
-        self._post = DriverLink(self._outbox)
+        self._queue = MessageQueue(self._notify_change)
+        self._link = DriverLink(self._queue)
         self._waiting: deque[tuple[int, Job]] = deque()
         self._tickets: dict[int, int] = {}
         """By the identity of a job that was taken and is about to begin."""
         self._share = self._share_number = 0
         self._active = self._peak = 0
-        self._heard_at = time.monotonic()
+        self._last_message_at = time.monotonic()
         self._no_more = False
         self._callbacks: list[Callable[[], None]] = []
 
-    async def begin(self, packed: bytes) -> None:
-        """Have the pool ready, its endpoints open."""
-        self._work: Work = unpack_work(packed, self._token, self._post)
+    async def begin(self, pickled: bytes) -> None:
+        """Unpickle the work, open its endpoints and start the engine."""
+        self._work: Work = unpickle_work(pickled, self._token, self._link)
         if (open_all := getattr(self._work, "open", None)) is not None:
             await open_all(self._parallelism)
         self._running = asyncio.create_task(self._run())
 
-    def read(self, letter: Message) -> None:
-        """Take in what the driver says."""
-        self._heard_at = time.monotonic()
-        if letter.share is not None and letter.number > self._share_number:
-            self._share, self._share_number = letter.share, letter.number
-        self._waiting.extend(letter.jobs)
-        wanted_back = [self._waiting.pop() for _ in range(min(letter.recall, len(self._waiting)))]
-        for ticket, _ in reversed(wanted_back):
-            self._outbox.put((RETURNED, ticket, None), urgent=True)
-        self._post.deliver(letter.answers, letter.overloads)
-        self._no_more = self._no_more or letter.no_more
-        if letter.cancelled is not None:
-            self._token.cancel(letter.cancelled)
-        self._room_changed()
+    def receive(self, message: Message) -> None:
+        """Take in a message of the driver."""
+        self._last_message_at = time.monotonic()
+        if message.share is not None and message.share_number > self._share_number:
+            self._share, self._share_number = message.share, message.share_number
+        self._waiting.extend(message.jobs)
+        recalled = [self._waiting.pop() for _ in range(min(message.recall, len(self._waiting)))]
+        for ticket, _ in reversed(recalled):
+            self._queue.put((RETURNED, ticket, None), urgent=True)
+        self._link.deliver(message.replies, message.overloads)
+        self._no_more = self._no_more or message.no_more
+        if message.cancelled is not None:
+            self._token.cancel(message.cancelled)
+        self._notify_change()
 
     async def batch(self) -> Batch:
-        """What there is to say."""
-        items = await self._outbox.take()
+        """Wait for the next batch to report."""
+        items = await self._queue.take()
         peak, self._peak = self._peak, self._active
         return Batch(items, self._active, peak, self._share_number)
 
     @property
     def allowed(self) -> int:
-        """How many may be at work: the share, as far as there are jobs, and none while the driver lags or is gone."""
+        """How many jobs may run: the share, as far as there are jobs; none while the driver is slow or silent."""
         if self._no_more and not self._waiting:
-            return self._active + 1  # whoever comes in finds that there is nothing left, and the pool ends
-        if self._outbox.is_full or time.monotonic() - self._heard_at > _SILENCE_SECONDS:
+            return self._active + 1  # the next to ask finds no job left, and the engine ends
+        if self._queue.is_full or time.monotonic() - self._last_message_at > _SILENCE_SECONDS:
             return 0
         return min(self._share, self._active + len(self._waiting))
 
     def on_change(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
 
-    def _room_changed(self) -> None:
+    def _notify_change(self) -> None:
         for callback in self._callbacks:
             callback()
 
@@ -159,19 +159,19 @@ class HostedRun:
         failure = None
         try:
             await LocalEngine(grace=self._grace).run(
-                self._tracked,
+                self._run_job,
                 self._jobs(),
-                self._say,
+                self._emit,
                 parallelism=self._parallelism,
                 token=self._token,
                 permits=self,
             )
-        except BaseException as error:  # noqa: BLE001 - raised where the run is owned
-            failure = pack_error(error)
+        except BaseException as error:  # noqa: BLE001 - raised in the driver
+            failure = pickle_error(error)
         load = monitor.stop()
         if (close_all := getattr(self._work, "close", None)) is not None:
             await close_all()
-        self._outbox.put((OVER, 0, Ending(failure, load)), urgent=True)
+        self._queue.put((EXIT, 0, WorkerExit(failure, load)), urgent=True)
 
     def _jobs(self) -> Iterator[Job | None]:
         while self._waiting or not self._no_more:
@@ -184,24 +184,24 @@ class HostedRun:
             self._peak = max(self._peak, self._active)
             yield job
 
-    async def _tracked(self, job: Job, emit: Emit) -> None:
-        """The work, with word of its end."""
+    async def _run_job(self, job: Job, emit: Emit) -> None:
+        """Do the work, and report when it has ended."""
         ticket = self._tickets.pop(id(job))
         finished = False
         try:
-            await self._work(job, partial(self._stamped, ticket, emit))
+            await self._work(job, partial(self._emit_with_ticket, ticket, emit))
             finished = True
         finally:
             self._active -= 1
-            self._outbox.put((ENDED, ticket, finished))
+            self._queue.put((ENDED, ticket, finished))
 
-    def _stamped(self, ticket: int, emit: Callable[[Any], None], item: Any) -> None:
-        """Pass on what work says, with its ticket and, of an answer, the node that it came by."""
+    def _emit_with_ticket(self, ticket: int, emit: Callable[[Any], None], item: Any) -> None:
+        """Emit an item with its job's ticket; a record also gets the name of this node."""
         record = item.record if isinstance(item, UnscoredAnswer) else item
         if isinstance(record, Record) and record.node is None:
             record.node = self._node
         emit((ticket, item))
 
-    def _say(self, said: Any) -> None:
-        ticket, item = said
-        self._outbox.put((SAID, ticket, pack(item)))
+    def _emit(self, ticket_and_item: Any) -> None:
+        ticket, item = ticket_and_item
+        self._queue.put((EMITTED, ticket, pickle_item(item)))
