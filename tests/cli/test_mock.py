@@ -1,4 +1,4 @@
-"""`steelyard mock` as a command: where it prints what, and how it ends."""
+"""`steelyard mock` as a command: what it prints where, and how it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.mock import STEELYARD, mock_process, running_mock
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_says_where_it_is_and_ends_in_order(number: signal.Signals) -> None:
+def test_it_prints_its_address_and_ends_in_order(number: signal.Signals) -> None:
     flags = ("--model", "small", "--output-tokens", "3", "--no-usage", "--seed", "5")
     with mock_process(*flags) as (mock, process):
         assert mock.base_url.startswith("http://127.0.0.1:")

@@ -94,7 +94,7 @@ def test_a_chunked_request_is_understood(mock: Mock) -> None:
     assert statuses(mock.send(head + chunked(BODY, 7))) == [200]
 
 
-def test_a_client_that_waits_for_leave_to_send_gets_it(mock: Mock) -> None:
+def test_a_client_that_waits_for_100_continue_gets_it(mock: Mock) -> None:
     with mock.line() as line:
         line.sendall(request("/v1/chat/completions", BODY, "expect: 100-continue\r\n")[: -len(BODY)])
         assert read_until(line, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -132,7 +132,7 @@ def test_a_client_of_http_1_0_gets_an_unchunked_stream_and_the_end(mock: Mock) -
     ],
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else "",
 )
-def test_a_malformed_request_is_told_so_and_the_connection_closed(mock: Mock, data: bytes, status: int) -> None:
+def test_a_malformed_request_gets_an_error_and_the_connection_is_closed(mock: Mock, data: bytes, status: int) -> None:
     with mock.line() as line:
         line.sendall(data)
         reply = read_all(line)  # ends only because the mock closes
@@ -165,9 +165,9 @@ def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 def test_a_body_that_asks_nothing_is_400_in_the_providers_words(mock: Mock, path: str, body: bytes, named: str) -> None:
-    head, _, said = mock.send(request(path, body)).partition(b"\r\n\r\n")
+    head, _, answer = mock.send(request(path, body)).partition(b"\r\n\r\n")
     assert statuses(head) == [400]
-    error = json.loads(said)["error"]
+    error = json.loads(answer)["error"]
     assert error["type"] == "invalid_request_error"
     assert named.lower() in error["message"].lower()
 

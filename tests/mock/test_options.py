@@ -1,4 +1,4 @@
-"""How the mock is told what to do: distributions, rates, and mistakes that are named."""
+"""The mock's options: distributions, rates, and messages that name a mistake."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from scipy import stats
 
 from steelyard.errors import ConfigurationError
 from steelyard.mock import MockOptions
-from steelyard.mock.randomness import Dice, Lots, hits, parse_spread, pick
+from steelyard.mock.randomness import RandomNumbers, RandomSource, hits, parse_distribution, pick
 from steelyard.mock.service import Limits, Service, Times
 from tests.support.paths import DOCS
 
-LOTS = np.random.default_rng(0).integers(0, 2**32, 4000).tolist()
+NUMBERS = np.random.default_rng(0).integers(0, 2**32, 4000).tolist()
 
 
 @pytest.mark.parametrize(
@@ -29,38 +29,41 @@ LOTS = np.random.default_rng(0).integers(0, 2**32, 4000).tolist()
     ],
 )
 def test_a_distribution_is_the_one_it_is_named_after(text: str, oracle: Any) -> None:
-    drawn = [parse_spread("latency", text, "seconds").draw(lot) for lot in LOTS]
+    drawn = [parse_distribution("latency", text, "seconds").draw(number) for number in NUMBERS]
     assert stats.kstest(drawn, oracle.cdf).pvalue > 0.01
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["normal:1,5", "lognormal:1,2", "exponential:3", "uniform:0,2", "7"]))
-def test_no_draw_is_below_nothing(lot: int, text: str) -> None:
-    spread = parse_spread("output_tokens", text, "number")
-    assert 0 <= spread.draw(lot) < 1e9
-    assert spread.count(lot) >= 0
+def test_no_draw_is_below_zero(number: int, text: str) -> None:
+    distribution = parse_distribution("output_tokens", text, "number")
+    assert 0 <= distribution.draw(number) < 1e9
+    assert distribution.draw_count(number) >= 0
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 50))
-def test_a_lot_never_hits_rate_0_and_always_hits_rate_1(lot: int, count: int) -> None:
-    assert not hits(lot, 0.0)
-    assert hits(lot, 1.0)
-    assert 0 <= pick(lot, count) < count
+def test_a_random_number_never_hits_rate_0_and_always_hits_rate_1(number: int, count: int) -> None:
+    assert not hits(number, 0.0)
+    assert hits(number, 1.0)
+    assert 0 <= pick(number, count) < count
 
 
-def test_lots_are_even_and_have_nothing_to_do_with_each_other() -> None:
-    dice = Dice(0)
-    drawn = [dice.draw(b"%d" % number).lots() for number in range(2000)]
-    table = np.array([[getattr(one, name) for name in Lots.__struct_fields__] for one in drawn]) / 2**32
+def test_random_numbers_are_uniform_and_independent_of_each_other() -> None:
+    source = RandomSource(0)
+    drawn = [source.for_request(b"%d" % number).numbers() for number in range(2000)]
+    table = np.array([[getattr(one, name) for name in RandomNumbers.__struct_fields__] for one in drawn]) / 2**32
     assert all(stats.kstest(column, "uniform").pvalue > 1e-4 for column in table.T)
     correlations = np.corrcoef(table.T) - np.eye(table.shape[1])
     assert np.abs(correlations).max() < 0.1
 
 
-def test_a_draw_depends_on_seed_body_and_how_often_it_came_alone() -> None:
-    first, second, third = Dice(1), Dice(1), Dice(-(2**200))
-    assert [first.draw(b"a").id, first.draw(b"b").id] == [second.draw(b"a").id, second.draw(b"b").id]
-    assert first.draw(b"a").id == second.draw(b"a").id
-    assert third.draw(b"a").id not in {first.draw(b"a").id for _ in range(3)}
+def test_randomness_depends_only_on_seed_body_and_how_often_it_came() -> None:
+    first, second, third = RandomSource(1), RandomSource(1), RandomSource(-(2**200))
+    assert [first.for_request(b"a").id, first.for_request(b"b").id] == [
+        second.for_request(b"a").id,
+        second.for_request(b"b").id,
+    ]
+    assert first.for_request(b"a").id == second.for_request(b"a").id
+    assert third.for_request(b"a").id not in {first.for_request(b"a").id for _ in range(3)}
 
 
 def test_the_bucket_holds_one_units_worth_and_fills_evenly() -> None:
@@ -104,9 +107,9 @@ def test_a_mistake_is_named_with_its_value(options: dict[str, Any], named: str) 
     assert named in str(caught.value)
 
 
-def test_the_docs_tell_of_every_option_and_every_figure() -> None:
+def test_the_docs_name_every_option_and_every_figure() -> None:
     page = (DOCS / "mock.md").read_text(encoding="utf-8")
-    figures = Service(MockOptions()).told(with_times=True)
+    figures = Service(MockOptions()).stats_report(with_times=True)
     assert [name for name in (*figures, *Times.__struct_fields__) if f"`{name}`" not in page] == []
     flags = {"usage": "--no-usage", "models": "--model"}
     names = [flags.get(name, "--" + name.replace("_", "-")) for name in MockOptions.__struct_fields__]

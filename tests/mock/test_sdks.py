@@ -108,10 +108,10 @@ def test_chat_honours_the_choice_of_tools(open_ai: openai.OpenAI, choice: str, c
 
 
 def test_chat_refuses(open_ai: openai.OpenAI) -> None:
-    said = chat(open_ai, REFUSES).choices[0].message
-    assert (said.content, said.refusal.startswith("I am sorry")) == (None, True)
+    refusing = chat(open_ai, REFUSES).choices[0].message
+    assert (refusing.content, refusing.refusal.startswith("I am sorry")) == (None, True)
     deltas = [chunk.choices[0].delta for chunk in chat(open_ai, REFUSES, stream=True)]
-    assert "".join(delta.refusal or "" for delta in deltas) == said.refusal
+    assert "".join(delta.refusal or "" for delta in deltas) == refusing.refusal
     assert not any(delta.content for delta in deltas)
 
 
@@ -124,7 +124,7 @@ def test_chat_reasons_first(open_ai: openai.OpenAI) -> None:
     assert kinds[:6] == ["reasoning"] * 5 + ["content"]
 
 
-def test_chat_stops_at_the_longest_that_was_allowed(open_ai: openai.OpenAI) -> None:
+def test_chat_stops_at_max_tokens(open_ai: openai.OpenAI) -> None:
     answer = chat(open_ai, ANSWERS, max_tokens=2)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Paris, o", "length")
 
@@ -216,7 +216,7 @@ def test_messages_streams_the_same_answer_with_usage_at_both_ends(claude: anthro
     ],
     ids=["text", "thinking", "tool", "refusal", "short", "empty"],
 )
-def test_messages_says_the_same_streamed_and_not(
+def test_messages_gives_the_same_answer_streamed_and_not(
     claude: anthropic.Anthropic, headers: dict[str, str], more: dict[str, Any], kinds: list[str], reason: str
 ) -> None:
     fields: Any = {"model": "m", "max_tokens": 100, "messages": ASK, "extra_headers": headers, **more}
@@ -226,12 +226,12 @@ def test_messages_says_the_same_streamed_and_not(
     for answer in (whole, streamed):
         assert [block.type for block in answer.content] == kinds
         assert answer.stop_reason == reason
-    assert [_said(block) for block in whole.content] == [_said(block) for block in streamed.content]
+    assert [_content(block) for block in whole.content] == [_content(block) for block in streamed.content]
     if headers is CALLS:
         assert whole.content[0].input == ARGUMENTS
 
 
-def _said(block: Any) -> Any:
+def _content(block: Any) -> Any:
     return {name: value for name, value in block.model_dump().items() if name in ("text", "input", "name")}
 
 
@@ -301,7 +301,7 @@ def test_the_key_and_the_models_are_checked() -> None:
             assert [model.id for model in claude.models.list()] == ["small", "large"]
 
 
-def test_no_usage_is_told_where_none_is_wanted(open_ai: openai.OpenAI) -> None:
+def test_no_usage_is_reported_where_none_is_wanted(open_ai: openai.OpenAI) -> None:
     headers = {"x-mock": "usage=0"}
     assert chat(open_ai, headers).usage is None
     assert respond(open_ai, headers).usage is None

@@ -1,4 +1,4 @@
-"""What the mock does on demand: limits, faults, times, answers; and what its stats say of it."""
+"""The mock's behaviour on demand: limits, faults, times, answers; and its statistics of them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FAULTS: dict[str, Any] = {
 }
 
 
-def said(mock: Mock, prompt: str = "hello", headers: str = "", **more: Any) -> str:
+def answer_text(mock: Mock, prompt: str = "hello", headers: str = "", **more: Any) -> str:
     return json.loads(mock.chat(prompt, headers, **more)[1])["choices"][0]["message"]["content"]
 
 
 def outcomes(mock: Mock, prompts: list[str]) -> list[tuple[int, bytes]]:
-    """Every reply without the one thing in it that is of its time."""
+    """Collect every reply, without its time of creation."""
     replies = [mock.chat(prompt) for prompt in prompts]
     return [(status, body.partition(b'"created":')[0] + body.partition(b'"model"')[2]) for status, body in replies]
 
@@ -235,13 +235,13 @@ def test_answers_come_from_a_suites_own_cases(tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_text("\n\n".join(map(json.dumps, cases)))
     with running_mock(answers=path) as mock:
-        assert said(mock, "Capital of France?") == "Paris"
-        assert said(mock, "  Capital of Italy?\n") == "Rome"
-        assert said(mock, "Answer with one word. Capital of France?") == "Paris"
-        assert said(mock, "2+2") == "4"
-        assert len(said(mock, "Who knows?").split()) == 16
+        assert answer_text(mock, "Capital of France?") == "Paris"
+        assert answer_text(mock, "  Capital of Italy?\n") == "Rome"
+        assert answer_text(mock, "Answer with one word. Capital of France?") == "Paris"
+        assert answer_text(mock, "2+2") == "4"
+        assert len(answer_text(mock, "Who knows?").split()) == 16
     with running_mock(answers=path, right_rate=0) as mock:
-        assert "Paris" not in said(mock, "Capital of France?")
+        assert "Paris" not in answer_text(mock, "Capital of France?")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_header_that_asks_for_nonsense_is_400(header: str, named: str) -> None
 def test_a_header_may_carry_a_distribution_and_more() -> None:
     with running_mock() as mock:
         header = "x-mock: latency=uniform:20ms,30ms, answer=a%2Cb=c ,output-tokens=3\r\n"
-        assert said(mock, "hi", header) == "a,b=c"
+        assert answer_text(mock, "hi", header) == "a,b=c"
         assert mock.stats(times=True)["times"][0]["first_token_delay_s"] >= 0.02
 
 

@@ -1,4 +1,4 @@
-"""`steelyard mock`: a local server that plays a model."""
+"""`steelyard mock`: a local server with a simulated model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steelyard.cli.run_control import SERVER, loop_factory, raise_limit
 from steelyard.mock.options import MockOptions
 from steelyard.mock.server import MockServer
 
-_SNIPPET = """serving; Ctrl-C ends it, {url}/stats tells what it received. In a suite file, one of:
+_SNIPPET = """serving; Ctrl-C ends it, {url}/stats shows what it received. In a suite file, one of:
 
   target: {{openai-chat: {{model: {model}, base_url: "{url}/v1"}}}}
   target: {{openai-responses: {{model: {model}, base_url: "{url}/v1"}}}}
@@ -26,10 +26,10 @@ _SNIPPET = """serving; Ctrl-C ends it, {url}/stats tells what it received. In a 
 @click.command("mock")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=int, default=0, help="Port to listen on [default: a free one].")
-@click.option("--seed", type=int, default=0, show_default=True, help="What chance is drawn from.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of everything random.")
 @click.option("--latency", default="0ms", show_default=True, help="Time to first token: 200ms, normal:200ms,50ms, ...")
 @click.option("--tokens-per-second", help="Speed after the first token: 80, uniform:40,90, ... [default: all at once].")
-@click.option("--chunk-interval", help="The same as the time between two tokens: 5ms, ...")
+@click.option("--chunk-interval", help="The same, as the time between two tokens: 5ms, ...")
 @click.option(
     "--output-tokens", default="16", show_default=True, help="Length of an answer: 64, lognormal:100,0.5, ..."
 )
@@ -43,23 +43,25 @@ _SNIPPET = """serving; Ctrl-C ends it, {url}/stats tells what it received. In a 
 @click.option("--slow-first-rate", type=float, default=0.0, help="Share whose first token takes --slow-first longer.")
 @click.option("--slow-first", default="5s", show_default=True, help="How much longer.")
 @click.option(
-    "--tool-call-rate", type=float, default=0.0, help="Share answered with a tool call, where tools are given."
+    "--tool-call-rate", type=float, default=0.0, help="Share answered with a tool call, where tools are offered."
 )
 @click.option("--refusal-rate", type=float, default=0.0, help="Share that is refused.")
-@click.option("--no-usage", is_flag=True, help="Tell no token counts.")
-@click.option("--key", help="The API key that requests must bring, else 401.")
-@click.option("-m", "--model", "models", multiple=True, help="A model there is, else 404; may be given several times.")
+@click.option("--no-usage", is_flag=True, help="Report no token counts.")
+@click.option("--key", help="The API key that requests must have, else 401.")
+@click.option(
+    "-m", "--model", "models", multiple=True, help="Name of a model; others are 404. May be given several times."
+)
 @click.option(
     "--answers", type=click.Path(path_type=Path), help="JSONL of prompts and answers, such as a suite's cases."
 )
 @click.option("--right-rate", type=float, default=1.0, show_default=True, help="Share of --answers that are right.")
-def command(no_usage: bool, **given: Any) -> int:
-    """Serve the OpenAI and Anthropic APIs on this machine, with a pretend model behind them.
+def command(no_usage: bool, **options: Any) -> int:
+    """Serve the OpenAI and Anthropic APIs on this machine, with a simulated model behind them.
 
-    Prints its base URL on stdout. Everything left to chance is drawn from the seed and the request, so that a
+    Prints its base URL on stdout. Everything random is drawn from the seed and the request, so that a
     request gets the same answer in whatever order it arrives.
     """
-    server = MockServer(MockOptions(usage=not no_usage, **given))
+    server = MockServer(MockOptions(usage=not no_usage, **options))
     raise_limit(SERVER)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(server))
@@ -77,5 +79,5 @@ async def _serve(server: MockServer) -> None:
         sys.stdout.flush()
         say(_SNIPPET.format(url=server.url, model=server.options.models[0] if server.options.models else "mock"))
         await stopped.wait()
-        told = server.stats()
-    say(f"{told['requests']:,} requests, at most {told['peak_concurrency']:,} at once")
+        stats = server.stats()
+    say(f"{stats['requests']:,} requests, at most {stats['peak_concurrency']:,} at once")

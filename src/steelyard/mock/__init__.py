@@ -1,4 +1,4 @@
-"""A local server that plays a model: the OpenAI and Anthropic APIs, with believable times and faults on demand."""
+"""A local server with a simulated model: the OpenAI and Anthropic APIs, with realistic times and faults on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""HTTP/1.1 requests from bytes, as they arrive: kept-alive, pipelined, with a length or in chunks."""
+"""HTTP/1.1 for the mock: parses requests from bytes as they arrive, and writes the heads of replies.
+
+Heads are cached by their bytes, which clients repeat: with a parser in C, which calls Python for each header, a request
+costs more CPU.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,20 @@ import msgspec
 
 from steelyard.mock.dialects import reason_phrase
 
+JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
 _TLS_HANDSHAKE = b"\x16"
-_LARGEST_HEAD = 64 * 1024
-_LARGEST_BODY = 64 * 1024 * 1024
-_LONGEST_CHUNK_LINE = 1024
-_HEADS_REMEMBERED = 4096
-_LONGEST_REMEMBERED = 2048
+_MAX_HEAD_BYTES = 64 * 1024
+_MAX_BODY_BYTES = 64 * 1024 * 1024
+_MAX_CHUNK_LINE_BYTES = 1024
+_MAX_CACHED_HEADS = 4096
+_MAX_CACHED_HEAD_BYTES = 2048
+_head_cache: dict[bytes, Head] = {}
+_start_cache: dict[tuple[int, bytes], bytes] = {}
 
 
 class BadRequest(Exception):
-    """A request that cannot be understood: the status it is answered with, before the connection is closed."""
+    """A malformed request; it is answered with `status`, and the connection is closed."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -32,7 +40,7 @@ class Head(msgspec.Struct, frozen=True):
     path: str
     query: str
     headers: dict[bytes, bytes]
-    """Names in lower case; of one that came twice, the last."""
+    """Names in lower case; of a repeated header, the last value."""
     length: int
     chunked: bool
     keep_alive: bool
@@ -41,7 +49,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, gc=False):
-    """One request, whole."""
+    """One complete request."""
 
     head: Head
     body: bytes
@@ -49,8 +57,38 @@ class Request(msgspec.Struct, gc=False):
     """Bytes on the wire, near enough."""
 
 
+class Reply(msgspec.Struct, kw_only=True):
+    """A reply ready to be sent: when, which bytes, and how it ends."""
+
+    path: str
+    """The path it is counted under; empty for the mock's own pages."""
+    status: int
+    delay: float = 0.0
+    """Seconds from the request to the first byte."""
+    start: bytes = b""
+    """Bytes that are written first: the head of a stream, or the whole reply."""
+    frames: Iterator[bytes] | None = None
+    """The pieces of a stream, one for each step, and its ending."""
+    steps: int = 0
+    interval: float = 0.0
+    chunked: bool = True
+    torn_ending: bytes | None = None
+    """What replaces the ending of a torn stream: nothing, or an error."""
+    is_terminated: bool = True
+    """Whether a stream's end is marked, as HTTP requires."""
+    closes: bool = False
+    """Whether the connection is closed after it."""
+    is_admitted: bool = False
+    """Whether it counts towards the concurrency until its last byte is written."""
+    is_dropped: bool = False
+    is_torn: bool = False
+    includes_times: bool = False
+    request_id: str = ""
+    id: str | None = None
+
+
 class RequestReader:
-    """Takes bytes in as they come and gives whole requests out, in order."""
+    """Parses bytes as they arrive into complete requests, in order."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -58,12 +96,12 @@ class RequestReader:
         self._needed = 1
         self._head: Head | None = None
         self._body = bytearray()
-        self._told_to_continue = False
+        self._continue_sent = False
         self._scanned = 0
 
     @property
     def held(self) -> int:
-        """Bytes taken in and not yet given out."""
+        """Bytes received that are not yet part of a returned request."""
         return self._held
 
     def feed(self, data: bytes) -> None:
@@ -71,7 +109,7 @@ class RequestReader:
         self._held += len(data)
 
     def next(self) -> Request | None:
-        """The next whole request; None when more bytes are needed."""
+        """Return the next complete request; None when more bytes are needed."""
         if self._held < self._needed:
             return None
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -82,26 +120,26 @@ class RequestReader:
         return self._read_chunks(data) if self._head.chunked else self._read_body(data)
 
     def wants_continue(self) -> bool:
-        """Whether the client waits to be told that it may send the body; true once a request."""
+        """Whether the client waits for `100 Continue` before it sends the body; true once per request."""
         head = self._head
-        if head is None or self._told_to_continue or not head.expects_continue:
+        if head is None or self._continue_sent or not head.expects_continue:
             return False
-        self._told_to_continue = True
+        self._continue_sent = True
         return True
 
     def _read_head(self, data: bytes) -> bytes:
-        """What follows the head; an unfinished one stays where it is."""
+        """Parse the head and return what follows it; an incomplete head is kept."""
         if data[:1] in (b"\r", b"\n"):  # blank lines before a request are allowed
             data = data.lstrip(b"\r\n")
-        if data[:1] == _TLS_HANDSHAKE:  # it has no end that a line could be found by, and its client waits for ours
+        if data[:1] == _TLS_HANDSHAKE:  # it contains no line end, and its client waits for a reply
             raise BadRequest(400, "this is plain HTTP: use http:// rather than https://")
         end = data.find(b"\r\n\r\n", self._scanned)
-        if end < 0 and len(data) <= _LARGEST_HEAD:
+        if end < 0 and len(data) <= _MAX_HEAD_BYTES:
             self._scanned = max(0, len(data) - 3)
             self._keep(data, needed=len(data) + 1)
             return data
-        if end < 0 or end > _LARGEST_HEAD:
-            raise BadRequest(431, f"the head of a request must be at most {_LARGEST_HEAD} bytes")
+        if end < 0 or end > _MAX_HEAD_BYTES:
+            raise BadRequest(431, f"the head of a request must be at most {_MAX_HEAD_BYTES} bytes")
         self._scanned = 0
         self._head = parse_head(data[:end])
         return data[end + 4 :]
@@ -114,7 +152,7 @@ class RequestReader:
             self._keep(data, needed=length)
             return None
         self._keep(data[length:], needed=1)
-        return self._whole(head, data if len(data) == length else data[:length])
+        return self._complete(head, data if len(data) == length else data[:length])
 
     def _read_chunks(self, data: bytes) -> Request | None:
         head = self._head
@@ -122,8 +160,8 @@ class RequestReader:
         at = 0
         while (end := data.find(b"\r\n", at)) >= 0:
             size = _chunk_size(data[at:end])
-            if len(self._body) + size > _LARGEST_BODY:
-                raise BadRequest(413, f"the body of a request must be at most {_LARGEST_BODY} bytes")
+            if len(self._body) + size > _MAX_BODY_BYTES:
+                raise BadRequest(413, f"the body of a request must be at most {_MAX_BODY_BYTES} bytes")
             if size == 0:
                 return self._read_trailers(head, data, at, end + 2)
             if len(data) < end + 2 + size + 2:
@@ -133,32 +171,32 @@ class RequestReader:
                 raise BadRequest(400, "a chunk does not end where its size says")
             self._body += data[end + 2 : end + 2 + size]
             at = end + 4 + size
-        if len(data) - at > _LONGEST_CHUNK_LINE:
+        if len(data) - at > _MAX_CHUNK_LINE_BYTES:
             raise BadRequest(400, "the size of a chunk never ends")
         self._keep(data[at:], needed=len(data) - at + 1)
         return None
 
     def _read_trailers(self, head: Head, data: bytes, at: int, start: int) -> Request | None:
-        """Skip what may follow the last chunk, up to the blank line."""
+        """Skip the trailers after the last chunk, up to the blank line."""
         while (end := data.find(b"\r\n", start)) > start:
             start = end + 2
         if end < 0:
-            if len(data) - at > _LARGEST_HEAD:
-                raise BadRequest(431, f"trailers must be at most {_LARGEST_HEAD} bytes")
+            if len(data) - at > _MAX_HEAD_BYTES:
+                raise BadRequest(431, f"trailers must be at most {_MAX_HEAD_BYTES} bytes")
             self._keep(data[at:], needed=len(data) - at + 1)
             return None
         self._keep(data[end + 2 :], needed=1)
         body, self._body = bytes(self._body), bytearray()
-        return self._whole(head, body)
+        return self._complete(head, body)
 
     def _keep(self, rest: bytes, needed: int) -> None:
         self._pieces = [rest] if rest else []
         self._held = len(rest)
         self._needed = needed
 
-    def _whole(self, head: Head, body: bytes) -> Request:
+    def _complete(self, head: Head, body: bytes) -> Request:
         self._head = None
-        self._told_to_continue = False
+        self._continue_sent = False
         return Request(head, body, len(body))
 
 
@@ -169,18 +207,15 @@ def _chunk_size(line: bytes) -> int:
     return int(digits, 16)
 
 
-_heads: dict[bytes, Head] = {}
-
-
 def parse_head(raw: bytes) -> Head:
-    """The head that these bytes are. Clients repeat themselves, so the last few thousand are remembered."""
-    head = _heads.get(raw)
+    """Parse a request's head. Clients repeat their heads, so the last few thousand are cached."""
+    head = _head_cache.get(raw)
     if head is None:
         head = _parse_head(raw)
-        if len(_heads) >= _HEADS_REMEMBERED:
-            _heads.clear()
-        if len(raw) <= _LONGEST_REMEMBERED:
-            _heads[raw] = head
+        if len(_head_cache) >= _MAX_CACHED_HEADS:
+            _head_cache.clear()
+        if len(raw) <= _MAX_CACHED_HEAD_BYTES:
+            _head_cache[raw] = head
     return head
 
 
@@ -217,8 +252,8 @@ def _length(headers: dict[bytes, bytes]) -> int:
     text = headers.get(b"content-length", b"0")
     if not text.isdigit():
         raise BadRequest(400, f"content-length must be a number, got {text[:40]!r}")
-    if len(text) > 18 or int(text) > _LARGEST_BODY:
-        raise BadRequest(413, f"the body of a request must be at most {_LARGEST_BODY} bytes")
+    if len(text) > 18 or int(text) > _MAX_BODY_BYTES:
+        raise BadRequest(413, f"the body of a request must be at most {_MAX_BODY_BYTES} bytes")
     return int(text)
 
 
@@ -229,42 +264,8 @@ def _is_chunked(headers: dict[bytes, bytes]) -> bool:
     return bool(encoding)
 
 
-JSON = b"application/json"
-EVENTS = b"text/event-stream; charset=utf-8"
-
-
-class Reply(msgspec.Struct, kw_only=True):
-    """An answer ready to be played: when, which bytes, and how it ends."""
-
-    path: str
-    """What it is counted under; nothing for the mock's own pages."""
-    status: int
-    delay: float = 0.0
-    """Seconds from the request to the first byte."""
-    start: bytes = b""
-    """Bytes that are written first: the head of a stream, or everything there is."""
-    frames: Iterator[bytes] | None = None
-    """The pieces of a stream, one for each step, and its ending."""
-    steps: int = 0
-    interval: float = 0.0
-    chunked: bool = True
-    torn_ending: bytes | None = None
-    """What stands in place of a torn stream's ending: nothing, or an error."""
-    is_terminated: bool = True
-    """Whether a stream's end is marked, as HTTP asks for."""
-    closes: bool = False
-    """Whether the connection is closed after it."""
-    is_admitted: bool = False
-    """Whether it counts as being answered until its last byte is written."""
-    is_dropped: bool = False
-    is_torn: bool = False
-    tells_times: bool = False
-    request_id: str = ""
-    id: str | None = None
-
-
-def head_bytes(status: int, kind: bytes, length: int | None, request: Head | None, *more: tuple[bytes, bytes]) -> bytes:
-    """A status line and headers; without a length the body comes in chunks, or until the connection is closed."""
+def reply_head(status: int, kind: bytes, length: int | None, request: Head | None, *more: tuple[bytes, bytes]) -> bytes:
+    """Make a status line and headers; without a length the body is chunked, or ends when the connection closes."""
     start = _start(status, kind)
     headers = b"".join([b"%b: %b\r\n" % header for header in more])
     if length is not None and request is not None and request.keep_alive and not request.is_http_1_0:
@@ -279,12 +280,9 @@ def head_bytes(status: int, kind: bytes, length: int | None, request: Head | Non
     return b"%b%b%b\r\n" % (start, headers, framing)
 
 
-_starts: dict[tuple[int, bytes], bytes] = {}
-
-
 def _start(status: int, kind: bytes) -> bytes:
-    found = _starts.get((status, kind))
+    found = _start_cache.get((status, kind))
     if found is None:
         line = f"HTTP/1.1 {status} {reason_phrase(status)}\r\nserver: steelyard-mock\r\ncontent-type: "
-        found = _starts[status, kind] = line.encode() + kind + b"\r\n"
+        found = _start_cache[status, kind] = line.encode() + kind + b"\r\n"
     return found

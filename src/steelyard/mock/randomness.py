@@ -1,4 +1,7 @@
-"""The chance in a request: drawn from its body and how often that came before, never from the order of arrival."""
+"""Randomness of the mock: random numbers for each request, and the distributions that turn them into values.
+
+A request's numbers depend on the seed, its body and how often that body came before, never on the order of arrival.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,17 @@ import msgspec
 from steelyard.errors import ConfigurationError, suggestion
 from steelyard.units import parse_duration
 
-_LOTS = struct.Struct("<14I8x")
-_ALL = 2**32
+_LAYOUT = struct.Struct("<14I8x")
+_RANGE = 2**32
+Shape = Literal["constant", "uniform", "normal", "lognormal", "exponential"]
+Unit = Literal["seconds", "number"]
+_STANDARD = NormalDist()
+_ARGUMENTS: dict[str, int] = {"constant": 1, "uniform": 2, "normal": 2, "lognormal": 2, "exponential": 1}
+_SYNTAX = "constant:X, uniform:LOW,HIGH, normal:MEAN,SD, lognormal:MEDIAN,SIGMA or exponential:MEAN"
 
 
-class Lots(msgspec.Struct, gc=False):
-    """One lot, of 32 bits, for each thing that is left to chance, so that none changes what another decides."""
+class RandomNumbers(msgspec.Struct, gc=False):
+    """A 32-bit number for each random decision, so that none changes the outcome of another."""
 
     error: int
     drop: int
@@ -37,23 +45,8 @@ class Lots(msgspec.Struct, gc=False):
     words: int
 
 
-def hits(lot: int, rate: float) -> bool:
-    """Whether a lot falls on something that happens at this rate."""
-    return lot < rate * _ALL
-
-
-def pick(lot: int, count: int) -> int:
-    """A number below `count`, each as likely as the others."""
-    return lot * count // _ALL
-
-
-def share(lot: int) -> float:
-    """The lot as a number between 0 and 1, both excluded."""
-    return (lot + 0.5) / _ALL
-
-
-class Draw(msgspec.Struct, frozen=True, gc=False):
-    """What chance has to say about one request."""
+class RequestRandomness(msgspec.Struct, frozen=True, gc=False):
+    """The randomness of one request."""
 
     id: str
     nth: int
@@ -62,49 +55,56 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
     """Of the body alone."""
     raw: bytes
 
-    def lots(self) -> Lots:
-        return Lots(*_LOTS.unpack(self.raw))
+    def numbers(self) -> RandomNumbers:
+        return RandomNumbers(*_LAYOUT.unpack(self.raw))
 
 
-class Dice:
-    """Draws from (seed, body, how often this body came before)."""
+class RandomSource:
+    """Derives randomness from (seed, body, how often this body came before)."""
 
     def __init__(self, seed: int) -> None:
         self._key = seed.to_bytes(16, signed=True) if -(2**127) <= seed < 2**127 else str(seed).encode()[:64]
         self._seen: dict[bytes, int] = {}
 
-    def draw(self, body: bytes) -> Draw:
+    def for_request(self, body: bytes) -> RequestRandomness:
         digest = blake2b(body, digest_size=8).digest()
         nth = self._seen.get(digest, 0)
         self._seen[digest] = nth + 1
         raw = blake2b(b"%b%d" % (digest, nth), digest_size=64, key=self._key).digest()
-        return Draw(raw[-8:].hex(), nth, digest, raw)
+        return RequestRandomness(raw[-8:].hex(), nth, digest, raw)
 
     def reset(self) -> None:
         """Forget which bodies came before."""
         self._seen.clear()
 
 
-Shape = Literal["constant", "uniform", "normal", "lognormal", "exponential"]
-Unit = Literal["seconds", "number"]
-
-_STANDARD = NormalDist()
-_ARGUMENTS: dict[str, int] = {"constant": 1, "uniform": 2, "normal": 2, "lognormal": 2, "exponential": 1}
-_WRITTEN = "constant:X, uniform:LOW,HIGH, normal:MEAN,SD, lognormal:MEDIAN,SIGMA or exponential:MEAN"
+def hits(number: int, rate: float) -> bool:
+    """Whether something that happens at this rate happens, for a random number."""
+    return number < rate * _RANGE
 
 
-class Spread(msgspec.Struct, frozen=True):
+def pick(number: int, count: int) -> int:
+    """Turn a random number into one below `count`, each equally likely."""
+    return number * count // _RANGE
+
+
+def fraction(number: int) -> float:
+    """Turn a random number into one between 0 and 1, both excluded."""
+    return (number + 0.5) / _RANGE
+
+
+class Distribution(msgspec.Struct, frozen=True):
     """A distribution of values that are never below 0."""
 
     shape: Shape
     first: float
     second: float = 0.0
 
-    def draw(self, lot: int) -> float:
-        """The value that a lot stands for."""
+    def draw(self, number: int) -> float:
+        """Turn a random number into a value of this distribution."""
         if self.shape == "constant":
             return self.first
-        at = share(lot)
+        at = fraction(number)
         if self.shape == "uniform":
             return self.first + (self.second - self.first) * at
         if self.shape == "exponential":
@@ -114,35 +114,35 @@ class Spread(msgspec.Struct, frozen=True):
             return max(0.0, self.first + self.second * score)
         return self.first * math.exp(self.second * score)
 
-    def count(self, lot: int) -> int:
-        """The same as a whole number."""
-        return round(self.draw(lot))
+    def draw_count(self, number: int) -> int:
+        """Draw a whole number."""
+        return round(self.draw(number))
 
 
-def parse_spread(name: str, value: float | str, unit: Unit) -> Spread:
-    """The spread that a number or its text stands for; an error names the option and what can be written."""
+def parse_distribution(name: str, value: float | str, unit: Unit) -> Distribution:
+    """Parse a number or the text of a distribution; an error names the option and what can be written."""
     read = parse_duration if unit == "seconds" else _parse_number
     if not isinstance(value, str) or ":" not in value:
-        return Spread("constant", read(value, name))
+        return Distribution("constant", read(value, name))
     shape, _, rest = value.partition(":")
     shape = shape.strip().lower()
     if shape not in _ARGUMENTS:
         raise ConfigurationError(f"{name}: no distribution is named {shape!r}; {suggestion(shape, _ARGUMENTS)}")
     parts = rest.split(",")
     if len(parts) != _ARGUMENTS[shape]:
-        raise ConfigurationError(f"{name} is written as {_WRITTEN}, got {value!r}")
+        raise ConfigurationError(f"{name} is written as {_SYNTAX}, got {value!r}")
     return _checked(name, value, shape, parts, read)
 
 
-def _checked(name: str, value: str, shape: str, parts: list[str], read: Callable[[object, str], float]) -> Spread:
-    # The spread of a logarithm has no unit, whatever its median is measured in.
+def _checked(name: str, value: str, shape: str, parts: list[str], read: Callable[[object, str], float]) -> Distribution:
+    # Sigma is the spread of a logarithm and has no unit, whatever unit the median has.
     numbers = [
         _parse_number(part, name) if shape == "lognormal" and at else read(part, name) for at, part in enumerate(parts)
     ]
     if shape == "uniform" and numbers[0] > numbers[1]:
         raise ConfigurationError(f"{name}: the low end is above the high end in {value!r}")
     return msgspec.convert(
-        {"shape": shape, "first": numbers[0], "second": numbers[1] if len(numbers) > 1 else 0.0}, Spread
+        {"shape": shape, "first": numbers[0], "second": numbers[1] if len(numbers) > 1 else 0.0}, Distribution
     )
 
 

@@ -1,4 +1,4 @@
-"""The server itself: opened, asked where it is and what it saw, closed."""
+"""The mock server: its public class, its connections, and the scheduler that sends replies piece by piece."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from time import monotonic, monotonic_ns
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from steelyard.errors import ConfigurationError
 from steelyard.mock.http import BadRequest, Reply, Request, RequestReader
@@ -19,20 +19,25 @@ from steelyard.mock.service import Service, Times
 
 _BACKLOG = 4096
 """A sweep opens a thousand connections at once; those beyond the queue would wait a second to try again."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_MAX_PIPELINED_BYTES = 1024 * 1024
+"""Bytes of pipelined requests that are read before the reply to the first has ended."""
+Action: TypeAlias = Callable[[float], float | None]
+"""Takes the time at which it was due, and returns the next time, or None."""
 
 
 class MockServer:
-    """A pretend model behind the OpenAI and Anthropic APIs, for as long as its `async with` lasts.
+    """A simulated model behind the OpenAI and Anthropic APIs, for as long as its `async with` block lasts.
 
-    It runs on the event loop of whoever opens it; to measure a client, run it in a process of its own.
+    It runs on the event loop that opens it; to measure a client, run it in a separate process.
     """
 
     def __init__(self, options: MockOptions | None = None) -> None:
         self.options = options or MockOptions()
         self._service = Service(self.options)
-        self._connections: set[Connection] = set()
+        self._connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
-        self._wheel: Wheel | None = None
+        self._scheduler: Scheduler | None = None
 
     async def __aenter__(self) -> MockServer:
         await self.open()
@@ -65,10 +70,10 @@ class MockServer:
     async def open(self) -> None:
         """Listen; raises ConfigurationError where that is not possible."""
         loop = asyncio.get_running_loop()
-        self._wheel = wheel = Wheel(loop)
+        self._scheduler = scheduler = Scheduler(loop)
         try:
             self._server = await loop.create_server(
-                lambda: Connection(self._service, wheel, self._connections),
+                lambda: ClientConnection(self._service, scheduler, self._connections),
                 self.options.host,
                 self.options.port,
                 backlog=_BACKLOG,
@@ -78,39 +83,34 @@ class MockServer:
             raise ConfigurationError(f"cannot listen on {self.options.host}:{self.options.port}: {why}") from error
 
     async def close(self) -> None:
-        """Stop listening and close every connection, whatever is on its way."""
-        if self._server is None or self._wheel is None:
+        """Stop listening and close every connection, even while replies are being sent."""
+        if self._server is None or self._scheduler is None:
             return
         self._server.close()
-        self._wheel.close()
+        self._scheduler.close()
         for connection in list(self._connections):
             connection.abort()
         await self._server.wait_closed()
         self._server = None
 
     def stats(self, *, times: bool = False) -> dict[str, Any]:
-        """What it received so far, as `/stats` tells it."""
-        return self._service.told(with_times=times)
+        """What it received so far, as `/stats` reports it."""
+        return self._service.stats_report(with_times=times)
 
     def reset(self) -> None:
-        """Count from nothing again, and forget which requests came before."""
+        """Set all counters to zero, and forget which requests came before."""
         self._service.reset()
 
 
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_MOST_AHEAD = 1024 * 1024
-"""Bytes of pipelined requests that are read before the reply to the first has ended."""
+class ClientConnection(asyncio.Protocol):
+    """The HTTP/1.1 connection of one client."""
 
-
-class Connection(asyncio.Protocol):
-    """Speaks HTTP/1.1 with one client."""
-
-    def __init__(self, service: Service, wheel: Wheel, open_connections: set[Connection]) -> None:
+    def __init__(self, service: Service, scheduler: Scheduler, open_connections: set[ClientConnection]) -> None:
         self._service = service
-        self._wheel = wheel
+        self._scheduler = scheduler
         self._open = open_connections
         self._reader = RequestReader()
-        self._exchange: Exchange | None = None
+        self._playback: ReplyPlayback | None = None
         self._transport: asyncio.Transport | None = None
         self._is_serving = False
         self._is_full = False
@@ -125,15 +125,15 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._open.discard(self)
         self._service.stats.connections -= 1
-        if self._exchange is not None:
-            self._exchange.abandon()
-            self._exchange = None
+        if self._playback is not None:
+            self._playback.abandon()
+            self._playback = None
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
-        if self._exchange is None:
+        if self._playback is None:
             self._serve()
-        elif self._reader.held > _MOST_AHEAD and self._transport is not None:
+        elif self._reader.held > _MAX_PIPELINED_BYTES and self._transport is not None:
             self._is_full = True
             self._transport.pause_reading()
 
@@ -142,8 +142,8 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_paused = False
-        if self._exchange is not None and self._exchange.is_stalled:
-            self._wheel.add(monotonic(), self._exchange.play)
+        if self._playback is not None and self._playback.is_stalled:
+            self._scheduler.add(monotonic(), self._playback.play)
 
     def write(self, data: bytes) -> None:
         if self._transport is not None:
@@ -151,8 +151,8 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def ended(self, *, closes: bool) -> None:
-        """The reply is out: take up the next request, or close."""
-        self._exchange = None
+        """End the current reply: continue with the next request, or close."""
+        self._playback = None
         if closes:
             self.close()
         elif not self._is_serving:
@@ -168,18 +168,18 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _serve(self) -> None:
-        """Answer the requests that are there, until one must wait for its moment."""
+        """Answer the received requests, until one has to wait for its time."""
         self._is_serving = True
         try:
-            while self._exchange is None and self._transport is not None and not self._transport.is_closing():
+            while self._playback is None and self._transport is not None and not self._transport.is_closing():
                 request = self._reader.next()
                 if request is None:
                     self._read_on(self._transport)
                     return
                 self._begin(request)
         except BadRequest as error:
-            self._exchange = Exchange(self, self._service, self._service.bad_request(error), monotonic_ns())
-            self._exchange.play(monotonic())
+            self._playback = ReplyPlayback(self, self._service, self._service.bad_request(error), monotonic_ns())
+            self._playback.play(monotonic())
         finally:
             self._is_serving = False
 
@@ -194,31 +194,21 @@ class Connection(asyncio.Protocol):
     def _begin(self, request: Request) -> None:
         received_ns = monotonic_ns()
         reply = self._service.reply(request)
-        self._exchange = exchange = Exchange(self, self._service, reply, received_ns)
+        self._playback = playback = ReplyPlayback(self, self._service, reply, received_ns)
         due = received_ns / 1e9 + reply.delay
         if reply.delay > 0:
-            self._wheel.add(due, exchange.play)
-        elif (again := exchange.play(due)) is not None:
-            self._wheel.add(again, exchange.play)
+            self._scheduler.add(due, playback.play)
+        elif (again := playback.play(due)) is not None:
+            self._scheduler.add(again, playback.play)
 
 
-class Line(Protocol):
-    """What an exchange needs of its connection."""
+class ReplyPlayback:
+    """Writes one reply, piece by piece. Ends once: when its last byte is written, or when the client has gone."""
 
-    is_paused: bool
+    __slots__ = ("_connection", "_first_ns", "_received_ns", "_reply", "_service", "_step", "is_over", "is_stalled")
 
-    def write(self, data: bytes) -> None: ...
-
-    def ended(self, *, closes: bool) -> None: ...
-
-
-class Exchange:
-    """Plays one reply. Ends once: when its last byte is written, or when the client has gone."""
-
-    __slots__ = ("_first_ns", "_line", "_received_ns", "_reply", "_service", "_step", "is_over", "is_stalled")
-
-    def __init__(self, line: Line, service: Service, reply: Reply, received_ns: int) -> None:
-        self._line = line
+    def __init__(self, connection: ClientConnection, service: Service, reply: Reply, received_ns: int) -> None:
+        self._connection = connection
         self._service = service
         self._reply = reply
         self._received_ns = received_ns
@@ -226,18 +216,18 @@ class Exchange:
         self._step = 0
         self.is_over = False
         self.is_stalled = False
-        """Whether a piece was due while the client had too much to read: to be played when it has caught up."""
+        """Whether a piece was due while the client had too much to read: written when the client has caught up."""
 
     def play(self, due: float) -> float | None:
-        """Write what is due; the moment of the next piece, or None when that was the last."""
-        self.is_stalled = self._line.is_paused
+        """Write what is due; returns the time of the next piece, or None when that was the last."""
+        self.is_stalled = self._connection.is_paused
         if self.is_over or self.is_stalled:
             return None
         reply = self._reply
         if reply.frames is None:
             self._first_ns = monotonic_ns()
             if not reply.is_dropped:
-                self._line.write(reply.start)
+                self._connection.write(reply.start)
             self._end()
             return None
         step = self._step
@@ -250,7 +240,7 @@ class Exchange:
         return None
 
     def abandon(self) -> None:
-        """The client has gone: nothing more is written."""
+        """Write nothing more: the client has gone."""
         if not self.is_over:
             self._service.stats.abandoned += 1
             self._release()
@@ -258,7 +248,7 @@ class Exchange:
     def _write(self, data: bytes, due: float, *, is_first: bool) -> None:
         reply = self._reply
         now = monotonic_ns()
-        if reply.tells_times:
+        if reply.includes_times:
             data = b": sent_ns=%d due_ns=%d\n%b" % (now, due * 1e9, data)
         if reply.chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
@@ -266,10 +256,10 @@ class Exchange:
             self._first_ns = now
             data = reply.start + data
         self._service.stats.chunks += 1
-        self._line.write(data)
+        self._connection.write(data)
 
     def _play_rest(self, due: float) -> None:
-        """Write all that is left as one: the last token with the ending, or a stream whose tokens come all at once."""
+        """Write the rest in one piece: the last token with the ending, or a stream whose tokens come all at once."""
         reply = self._reply
         assert reply.frames is not None
         left = max(0, reply.steps - self._step)
@@ -279,7 +269,7 @@ class Exchange:
         if data:
             self._write(data, due, is_first=self._step == 0)
         if reply.chunked and reply.is_terminated:
-            self._line.write(b"0\r\n\r\n")
+            self._connection.write(b"0\r\n\r\n")
 
     def _end(self) -> None:
         self._release()
@@ -292,7 +282,7 @@ class Exchange:
         if reply.request_id:
             times = Times(reply.request_id, reply.id, self._received_ns, self._first_ns, monotonic_ns())
             stats.times.append(times)
-        self._line.ended(closes=reply.closes)
+        self._connection.ended(closes=reply.closes)
 
     def _release(self) -> None:
         """Make room for the next request."""
@@ -301,49 +291,45 @@ class Exchange:
             self._service.limits.release()
 
 
-Deed: TypeAlias = Callable[[float], float | None]
-"""Takes the moment at which it was due, and gives the next one, if there is one."""
-
-
-class Wheel:
-    """Calls deeds when they are due; never early, and late by the timer's millisecond or by what the others took.
+class Scheduler:
+    """Calls actions when they are due: never early, and late by the timer's millisecond or by the time others took.
 
     A timer of the event loop for every chunk of every stream would cost more than the chunks do.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._due: list[tuple[float, int, Deed]] = []
+        self._due: list[tuple[float, int, Action]] = []
         self._count = 0
         self._timer: asyncio.Handle | None = None
         self._armed_for = math.inf
 
-    def add(self, due: float, deed: Deed) -> None:
-        """Have a deed done at this reading of the monotonic clock."""
+    def add(self, due: float, action: Action) -> None:
+        """Call an action at this reading of the monotonic clock."""
         self._count += 1
-        heappush(self._due, (due, self._count, deed))
+        heappush(self._due, (due, self._count, action))
         if due < self._armed_for:
             self._arm()
 
     def close(self) -> None:
-        """Do nothing more."""
+        """Call nothing more."""
         self._due.clear()
         self._disarm()
 
     def _tick(self) -> None:
-        self._armed_for = -math.inf  # what is added meanwhile need not set the timer
+        self._armed_for = -math.inf  # actions added meanwhile need not set the timer
         due = self._due
         now = monotonic()
         try:
-            # At most one round: a backlog must not keep the loop from reading what comes in.
+            # At most one round: a backlog must not keep the loop from reading requests.
             for _ in range(len(due)):
                 if not due or due[0][0] > now:
                     break
-                when, _, deed = heappop(due)
-                again = deed(when)
+                when, _, action = heappop(due)
+                again = action(when)
                 if again is not None:
                     self._count += 1
-                    heappush(due, (again, self._count, deed))
+                    heappush(due, (again, self._count, action))
         finally:
             self._timer = None
             self._arm()

@@ -1,4 +1,4 @@
-"""Decides what every request gets, from what it asks, the options, the limits and chance."""
+"""The mock's service: decides the reply to each request, applies the limits and keeps the statistics."""
 
 from __future__ import annotations
 
@@ -12,42 +12,46 @@ from urllib.parse import parse_qs
 import msgspec
 
 from steelyard.errors import ConfigurationError
-from steelyard.mock.answers import Answer, Asked, compose, read_asked, read_book
+from steelyard.mock.answers import ParsedRequest, SimulatedAnswer, compose, parse_request, read_answer_file
 from steelyard.mock.dialects import Dialect, Route, route
-from steelyard.mock.http import EVENTS, JSON, BadRequest, Head, Reply, Request, head_bytes
-from steelyard.mock.options import MockOptions, RequestOptions, Tear, changed_manner, manner_of
-from steelyard.mock.randomness import Dice, Draw, Lots, hits, pick
+from steelyard.mock.http import EVENTS, JSON, BadRequest, Head, Reply, Request, reply_head
+from steelyard.mock.options import MockOptions, RequestOptions, Tear, default_request_options, request_options
+from steelyard.mock.randomness import RandomNumbers, RandomSource, RequestRandomness, hits, pick
 from steelyard.units import parse_rate
 
-_MANNERS_REMEMBERED = 1024
 _TEARS: tuple[Tear, ...] = ("cut", "end")
-_ELSEWHERE = "other"
-
-
-class _Call(msgspec.Struct):
-    """One request to one of the APIs, on its way to a reply."""
-
-    dialect: Dialect
-    head: Head
-    draw: Draw
-    request_id: str
-    id: str | None
+_OTHER_PATHS = "other"
+_MAX_CACHED_OPTIONS = 1024
+_MAX_TIMES = 100_000
+_COUNTERS = (
+    "dropped",
+    "torn",
+    "abandoned",
+    "chunks",
+    "connections",
+    "connections_opened",
+    "peak_connections",
+    "bytes_received",
+    "bytes_sent",
+    "first_request_at",
+    "last_request_at",
+)
 
 
 class Service:
-    """All that the connections of one server share."""
+    """What the connections of one server share."""
 
     def __init__(self, options: MockOptions) -> None:
         self.options = options
         self.stats = Stats()
         self.limits = Limits(options.max_concurrency, options.rate)
-        self._dice = Dice(options.seed)
-        self._book = read_book(options.answers) if options.answers is not None else None
-        self._manner = manner_of(options)
-        self._manners: dict[bytes, RequestOptions] = {}
+        self._random = RandomSource(options.seed)
+        self._answer_file = read_answer_file(options.answers) if options.answers is not None else None
+        self._default_options = default_request_options(options)
+        self._options_by_header: dict[bytes, RequestOptions] = {}
 
     def reply(self, request: Request) -> Reply:
-        """What this request gets."""
+        """Decide the reply to a request."""
         head = request.head
         found = route(head.path)
         if found is None:
@@ -59,23 +63,23 @@ class Service:
         return self._answer(request, found, found.dialect)
 
     def bad_request(self, error: BadRequest) -> Reply:
-        """The last thing that a connection hears which cannot be understood."""
+        """Make the last reply on a connection that sent a malformed request."""
         return _refused(None, error.status, str(error))
 
-    def told(self, *, with_times: bool = False) -> dict[str, Any]:
-        """What `/stats` says."""
-        return self.stats.told(self.limits.current, self.limits.peak, with_times=with_times)
+    def stats_report(self, *, with_times: bool = False) -> dict[str, Any]:
+        """Make the content of `/stats`."""
+        return self.stats.report(self.limits.current, self.limits.peak, with_times=with_times)
 
     def reset(self) -> None:
-        """Count from nothing again, and forget which requests came before."""
+        """Set all counters to zero, and forget which requests came before."""
         self.stats.reset()
         self.limits.reset()
-        self._dice.reset()
+        self._random.reset()
 
     def _page(self, head: Head, found: Route) -> Reply:
         if found.path == "/stats":
-            told = self.told(with_times=parse_qs(head.query).get("times", ["0"])[0] not in ("", "0"))
-            return _json(head, 200, msgspec.json.encode(told))
+            report = self.stats_report(with_times=parse_qs(head.query).get("times", ["0"])[0] not in ("", "0"))
+            return _json(head, 200, msgspec.json.encode(report))
         if found.path == "/stats/reset":
             self.reset()
             return _json(head, 200, b'{"reset":true}')
@@ -95,89 +99,100 @@ class Service:
         return _json(head, 200, msgspec.json.encode(_model(found.model)))
 
     def _answer(self, request: Request, found: Route, dialect: Dialect) -> Reply:
-        head, draw = request.head, self._dice.draw(request.body)
-        own = head.headers.get(b"x-mock-id")
-        call = _Call(dialect, head, draw, f"req_{draw.id}", None if own is None else own.decode("latin-1"))
-        self.stats.received(request.size, draw.digest if call.id is None else call.id)
+        head, randomness = request.head, self._random.for_request(request.body)
+        client_id = head.headers.get(b"x-mock-id")
+        own_id = None if client_id is None else client_id.decode("latin-1")
+        call = _Call(dialect, head, randomness, f"req_{randomness.id}", own_id)
+        self.stats.received(request.size, randomness.digest if call.id is None else call.id)
         if self.options.key is not None and not self._has_key(head):
             return _failed(call, 401, "Incorrect API key provided")
         try:
-            manner = self._manner_for(head)
-            asked = read_asked(request.body)
+            options = self._options_for(head)
+            parsed = parse_request(request.body)
         except (msgspec.ValidationError, ConfigurationError) as error:
             return _failed(call, 400, str(error))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return _failed(call, 400, f"the body is not JSON: {error}")
-        asked.model = asked.model or found.model
-        if (wrong := self._unfit(asked)) is not None:
+        parsed.model = parsed.model or found.model
+        if (wrong := self._problem(parsed)) is not None:
             return _failed(call, *wrong)
         refusal = self.limits.admit(monotonic())
         if refusal is not None:
-            after = refusal.retry_after if manner.retry_after is None else manner.retry_after
+            after = refusal.retry_after if options.retry_after is None else options.retry_after
             return _failed(call, 429, refusal.message, retry_after=after)
         try:
-            reply = self._admitted(call, asked, manner)
+            reply = self._admitted(call, parsed, options)
         except BaseException:
             self.limits.release()
             raise
         reply.is_admitted = True
         return reply
 
-    def _admitted(self, call: _Call, asked: Asked, manner: RequestOptions) -> Reply:
-        lots = call.draw.lots()
-        delay = manner.latency.draw(lots.latency)
-        if hits(lots.slow_first, manner.slow_first_rate):
-            delay += manner.slow_first.draw(lots.latency)
-        status = manner.fail or (500 if hits(lots.error, manner.error_rate) else None)
+    def _admitted(self, call: _Call, request: ParsedRequest, options: RequestOptions) -> Reply:
+        numbers = call.randomness.numbers()
+        delay = options.latency.draw(numbers.latency)
+        if hits(numbers.slow_first, options.slow_first_rate):
+            delay += options.slow_first.draw(numbers.latency)
+        status = options.fail or (500 if hits(numbers.error, options.error_rate) else None)
         if status is not None:
-            after = 1.0 if manner.retry_after is None and status == 429 else manner.retry_after
+            after = 1.0 if options.retry_after is None and status == 429 else options.retry_after
             return _failed(call, status, "The mock was told to fail", retry_after=after, delay=delay)
-        if hits(lots.drop, manner.drop_rate):
+        if hits(numbers.drop, options.drop_rate):
             return Reply(path=call.dialect.path, status=0, delay=delay, is_dropped=True, closes=True)
-        answer = compose(asked, manner, call.draw, lots, self._book)
-        tear = manner.tear or (_torn(lots) if hits(lots.torn, manner.torn_rate) else None)
-        reply = _streamed(call, answer, tear) if asked.stream else _whole(call, answer, tear)
-        reply.interval = manner.interval(lots.pace)
-        # An answer that is not streamed is there when its last token would have been.
-        reply.delay = delay if asked.stream else delay + max(0, answer.steps - 1) * reply.interval
+        answer = compose(request, options, call.randomness, numbers, self._answer_file)
+        tear = options.tear or (_torn(numbers) if hits(numbers.torn, options.torn_rate) else None)
+        reply = _streamed(call, answer, tear) if request.stream else _whole(call, answer, tear)
+        reply.interval = options.interval(numbers.pace)
+        # An answer that is not streamed comes when its last token would have come.
+        reply.delay = delay if request.stream else delay + max(0, answer.steps - 1) * reply.interval
         return reply
 
-    def _manner_for(self, head: Head) -> RequestOptions:
+    def _options_for(self, head: Head) -> RequestOptions:
         header = head.headers.get(b"x-mock")
         if header is None:
-            return self._manner
-        manner = self._manners.get(header)
-        if manner is None:
-            manner = changed_manner(self.options, header.decode("latin-1"))
-            if len(self._manners) >= _MANNERS_REMEMBERED:
-                self._manners.clear()
-            self._manners[header] = manner
-        return manner
+            return self._default_options
+        options = self._options_by_header.get(header)
+        if options is None:
+            options = request_options(self.options, header.decode("latin-1"))
+            if len(self._options_by_header) >= _MAX_CACHED_OPTIONS:
+                self._options_by_header.clear()
+            self._options_by_header[header] = options
+        return options
 
     def _has_key(self, head: Head) -> bool:
         key = self.options.key
-        given = head.headers.get(b"x-api-key") or head.headers.get(b"api-key")
-        if given is None:
-            scheme, _, given = head.headers.get(b"authorization", b"").partition(b" ")
-            given = given.strip() if scheme.lower() == b"bearer" else None
-        return key is None or given == key.encode()
+        sent = head.headers.get(b"x-api-key") or head.headers.get(b"api-key")
+        if sent is None:
+            scheme, _, sent = head.headers.get(b"authorization", b"").partition(b" ")
+            sent = sent.strip() if scheme.lower() == b"bearer" else None
+        return key is None or sent == key.encode()
 
-    def _unfit(self, asked: Asked) -> tuple[int, str] | None:
-        """Why a request cannot be answered, as its provider would say."""
-        if not asked.model:
+    def _problem(self, request: ParsedRequest) -> tuple[int, str] | None:
+        """Return why a request cannot be answered, in its provider's words; None if it can."""
+        if not request.model:
             return 400, "you must provide a model parameter"
-        if self.options.models and asked.model not in self.options.models:
-            return 404, f"The model `{asked.model}` does not exist"
-        if not asked.turns:
+        if self.options.models and request.model not in self.options.models:
+            return 404, f"The model `{request.model}` does not exist"
+        if not request.turns:
             return 400, "there is nothing to answer: no messages and no input"
         return None
 
 
-def _torn(lots: Lots) -> Tear:
-    return _TEARS[pick(lots.tear, len(_TEARS))]
+class _Call(msgspec.Struct):
+    """One request to one of the APIs."""
+
+    dialect: Dialect
+    head: Head
+    randomness: RequestRandomness
+    request_id: str
+    id: str | None
 
 
-def _whole(call: _Call, answer: Answer, tear: Tear | None) -> Reply:
+def _torn(numbers: RandomNumbers) -> Tear:
+    return _TEARS[pick(numbers.tear, len(_TEARS))]
+
+
+def _whole(call: _Call, answer: SimulatedAnswer, tear: Tear | None) -> Reply:
     body = call.dialect.whole(answer)
     length = len(body)
     if tear == "error":
@@ -186,7 +201,7 @@ def _whole(call: _Call, answer: Answer, tear: Tear | None) -> Reply:
     elif tear is not None:
         body = body[: length // 2]
         length = len(body) if tear == "end" else length
-    start = head_bytes(200, JSON, length, call.head, (call.dialect.id_header, call.request_id.encode()))
+    start = reply_head(200, JSON, length, call.head, (call.dialect.id_header, call.request_id.encode()))
     return Reply(
         path=call.dialect.path,
         status=200,
@@ -198,19 +213,19 @@ def _whole(call: _Call, answer: Answer, tear: Tear | None) -> Reply:
     )
 
 
-def _streamed(call: _Call, answer: Answer, tear: Tear | None) -> Reply:
+def _streamed(call: _Call, answer: SimulatedAnswer, tear: Tear | None) -> Reply:
     id_header = (call.dialect.id_header, call.request_id.encode())
     reply = Reply(
         path=call.dialect.path,
         status=200,
         request_id=call.request_id,
         id=call.id,
-        start=head_bytes(200, EVENTS, None, call.head, id_header),
+        start=reply_head(200, EVENTS, None, call.head, id_header),
         frames=call.dialect.frames(answer),
         steps=answer.steps,
         chunked=not call.head.is_http_1_0,
         closes=call.head.is_http_1_0 or not call.head.keep_alive,
-        tells_times=b"x-mock-times" in call.head.headers,
+        includes_times=b"x-mock-times" in call.head.headers,
     )
     if tear is not None:
         reply.is_torn = True
@@ -227,7 +242,7 @@ def _failed(call: _Call, status: int, message: str, *, retry_after: float | None
     if retry_after is not None:
         more.append((b"retry-after", f"{retry_after:.3f}".rstrip("0").rstrip(".").encode()))
         more.append((b"retry-after-ms", f"{retry_after * 1000:.0f}".encode()))
-    start = head_bytes(status, JSON, len(body), call.head, *more)
+    start = reply_head(status, JSON, len(body), call.head, *more)
     return Reply(
         path=call.dialect.path,
         status=status,
@@ -242,31 +257,31 @@ def _failed(call: _Call, status: int, message: str, *, retry_after: float | None
 def _refused(head: Head | None, status: int, message: str, allow: tuple[str, ...] = ()) -> Reply:
     body = msgspec.json.encode({"error": {"message": message, "type": "invalid_request_error"}})
     more = [(b"allow", ", ".join(allow).encode())] if allow else []
-    return _json(head, status, body, *more, path=_ELSEWHERE)
+    return _json(head, status, body, *more, path=_OTHER_PATHS)
 
 
 def _json(head: Head | None, status: int, body: bytes, *more: tuple[bytes, bytes], path: str = "") -> Reply:
-    start = head_bytes(status, JSON, len(body), head, *more)
+    start = reply_head(status, JSON, len(body), head, *more)
     is_head = head is not None and head.method == "HEAD"
     closes = head is None or not head.keep_alive
     return Reply(path=path, status=status, start=start if is_head else start + body, closes=closes)
 
 
 def _model(name: str) -> dict[str, Any]:
-    """A model in the words of both providers."""
+    """Describe a model with the fields of both providers."""
     openai = {"id": name, "object": "model", "created": 0, "owned_by": "steelyard"}
     return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a request is not let through, and when to come back."""
+    """Why a request is refused, and the seconds after which to retry."""
 
     message: str
     retry_after: float
 
 
 class Limits:
-    """Counts the requests that are being answered, and turns away those above a limit.
+    """Counts the requests that are being answered, and refuses those above a limit.
 
     The rate is a bucket that holds one unit's worth (600 for `600/min`, 10 for `10/s`) and fills evenly.
     """
@@ -282,7 +297,7 @@ class Limits:
         self.peak = 0
 
     def admit(self, now: float) -> Refusal | None:
-        """Let a request in, which `release` must end; or say why not."""
+        """Admit a request, which `release` must end; or return why not."""
         if self._max is not None and self.current >= self._max:
             return Refusal(f"Rate limit reached: {self._max} requests at once are allowed", 1.0)
         if self._capacity and (refusal := self._spend(now)):
@@ -296,7 +311,7 @@ class Limits:
         self.current -= 1
 
     def reset(self) -> None:
-        """Forget the peak. Who is inside stays inside, and the bucket is as full as it is."""
+        """Forget the peak. Requests that are being answered stay counted, and the rate's bucket is unchanged."""
         self.peak = self.current
 
     def _spend(self, now: float) -> Refusal | None:
@@ -308,11 +323,8 @@ class Limits:
         return None
 
 
-_TIMES_KEPT = 100_000
-
-
 class Times(msgspec.Struct, gc=False):
-    """When one request was there and its answer left, in nanoseconds of the system's monotonic clock."""
+    """When a request was received and its answer written, in nanoseconds of the system's monotonic clock."""
 
     request_id: str
     id: str | None
@@ -322,7 +334,7 @@ class Times(msgspec.Struct, gc=False):
     """The moment before the first token, or the whole answer, was written."""
     last_ns: int
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         delay = (self.first_ns - self.received_ns) / 1e9
         return {**msgspec.structs.asdict(self), "first_token_delay_s": delay}
 
@@ -335,7 +347,7 @@ class Stats:
         self.reset()
 
     def reset(self) -> None:
-        """Count from nothing again; connections that are open stay counted."""
+        """Set all counters to zero; open connections stay counted."""
         self.connections_opened = self.connections
         self.peak_connections = self.connections
         self.requests = 0
@@ -349,7 +361,7 @@ class Stats:
         self.first_request_at: float | None = None
         self.last_request_at: float | None = None
         self.ids: Counter[str | bytes] = Counter()
-        self.times: deque[Times] = deque(maxlen=_TIMES_KEPT)
+        self.times: deque[Times] = deque(maxlen=_MAX_TIMES)
 
     def opened(self) -> None:
         self.connections += 1
@@ -357,7 +369,7 @@ class Stats:
         self.peak_connections = max(self.peak_connections, self.connections)
 
     def received(self, size: int, identity: str | bytes) -> None:
-        """A request to one of the APIs has come in whole."""
+        """Count a complete request to one of the APIs."""
         self.requests += 1
         self.bytes_received += size
         self.last_request_at = now = time.time()
@@ -365,14 +377,14 @@ class Stats:
             self.first_request_at = now
         self.ids[identity] += 1
 
-    def told(self, current: int, peak: int, *, with_times: bool) -> dict[str, Any]:
-        """All of it, for JSON."""
+    def report(self, current: int, peak: int, *, with_times: bool) -> dict[str, Any]:
+        """Return all figures, for JSON."""
         by_path: dict[str, Counter[str]] = {}
         by_status: Counter[str] = Counter()
         for (path, status), count in self.answers.items():
             by_path.setdefault(path, Counter())[str(status)] += count
             by_status[str(status)] += count
-        told = {
+        report = {
             "requests": self.requests,
             "by_status": by_status,
             "by_path": by_path,
@@ -380,23 +392,8 @@ class Stats:
             "repeated_ids": sum(count > 1 for count in self.ids.values()),
             "peak_concurrency": peak,
             "current_concurrency": current,
-            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: getattr(self, name) for name in _COUNTERS},
         }
         if with_times:
-            told["times"] = [times.told() for times in self.times]
-        return told
-
-
-_PLAIN = (
-    "dropped",
-    "torn",
-    "abandoned",
-    "chunks",
-    "connections",
-    "connections_opened",
-    "peak_connections",
-    "bytes_received",
-    "bytes_sent",
-    "first_request_at",
-    "last_request_at",
-)
+            report["times"] = [times.report() for times in self.times]
+        return report

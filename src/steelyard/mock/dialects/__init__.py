@@ -1,4 +1,4 @@
-"""Errors in the words of the provider whose API was called."""
+"""The APIs that the mock serves: which one is at a path, how it encodes answers, and its error bodies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from steelyard.mock.answers import Answer
+from steelyard.mock.answers import SimulatedAnswer
 from steelyard.mock.dialects import chat, messages, responses
 
 _OPENAI_ERRORS = {
@@ -18,7 +18,7 @@ _OPENAI_ERRORS = {
     404: ("invalid_request_error", "model_not_found"),
     429: ("requests", "rate_limit_exceeded"),
 }
-_ANTHROPIC = {
+_ANTHROPIC_ERRORS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -29,21 +29,21 @@ _ANTHROPIC = {
 }
 
 
-def openai_failure(status: int, message: str, request_id: str) -> bytes:  # noqa: ARG001 - theirs is in a header alone
-    """An error body as OpenAI writes it."""
+def openai_failure(status: int, message: str, request_id: str) -> bytes:  # noqa: ARG001 - OpenAI has it in a header only
+    """Encode an error body in OpenAI's format."""
     kind, code = _OPENAI_ERRORS.get(status, ("server_error" if status >= 500 else "invalid_request_error", None))
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
 def anthropic_failure(status: int, message: str, request_id: str) -> bytes:
-    """An error body as Anthropic writes it."""
-    kind = _ANTHROPIC.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    """Encode an error body in Anthropic's format."""
+    kind = _ANTHROPIC_ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     error = {"type": kind, "message": message}
     return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
 
 
 def reason_phrase(status: int) -> str:
-    """The words after a status on its line."""
+    """Return the phrase after a status on its line."""
     if status == 529:
         return "Overloaded"
     try:
@@ -53,24 +53,24 @@ def reason_phrase(status: int) -> str:
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """One provider's way of answering."""
+    """How one API encodes answers and errors."""
 
     path: str
     id_header: bytes
-    whole: Callable[[Answer], bytes]
-    frames: Callable[[Answer], Iterator[bytes]]
+    whole: Callable[[SimulatedAnswer], bytes]
+    frames: Callable[[SimulatedAnswer], Iterator[bytes]]
     broken: Callable[[str], bytes]
     failure: Callable[[int, str, str], bytes]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """What is at a path: an API, or a page of the mock's own."""
+    """What is at a path: an API, or one of the mock's own pages."""
 
     path: str
     methods: tuple[str, ...]
     dialect: Dialect | None = None
     model: str | None = None
-    """The deployment that an Azure path names, or the model that is asked about."""
+    """The deployment that an Azure path names, or the model of a `/v1/models` path."""
 
 
 _OPENAI = (b"x-request-id", openai_failure)
@@ -88,7 +88,7 @@ _PAGES = {"/stats": ("GET", "HEAD"), "/health": ("GET", "HEAD"), "/stats/reset":
 
 @lru_cache(maxsize=1024)
 def route(path: str) -> Route | None:
-    """What is at this path; None where nothing is."""
+    """Find what is at a path; None if there is nothing."""
     if found := _API.fullmatch(path):
         dialect = _APIS[found["api"]]
         return Route(dialect.path, ("POST",), dialect, found["model"])

@@ -1,4 +1,4 @@
-"""Answers as OpenAI's chat completions API gives them."""
+"""Answers in the format of OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from steelyard.mock.answers import Answer, Usage
+from steelyard.mock.answers import SimulatedAnswer, TokenUsage
 
 _encode = msgspec.json.encode
 
 
-def whole(answer: Answer) -> bytes:
-    """The body of an answer that is not streamed."""
+def whole(answer: SimulatedAnswer) -> bytes:
+    """Encode the body of an answer that is not streamed."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
     if answer.tool_call is not None:
         message.update(content=None, tool_calls=[_tool_call(answer, answer.tool_call.arguments)])
@@ -34,15 +34,15 @@ def whole(answer: Answer) -> bytes:
     return _encode(body)
 
 
-def frames(answer: Answer) -> Iterator[bytes]:
-    """The events of a stream, one piece for each token, then the end."""
+def frames(answer: SimulatedAnswer) -> Iterator[bytes]:
+    """Encode the events of a stream, one piece for each token, then the end."""
     start = b'data: {"id":"chatcmpl-%b","object":"chat.completion.chunk","created":%d,"model":%b,"choices":[' % (
         answer.id.encode(),
         answer.created,
         _encode(answer.model),
     )
-    tells_usage = answer.include_usage and answer.usage is not None
-    end = b'],"usage":null}\n\n' if tells_usage else b"]}\n\n"
+    reports_usage = answer.include_usage and answer.usage is not None
+    end = b'],"usage":null}\n\n' if reports_usage else b"]}\n\n"
     delta, rest = start + b'{"index":0,"delta":', b',"finish_reason":null}' + end
     before = delta + b'{"role":"assistant","content":""}' + rest
     for token in answer.reasoning:
@@ -57,33 +57,33 @@ def frames(answer: Answer) -> Iterator[bytes]:
         before = b""
     reason = _encode(_finish_reason(answer))
     last = b'%b%b{"index":0,"delta":{},"finish_reason":%b}%b' % (before, start, reason, end)
-    if tells_usage and answer.usage is not None:
+    if reports_usage and answer.usage is not None:
         last += b'%b],"usage":%b}\n\n' % (start, _encode(_usage(answer.usage)))
     yield last + b"data: [DONE]\n\n"
 
 
 def broken(message: str) -> bytes:
-    """An error in the middle of a stream."""
+    """Encode an error in the middle of a stream."""
     return b"data: %b\n\n" % _encode({"error": {"message": message, "type": "server_error", "code": None}})
 
 
-def _around_token(answer: Answer) -> tuple[bytes, bytes]:
+def _around_token(answer: SimulatedAnswer) -> tuple[bytes, bytes]:
     if answer.tool_call is not None:
         return b'{"tool_calls":[{"index":0,"function":{"arguments":', b"}}]}"
     return (b'{"refusal":' if answer.stop == "refusal" else b'{"content":'), b"}"
 
 
-def _tool_call(answer: Answer, arguments: str) -> dict[str, Any]:
+def _tool_call(answer: SimulatedAnswer, arguments: str) -> dict[str, Any]:
     assert answer.tool_call is not None
     function = {"name": answer.tool_call.name, "arguments": arguments}
     return {"id": f"call_{answer.tool_call.id}", "type": "function", "function": function}
 
 
-def _finish_reason(answer: Answer) -> str:
+def _finish_reason(answer: SimulatedAnswer) -> str:
     return "stop" if answer.stop == "refusal" else answer.stop
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TokenUsage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,

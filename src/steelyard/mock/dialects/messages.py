@@ -1,4 +1,4 @@
-"""Answers as Anthropic's messages API gives them."""
+"""Answers in the format of Anthropic's messages API."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 import msgspec
 
-from steelyard.mock.answers import Answer, Usage
+from steelyard.mock.answers import SimulatedAnswer, TokenUsage
 
 _encode = msgspec.json.encode
 _SIGNATURE = "bW9jaw=="
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "refusal": "refusal"}
 _STOPPED = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
+_DELTA_TYPES = {"thinking": "thinking_delta", "text": "text_delta", "partial_json": "input_json_delta"}
 
 
-def whole(answer: Answer) -> bytes:
-    """The body of an answer that is not streamed."""
+def whole(answer: SimulatedAnswer) -> bytes:
+    """Encode the body of an answer that is not streamed."""
     message = _message(answer, output=answer.usage.output if answer.usage else 0)
     message["stop_reason"] = _STOP_REASONS[answer.stop]
     if answer.reasoning:
@@ -30,8 +31,8 @@ def whole(answer: Answer) -> bytes:
     return _encode(message)
 
 
-def frames(answer: Answer) -> Iterator[bytes]:
-    """The events of a stream, one piece for each token, then the end."""
+def frames(answer: SimulatedAnswer) -> Iterator[bytes]:
+    """Encode the events of a stream, one piece for each token, then the end."""
     before = _event("message_start", message=_message(answer, output=1 if answer.usage else 0))
     index = 0
     if answer.reasoning:
@@ -54,11 +55,8 @@ def frames(answer: Answer) -> Iterator[bytes]:
 
 
 def broken(message: str) -> bytes:
-    """An error in the middle of a stream."""
+    """Encode an error in the middle of a stream."""
     return _event("error", error={"type": "overloaded_error", "message": message})
-
-
-_DELTA_TYPES = {"thinking": "thinking_delta", "text": "text_delta", "partial_json": "input_json_delta"}
 
 
 def _deltas(index: int, field: str, tokens: Iterator[str] | Any) -> Iterator[bytes]:
@@ -79,13 +77,13 @@ def _started(index: int, block: dict[str, Any]) -> bytes:
     return _event("content_block_start", index=index, content_block=block)
 
 
-def _block(answer: Answer) -> dict[str, Any]:
+def _block(answer: SimulatedAnswer) -> dict[str, Any]:
     if answer.tool_call is None:
         return {"type": "text", "text": ""}
     return {"type": "tool_use", "id": f"toolu_{answer.tool_call.id}", "name": answer.tool_call.name}
 
 
-def _message(answer: Answer, output: int) -> dict[str, Any]:
+def _message(answer: SimulatedAnswer, output: int) -> dict[str, Any]:
     return {
         "id": f"msg_{answer.id}",
         "type": "message",
@@ -98,8 +96,8 @@ def _message(answer: Answer, output: int) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage, output: int) -> dict[str, Any]:
-    """Here, other than at OpenAI, what was cached is not among the input tokens."""
+def _usage(usage: TokenUsage, output: int) -> dict[str, Any]:
+    """Encode the usage; unlike OpenAI's, its input tokens do not include the cached ones."""
     return {
         "input_tokens": usage.input - usage.cached,
         "cache_creation_input_tokens": 0,

@@ -1,4 +1,4 @@
-"""Answers as OpenAI's responses API gives them."""
+"""Answers in the format of OpenAI's responses API."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from typing import Any
 
 import msgspec
 
-from steelyard.mock.answers import Answer, Usage
+from steelyard.mock.answers import SimulatedAnswer, TokenUsage
 
 _encode = msgspec.json.encode
 
 
-def whole(answer: Answer) -> bytes:
-    """The body of an answer that is not streamed."""
+def whole(answer: SimulatedAnswer) -> bytes:
+    """Encode the body of an answer that is not streamed."""
     return _encode(_response(answer, _status(answer), _items(answer)))
 
 
-def frames(answer: Answer) -> Iterator[bytes]:
-    """The events of a stream, one piece for each token, then the end."""
+def frames(answer: SimulatedAnswer) -> Iterator[bytes]:
+    """Encode the events of a stream, one piece for each token, then the end."""
     events = _Events()
     begun = _response(answer, "in_progress", [])
     before = events.event("response.created", response=begun) + events.event("response.in_progress", response=begun)
     items = _items(answer)
     for index, item in enumerate(items):
         before += events.event("response.output_item.added", output_index=index, item=_empty(item))
-        told = _told(answer, item, {"item_id": item["id"], "output_index": index})
-        before += told.opening(events)
-        for piece in events.deltas(told.kind, told.place, told.tokens):
+        item_events = _item_events(answer, item, {"item_id": item["id"], "output_index": index})
+        before += item_events.opening(events)
+        for piece in events.deltas(item_events.kind, item_events.place, item_events.tokens):
             yield before + piece
             before = b""
-        before += told.closing(events)
+        before += item_events.closing(events)
         before += events.event("response.output_item.done", output_index=index, item=item)
     ending = "response.incomplete" if answer.stop == "length" else "response.completed"
     yield before + events.event(ending, response=_response(answer, _status(answer), items))
 
 
 def broken(message: str) -> bytes:
-    """An error in the middle of a stream."""
+    """Encode an error in the middle of a stream."""
     return _Events().event("error", code="server_error", message=message, param=None)
 
 
@@ -60,8 +60,8 @@ class _Events:
             self.number += 1
 
 
-class _Told(msgspec.Struct):
-    """How the tokens of one output item are told: the events before, of and after them."""
+class _ItemEvents(msgspec.Struct):
+    """The events of one output item: those before its tokens, of them and after them."""
 
     kind: str
     place: dict[str, Any]
@@ -76,11 +76,11 @@ class _Told(msgspec.Struct):
         return b"".join(events.event(kind, **fields) for kind, fields in self.after)
 
 
-def _told(answer: Answer, item: dict[str, Any], place: dict[str, Any]) -> _Told:
+def _item_events(answer: SimulatedAnswer, item: dict[str, Any], place: dict[str, Any]) -> _ItemEvents:
     if item["type"] == "function_call":
         kind, arguments = "response.function_call_arguments", item["arguments"]
         done = (f"{kind}.done", {**place, "name": item["name"], "arguments": arguments})
-        return _Told(f"{kind}.delta", place, answer.tokens, None, [done])
+        return _ItemEvents(f"{kind}.delta", place, answer.tokens, None, [done])
     if item["type"] == "reasoning":
         part, place = item["summary"][0], {**place, "summary_index": 0}
         tokens, kind, part_kind = answer.reasoning, "response.reasoning_summary_text", "reasoning_summary_part"
@@ -96,11 +96,11 @@ def _told(answer: Answer, item: dict[str, Any], place: dict[str, Any]) -> _Told:
         (f"response.{part_kind}.done", {**place, "part": part}),
     ]
     before = (f"response.{part_kind}.added", {**place, "part": {**part, field: ""}})
-    return _Told(f"{kind}.delta", {**place, **logprobs}, tokens, before, after)
+    return _ItemEvents(f"{kind}.delta", {**place, **logprobs}, tokens, before, after)
 
 
-def _items(answer: Answer) -> list[dict[str, Any]]:
-    """The output items, whole: reasoning if there was any, then the call or the message."""
+def _items(answer: SimulatedAnswer) -> list[dict[str, Any]]:
+    """Make the complete output items: reasoning if there is any, then the tool call or the message."""
     items: list[dict[str, Any]] = []
     if answer.reasoning:
         summary = [{"type": "summary_text", "text": "".join(answer.reasoning)}]
@@ -119,16 +119,16 @@ def _items(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _empty(item: dict[str, Any]) -> dict[str, Any]:
-    """An output item as it is announced, before any of it has come."""
+    """Make an output item as it is announced, before any of its content."""
     nothing: dict[str, Any] = {"summary": [], "content": [], "arguments": "", "status": "in_progress"}
     return {name: nothing.get(name, value) for name, value in item.items()}
 
 
-def _status(answer: Answer) -> str:
+def _status(answer: SimulatedAnswer) -> str:
     return "incomplete" if answer.stop == "length" else "completed"
 
 
-def _response(answer: Answer, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+def _response(answer: SimulatedAnswer, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
     is_finished = status != "in_progress"
     return {
         "id": f"resp_{answer.id}",
@@ -150,7 +150,7 @@ def _response(answer: Answer, status: str, output: list[dict[str, Any]]) -> dict
     }
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TokenUsage) -> dict[str, Any]:
     return {
         "input_tokens": usage.input,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
