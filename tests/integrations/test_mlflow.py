@@ -40,7 +40,7 @@ class Logged(msgspec.Struct):
 
 
 class Tracking:
-    """MLflow with a store of its own."""
+    """MLflow with a separate store."""
 
     def __init__(self, mlflow: Any) -> None:
         self.mlflow = mlflow
@@ -198,7 +198,7 @@ def test_a_folder_that_is_no_run_is_refused_before_anything_is_logged(tracking: 
 
 
 def test_a_store_that_mlflow_does_not_have_is_refused_with_what_helps(tracking: Tracking, run: Path) -> None:
-    """The small MLflow of the extra has no database, which is what a newer one takes when nothing is said."""
+    """The small MLflow of the extra has no database, which newer versions use by default."""
     with pytest.raises(ConfigurationError, match=r"cannot use nowhere://x.*MLFLOW_TRACKING_URI.*pip install mlflow"):
         log_run(run, tracking_uri="nowhere://x")
 

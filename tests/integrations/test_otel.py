@@ -79,7 +79,7 @@ def traces() -> Traces:
 
 
 def suite(*pairs: tuple[str, str]) -> EvalSet:
-    cases = [EvalCase(id=one, prompt=f"secret question {one}", expected=said) for one, said in pairs or CAPITALS]
+    cases = [EvalCase(id=one, prompt=f"secret question {one}", expected=answer) for one, answer in pairs or CAPITALS]
     return EvalSet("capitals", cases)
 
 
@@ -146,11 +146,11 @@ def test_a_model_with_tools_is_an_agent_whose_every_call_and_try_is_a_span(trace
 
 def test_a_case_says_which_it_is_and_how_it_went(traces: Traces) -> None:
     run_traced(traces, simulated(), ["exact"], trials=2)
-    said = {
+    found = {
         (one["steelyard.case.id"], one["steelyard.case.trial"], one["steelyard.case.index"], one["steelyard.passed"])
         for one in map(attributes, traces.named("case"))
     }
-    assert said == {(name, trial, index, True) for index, (name, _) in enumerate(CAPITALS) for trial in (0, 1)}
+    assert found == {(name, trial, index, True) for index, (name, _) in enumerate(CAPITALS) for trial in (0, 1)}
     assert {attributes(span)["steelyard.status"] for span in traces.named("case")} == {"ok"}
 
 
@@ -201,7 +201,7 @@ def test_a_remote_model_says_where_it_is_and_what_it_was_asked_with(traces: Trac
     call = traces.named("chat big")[0]
     assert call.kind is SpanKind.CLIENT
     assert call.status.status_code is StatusCode.ERROR
-    said = attributes(call)
+    found = attributes(call)
     assert {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "openai",
@@ -212,8 +212,8 @@ def test_a_remote_model_says_where_it_is_and_what_it_was_asked_with(traces: Trac
         "server.address": "127.0.0.1",
         "server.port": 9,
         "steelyard.attempt": 1,
-    }.items() <= said.items()
-    assert "error.type" in said
+    }.items() <= found.items()
+    assert "error.type" in found
     assert traces.named("case")[0].status.status_code is StatusCode.ERROR
 
 
@@ -264,8 +264,8 @@ def test_a_score_has_its_name_value_and_label(traces: Traces) -> None:
         raise ValueError("secret failure")
 
     run_traced(traces, lambda case: "secret answer", [half, broken, "exact"])
-    said = attributes(traces.named("score half")[0])
-    assert said == {
+    found = attributes(traces.named("score half")[0])
+    assert found == {
         "gen_ai.evaluation.name": "half",
         "gen_ai.evaluation.score.value": 0.25,
         "gen_ai.evaluation.score.label": "fail",
@@ -276,7 +276,7 @@ def test_a_score_has_its_name_value_and_label(traces: Traces) -> None:
     assert attributes(traces.named("case")[0]).get("steelyard.passed") is None
 
 
-def test_a_judges_call_stands_below_its_score(traces: Traces) -> None:
+def test_a_judges_call_is_below_its_score(traces: Traces) -> None:
     async def verdict(case: EvalCase, context: InvocationContext) -> str:
         return json.dumps({"reason": "secret reason", "score": 1, "passed": True})
 
@@ -321,9 +321,9 @@ def test_what_is_asked_and_answered_is_left_out_unless_it_is_asked_for(traces: T
     assert "secret" not in everything(traces)
     with_content = Traces()
     run_traced(with_content, fails, scorers, content=True)
-    said = everything(with_content)
+    found = everything(with_content)
     for word in ("secret question", "secret answer", "secret reason", "secret failure"):
-        assert word in said
+        assert word in found
 
 
 @pytest.mark.parametrize(("value", "shown"), [("SPAN_ONLY", True), ("true", True), ("NO_CONTENT", False), ("", False)])
@@ -346,9 +346,9 @@ def test_messages_have_the_shape_of_the_conventions(traces: Traces) -> None:
         lambda case: InvocationResponse(response_text="4", stop_reason="stop"), EvalSet("s", [case]), progress="off"
     )
     trace_runner(runner, tracer_provider=traces.provider, content=True).run_sync()
-    said = attributes(next(span for span in traces.spans if span.name.startswith("invoke_agent")))
-    assert json.loads(said["gen_ai.system_instructions"]) == [{"type": "text", "content": "be brief"}]
-    assert json.loads(said["gen_ai.input.messages"]) == [
+    found = attributes(next(span for span in traces.spans if span.name.startswith("invoke_agent")))
+    assert json.loads(found["gen_ai.system_instructions"]) == [{"type": "text", "content": "be brief"}]
+    assert json.loads(found["gen_ai.input.messages"]) == [
         {
             "role": "user",
             "parts": [{"type": "text", "content": "look"}, {"type": "image_url", "image_url": "x"}],
@@ -357,14 +357,14 @@ def test_messages_have_the_shape_of_the_conventions(traces: Traces) -> None:
         {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "result": "\ud800 4"}]},
         {"role": "user", "parts": [{"type": "text", "content": "well?"}]},
     ]
-    assert json.loads(said["gen_ai.output.messages"]) == [
+    assert json.loads(found["gen_ai.output.messages"]) == [
         {"role": "assistant", "parts": [{"type": "text", "content": "4"}], "finish_reason": "stop"}
     ]
-    said["gen_ai.input.messages"].encode()  # as every exporter does
+    found["gen_ai.input.messages"].encode()  # as every exporter does
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_spans_of_the_targets_own_stand_below_its_call(traces: Traces, kind: str) -> None:
+def test_the_targets_own_spans_are_below_its_call(traces: Traces, kind: str) -> None:
     tracer = traces.provider.get_tracer("agent")
 
     def think(case: EvalCase) -> str:
@@ -442,7 +442,7 @@ def test_no_exporter_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Collector:
-    """Takes what is posted to it, on a port of its own."""
+    """Receives what is posted to it, on a free port."""
 
     def __init__(self) -> None:
         taken = self.taken = []
@@ -508,8 +508,8 @@ def test_all_spans_are_sent_where_the_environment_says(collector: Collector) -> 
         assert path == "/v1/traces"
         request = ExportTraceServiceRequest.FromString(body)
         for resource in request.resource_spans:
-            told = {one.key: one.value.string_value for one in resource.resource.attributes}
-            assert told["service.name"] == "steelyard"
+            sent = {one.key: one.value.string_value for one in resource.resource.attributes}
+            assert sent["service.name"] == "steelyard"
             names += [span.name for scope in resource.scope_spans for span in scope.spans]
     assert sorted(names) == sorted(["run capitals", *["case", "chat small", "score exact"] * 20])
 

@@ -28,7 +28,7 @@ def a_client_with_time_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Paid:
-    """A target or a judge's model whose every answer costs a cent, and that stops something after so many."""
+    """A target or a judge's model whose every answer costs a cent, and that calls `ends` after `at` calls."""
 
     default_parallelism = 1
 
@@ -36,14 +36,14 @@ class Paid:
         self, model: str = "m", text: str = "a", *, ends: CancellationToken | None = None, at: int = 0
     ) -> None:
         self.model_id, self.text, self.ends, self.at = model, text, ends, at
-        self.asked = 0
+        self.calls = 0
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "paid", "model": self.model_id}
 
     async def invoke(self, case: EvalCase, context: Any) -> InvocationResponse:
-        self.asked += 1
-        if self.ends is not None and self.asked == self.at:
+        self.calls += 1
+        if self.ends is not None and self.calls == self.at:
             self.ends.cancel("enough")
         return InvocationResponse(response_text=self.text, num_tokens_input=1, num_tokens_output=0)
 
@@ -68,20 +68,20 @@ def test_the_budget_is_for_all_levels_together(tmp_path: Path) -> None:
     result = sweep(target, tmp_path, max_cost=0.3)
     assert not result.complete
     assert [level.level for level in result.levels] == [1]
-    assert target.asked in (30, 31)  # two at a time: one more may be under way
-    assert result.stopped == f"0.{target.asked} USD spent in the whole sweep: max_cost is 0.3"
-    assert result.cost == pytest.approx(target.asked / 100)
+    assert target.calls in (30, 31)  # two at a time: one more may be under way
+    assert result.stopped == f"0.{target.calls} USD spent in the whole sweep: max_cost is 0.3"
+    assert result.cost == pytest.approx(target.calls / 100)
 
 
 def test_a_spent_budget_asks_nothing_more_and_a_larger_one_goes_on(tmp_path: Path) -> None:
     target = Paid()
     assert not sweep(target, tmp_path, max_cost=0.2).complete
-    assert target.asked == 20
+    assert target.calls == 20
     assert not sweep(target, tmp_path, max_cost=0.2).complete
-    assert target.asked == 20
+    assert target.calls == 20
     result = sweep(target, tmp_path, max_cost=1.0)
     assert result.complete
-    assert (target.asked, result.cost) == (40, pytest.approx(0.4))
+    assert (target.calls, result.cost) == (40, pytest.approx(0.4))
 
 
 def test_a_level_that_was_broken_off_is_on_the_bill(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_level_that_was_broken_off_is_on_the_bill(tmp_path: Path) -> None:
     again = Paid()
     result = sweep(again, tmp_path, levels=(1,), max_cost=0.25)
     assert not result.complete
-    assert again.asked == 14  # eleven are paid for
+    assert again.calls == 14  # eleven are paid for
     result = sweep(again, tmp_path, levels=(1,), max_cost=0.5)
     assert result.complete
     assert result.cost == pytest.approx(0.11 + 0.14 + 0.2)
@@ -101,18 +101,18 @@ def test_judges_are_paid_from_it_and_answers_only_once(tmp_path: Path) -> None:
     target, judge = Paid(), Paid("j", VERDICT)
     result = sweep(target, tmp_path, judge, levels=(1,), max_cost=0.41)
     assert result.complete
-    assert (target.asked, judge.asked, result.cost) == (20, 20, pytest.approx(0.4))
+    assert (target.calls, judge.calls, result.cost) == (20, 20, pytest.approx(0.4))
 
 
 def test_judging_that_stops_for_the_budget_goes_on_with_a_larger_one(tmp_path: Path) -> None:
     target, judge = Paid(), Paid("j", VERDICT)
     stopped = sweep(target, tmp_path, judge, levels=(1,), max_cost=0.25)
-    assert (stopped.complete, judge.asked) == (False, 5)
+    assert (stopped.complete, judge.calls) == (False, 5)
     assert "in the whole sweep: max_cost is 0.25" in (stopped.stopped or "")
     stopped = sweep(target, tmp_path, judge, levels=(1,), max_cost=0.3)
-    assert (stopped.complete, judge.asked) == (False, 10)
+    assert (stopped.complete, judge.calls) == (False, 10)
     result = sweep(target, tmp_path, judge, levels=(1,), max_cost=0.5)
-    assert (result.complete, judge.asked, target.asked, result.cost) == (True, 20, 20, pytest.approx(0.4))
+    assert (result.complete, judge.calls, target.calls, result.cost) == (True, 20, 20, pytest.approx(0.4))
 
 
 def test_force_begins_a_bill_of_its_own(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_force_begins_a_bill_of_its_own(tmp_path: Path) -> None:
     assert (result.complete, result.cost) == (True, pytest.approx(0.2))
 
 
-def test_the_cost_stands_in_sweep_json_and_is_unknown_without_prices(tmp_path: Path) -> None:
+def test_the_cost_is_in_sweep_json_and_is_unknown_without_prices(tmp_path: Path) -> None:
     sweep(Paid(), tmp_path / "a", levels=(1,))
     found = json.loads((tmp_path / "a" / "sweep.json").read_bytes())
     assert (found["cost"], found["currency"]) == (pytest.approx(0.2), "USD")
@@ -150,5 +150,5 @@ def test_answers_that_are_only_scored_again_do_not_use_up_a_budget(tmp_path: Pat
     )
     runner.scored_from = "r"
     result = runner.run_sync()
-    assert judge.asked == 4
+    assert judge.calls == 4
     assert result.metrics["cost_judges"] == pytest.approx(0.04)

@@ -50,7 +50,7 @@ def test_several_objectives_have_commas_between_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("ttf_p99<500ms", "did you mean 'ttft_p99'"),
         ("eror_rate<1%", "did you mean 'error_rate'"),
@@ -65,12 +65,12 @@ def test_several_objectives_have_commas_between_them() -> None:
         ("ttft_p99<-1s", "cannot read"),
     ],
 )
-def test_what_cannot_be_understood_is_refused_and_named(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_an_objective_that_cannot_be_parsed_is_refused_and_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse_slo(text)
 
 
-def test_only_broken_objectives_are_told_with_what_was_found() -> None:
+def test_only_broken_objectives_are_reported_with_the_values_found() -> None:
     objectives = parse_slo("ttft_p99<150ms,latency_p50<1s,error_rate<=1%,pass_rate>95%,output_tps>100,ttft_max<10s")
     broken = check(objectives, metrics_of(10, peak=1, errors=0.12, first=0.1, pass_rate=0.9))
     assert [one.describe() for one in broken] == [

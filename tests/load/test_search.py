@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.load.levels import Level, parse_levels
-from steelyard.load.search import MOST_LEVELS, next_level, recommend
+from steelyard.load.search import MAX_LEVELS, next_level, recommend
 from tests.support.sweep import level
 
 
@@ -32,7 +32,7 @@ def test_the_level_from_which_throughput_no_longer_grows_is_recommended() -> Non
     assert (advice.level, advice.reason) == (50, "throughput grew only 2% from 50 to 100")
 
 
-def test_throughput_that_falls_is_said_to_fall() -> None:
+def test_falling_throughput_is_reported() -> None:
     assert recommend([level(10, 100), level(20, 70)]).reason == "throughput fell by 30% from 10 to 20"
 
 
@@ -141,7 +141,7 @@ def search(endpoint: Callable[[int], Level], most: int = 512) -> list[Level]:
 
 
 @pytest.mark.parametrize("places", [3, 17, 40, 64, 100])
-def test_a_search_ends_just_within_what_a_refusing_endpoint_bears(places: int) -> None:
+def test_a_search_ends_just_within_what_a_refusing_endpoint_handles(places: int) -> None:
     found = search(lambda n: level(n, min(n, places) * 5, errors=max(0.0, 1 - places / n)))
     advice = recommend(found).level
     assert advice is not None
@@ -184,7 +184,7 @@ def test_a_search_is_bounded_whatever_it_meets(data: st.DataObject) -> None:
             busy=data.draw(st.booleans()),
         )
 
-    assert len(search(endpoint)) <= MOST_LEVELS
+    assert len(search(endpoint)) <= MAX_LEVELS
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_levels_are_read_in_ascending_order_each_once(text: str, levels: object)
 
 
 @pytest.mark.parametrize(
-    ("given_levels", "said"),
+    ("levels", "message"),
     [
         ("1,ten", "got 'ten'"),
         ("", "at least one"),
@@ -206,6 +206,6 @@ def test_levels_are_read_in_ascending_order_each_once(text: str, levels: object)
         ("-3", "got -3"),
     ],
 )
-def test_levels_that_cannot_be_are_refused_with_their_value(given_levels: object, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        parse_levels(given_levels)  # type: ignore[arg-type]
+def test_invalid_levels_are_refused_with_their_value(levels: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_levels(levels)  # type: ignore[arg-type]

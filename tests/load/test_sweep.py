@@ -1,4 +1,4 @@
-"""A sweep measures one level after another, keeps what is finished, and recommends only what it can stand for."""
+"""A sweep measures one level after another, keeps what is finished, and recommends only usable levels."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def numbers(result: SweepResult) -> list[int]:
 
 
 def on_call(target: Bears, number: int, then: Callable[[], None]) -> None:
-    """Have something done when the target is asked for the so-many-th time."""
+    """Call something at a given call of the target."""
     answer = target.invoke
 
     async def invoke(case: EvalCase, context: InvocationContext) -> InvocationResponse:
@@ -85,7 +85,7 @@ def test_a_level_goes_round_the_cases(tmp_path: Path) -> None:
     assert asked == sorted((number // 3, f"c{number % 3}") for number in range(20))
 
 
-def test_errors_are_measured_and_not_asked_again(tmp_path: Path) -> None:
+def test_errors_are_measured_and_not_retried(tmp_path: Path) -> None:
     target = Bears(2, 0.01)
     result = sweep_of(target, tmp_path, levels=[2, 8], requests=20).run_sync()
     assert target.asked == 20 + 80
@@ -164,7 +164,7 @@ def test_an_async_scorer_waits_for_the_end_of_the_level_too(tmp_path: Path) -> N
     assert result.levels[0].pass_rate == 1.0
 
 
-def test_an_interrupted_sweep_keeps_its_finished_levels_and_measures_the_other_anew(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_keeps_its_finished_levels_and_measures_the_other_again(tmp_path: Path) -> None:
     token, target = CancellationToken(), Bears(100, 0.005)
     on_call(target, 20 + 11, lambda: token.cancel("enough"))
     result = sweep_of(target, tmp_path, levels=[1, 4, 5], token=token).run_sync()
@@ -261,7 +261,7 @@ def test_another_number_of_requests_is_another_measurement(tmp_path: Path) -> No
     assert target.asked == 23
 
 
-def test_other_scorers_weigh_the_answers_again_without_asking(tmp_path: Path) -> None:
+def test_other_scorers_score_the_answers_again_without_new_calls(tmp_path: Path) -> None:
     target = Bears(100, 0.001)
     sweep_of(target, tmp_path, levels=[1], scorers=("exact",)).run_sync()
     changed = sweep_of(target, tmp_path, levels=[1, 2], scorers=(says_p1,)).run_sync()
@@ -282,7 +282,7 @@ def test_a_folder_in_which_another_sweep_is_at_work_is_refused(tmp_path: Path) -
     assert target.asked == 0
 
 
-def test_a_level_lasts_as_long_as_was_asked(tmp_path: Path) -> None:
+def test_a_level_lasts_for_its_duration(tmp_path: Path) -> None:
     result = sweep_of(Bears(100, 0.01), tmp_path, levels=[3], duration=0.3).run_sync()
     (level,) = result.levels
     assert 0.3 <= level.active_seconds < 3.0
@@ -380,7 +380,7 @@ def test_a_client_that_is_too_slow_is_measured_twice_at_most_and_once_where_it_w
     assert result.levels[0].invalid is not None
 
 
-def test_an_unfinished_sweep_of_another_target_is_refused_whatever_levels_are_asked(tmp_path: Path) -> None:
+def test_an_unfinished_sweep_of_another_target_is_refused_whatever_levels_are_requested(tmp_path: Path) -> None:
     token, target = CancellationToken(), Bears(100, 0.001)
     on_call(target, 25, lambda: token.cancel("enough"))
     assert not sweep_of(target, tmp_path, levels=[1, 2], token=token).run_sync().complete
@@ -409,14 +409,14 @@ def test_what_a_killed_sweep_left_half_written_is_cleared_away(tmp_path: Path) -
     assert list(tmp_path.glob("*.tmp")) == []
 
 
-def test_a_sweep_that_cannot_be_asked_leaves_no_trace_of_itself(tmp_path: Path) -> None:
+def test_a_sweep_whose_target_is_refused_leaves_no_trace(tmp_path: Path) -> None:
     runner = Runner(OpenAIChat(model="m", api_key_env="NO_SUCH_KEY_HERE"), EvalSet(id="s", cases=CASES), progress="off")
     with pytest.raises(ConfigurationError):
         Sweep(runner, levels=[1], output_path=tmp_path).run_sync()
     assert not (tmp_path / "sweep.partial.json").exists()
 
 
-def test_a_search_finds_what_the_endpoint_bears(tmp_path: Path) -> None:
+def test_a_search_finds_what_the_endpoint_handles(tmp_path: Path) -> None:
     result = sweep_of(Bears(6, 0.02), tmp_path, levels="auto", requests=10).run_sync()
     assert result.complete
     assert {1, 2, 4} <= set(numbers(result))
@@ -440,7 +440,7 @@ def test_it_runs_inside_a_running_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ({"requests": 10, "duration": 1.0}, "give one of the two"),
         ({"pause": -1.0}, "got -1.0"),
@@ -451,9 +451,9 @@ def test_it_runs_inside_a_running_loop(tmp_path: Path) -> None:
         ({"slo": "ttft<1s"}, "needs an aggregate"),
     ],
 )
-def test_what_cannot_be_swept_is_refused_before_anything_is_asked(
-    how: dict[str, Any], said: str, tmp_path: Path
+def test_what_cannot_be_swept_is_refused_before_anything_is_called(
+    how: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         sweep_of(Bears(1), tmp_path / "out", **how)
     assert not (tmp_path / "out").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.errors import TransientError
-from steelyard.load.levels import Level, level_of, parse_slo
+from steelyard.load.levels import Level, make_level, parse_slo
 from steelyard.load.search import recommend
 from steelyard.load.sweep import SweepResult
 from steelyard.protocols import InvocationContext
@@ -64,7 +64,7 @@ def level(
         requests=10 * number if requests is None else requests,
         **figures,
     )
-    return level_of(number, f"level-{number}", metrics, parse_slo(slo))
+    return make_level(number, f"level-{number}", metrics, parse_slo(slo))
 
 
 class Bears:

@@ -1,4 +1,4 @@
-"""A run's parameters, figures and files in MLflow's tracking."""
+"""Logs a run's parameters, figures and files to MLflow tracking."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from steelyard.report.rules import figures
 from steelyard.run.result import Result
 
 _NOT_IN_NAMES = re.compile(r"[^\w.\- ]", re.ASCII)
-_LONGEST_NAME = 250
-_LONGEST_VALUE = 500
-"""Of a parameter: newer servers take more, older ones refuse it."""
+_MAX_NAME_LENGTH = 250
+_MAX_VALUE_LENGTH = 500
+"""Length of a parameter's value: newer servers accept more, older ones refuse it."""
 
 
 def log_run(
@@ -40,11 +40,11 @@ def log_run(
     tags: Mapping[str, str] | None = None,
     outputs: bool = True,
 ) -> str:
-    """Log the run in a directory to MLflow; the id of the MLflow run.
+    """Log the run in a directory to MLflow; returns the id of the MLflow run.
 
-    That is `run_id`, or the active one (`with mlflow.start_run():`), else a new one, in the experiment that is named
-    here or by MLFLOW_EXPERIMENT_NAME, else in the suite's. `outputs=False` leaves out the files with the answers:
-    outputs.jsonl, and the report.html that is made for it.
+    That is `run_id`, or the active run (`with mlflow.start_run():`), else a new one in `experiment`, in the one that
+    MLFLOW_EXPERIMENT_NAME names, or in one named after the suite. `outputs=False` leaves out the files with
+    the answers: outputs.jsonl, and the report.html that is made for it.
     """
     mlflow = _mlflow()
     place = Path(run)
@@ -53,7 +53,7 @@ def log_run(
     active = mlflow.active_run() if run_id is None and tracking_uri is None else None
     found = run_id or (active.info.run_id if active is not None else None)
     logged: str = found or _new_run(client, result, manifest, experiment, run_name or place.resolve().name)
-    _log_facts(client, mlflow.entities, logged, result, manifest, {**_tags(place, result), **(tags or {})})
+    _log_data(client, mlflow.entities, logged, result, manifest, {**_tags(place, result), **(tags or {})})
     _log_files(client, logged, place, outputs=outputs)
     if found is None:
         client.set_terminated(logged, "FINISHED" if result.complete else "KILLED")
@@ -72,8 +72,8 @@ def _client(mlflow: Any, tracking_uri: str | None) -> Any:
         return mlflow.MlflowClient(tracking_uri)
     except mlflow.exceptions.MlflowException as error:
         place = tracking_uri or mlflow.get_tracking_uri()
-        helps = "name a server (tracking_uri, or MLFLOW_TRACKING_URI), or pip install mlflow for one with a database"
-        raise ConfigurationError(f"MLflow cannot use {place}: {helps}; it says: {error}") from error
+        hint = "name a server (tracking_uri, or MLFLOW_TRACKING_URI), or pip install mlflow for one with a database"
+        raise ConfigurationError(f"MLflow cannot use {place}: {hint}; its error: {error}") from error
 
 
 def _new_run(client: Any, result: Result, manifest: Manifest | None, experiment: str | None, name: str) -> str:
@@ -88,10 +88,10 @@ def _new_run(client: Any, result: Result, manifest: Manifest | None, experiment:
     return made
 
 
-def _log_facts(
+def _log_data(
     client: Any, entities: Any, run_id: str, result: Result, manifest: Manifest | None, tags: Mapping[str, str]
 ) -> None:
-    """Everything but the files; the client splits it into requests that a server takes."""
+    """Log everything but the files; the client splits it into requests of a size that servers accept."""
     now = int(time.time() * 1000)
     numbers = [
         entities.Metric(name_for_mlflow(name), float(value), now, 0)
@@ -108,7 +108,7 @@ def _log_files(client: Any, run_id: str, place: Path, *, outputs: bool) -> None:
         if (place / name).is_file():
             client.log_artifact(run_id, str(place / name))
     if outputs:
-        # Made anew: one that lies in the run may be from before it was resumed, and the run is not ours to write to.
+        # Made again: a report in the run directory may be from before it was resumed, and that directory is only read.
         with TemporaryDirectory(prefix="steelyard-") as folder:
             report = Path(folder) / REPORT
             with report.open("w", encoding="utf-8", errors="replace", newline="") as file:
@@ -126,18 +126,18 @@ def _tags(place: Path, result: Result) -> dict[str, str]:
 
 
 def _params(manifest: Manifest | None, metrics: Mapping[str, Any]) -> dict[str, str]:
-    """What decided the answers and the scores: the target's identity, the scorers, the options that were set."""
-    facts: dict[str, Any] = {"suite": metrics["suite"], "model": metrics["model_id"], "seed": metrics["seed"]}
-    facts |= _flat("target", metrics["target"])
+    """Collect what decided the answers and scores: the target's identity, the scorers, the options that were set."""
+    params: dict[str, Any] = {"suite": metrics["suite"], "model": metrics["model_id"], "seed": metrics["seed"]}
+    params |= _flat("target", metrics["target"])
     if manifest is not None:
-        facts |= _flat("options", {name: value for name, value in manifest.options.items() if value not in (None, [])})
+        params |= _flat("options", {name: value for name, value in manifest.options.items() if value not in (None, [])})
         for scorer in manifest.scorers:
-            facts[f"scorer.{scorer.get('name', scorer.get('kind'))}"] = scorer
-    return {name: _cut(value) for name, value in facts.items() if value is not None}
+            params[f"scorer.{scorer.get('name', scorer.get('kind'))}"] = scorer
+    return {name: _cut(value) for name, value in params.items() if value is not None}
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Nested objects by dotted names; the rest, lists too, as it is."""
+    """Flatten nested objects to dotted names; other values, also lists, stay as they are."""
     for key, value in values.items():
         name = f"{prefix}.{str(key).lstrip('~')}"
         if isinstance(value, Mapping):
@@ -148,13 +148,13 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _cut(value: Any) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 1]}…"
 
 
 def name_for_mlflow(name: str) -> str:
-    """The name if MLflow takes it; else what it takes of it, and a digest that keeps it apart from its like."""
+    """Return a name that MLflow accepts: unchanged if possible, else with characters replaced and a digest added."""
     kept = _NOT_IN_NAMES.sub("_", name)
-    if kept == name and len(name) <= _LONGEST_NAME and name.strip(". "):
+    if kept == name and len(name) <= _MAX_NAME_LENGTH and name.strip(". "):
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{kept[: _LONGEST_NAME - 9]}-{digest}"
+    return f"{kept[: _MAX_NAME_LENGTH - 9]}-{digest}"

@@ -1,4 +1,4 @@
-"""What a sweep has spent, all of its levels together, and what is left of its budget."""
+"""Measuring the levels of a sweep: the load run of each level, the judging of its answers, and the sweep's budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steelyard.engine.cancellation import CancellationToken
 from steelyard.errors import RunCancelled, RunRefused
 from steelyard.journal.files import MANIFEST, PREVIOUS, disk_errors, move_aside, read_metrics
 from steelyard.journal.manifest import Manifest, compare, read_manifest
-from steelyard.load.levels import REQUESTS_PER_PLACE, Level, Objective, level_of
+from steelyard.load.levels import MIN_REQUESTS_PER_CALL, Level, Objective, make_level
 from steelyard.protocols import Identity, InvocationContext, RepeatedJudge, Scorer
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.run.options import RunOptions
@@ -28,104 +28,10 @@ from steelyard.stats.costs import format_money
 from steelyard.suite.evalset import EvalSet
 
 log = logging.getLogger("steelyard")
-
-
-class SweepBudget:
-    """Adds up what every run in a sweep's folder has cost: finished, broken off, judged, or moved aside and repeated.
-
-    What `--force` has moved aside belongs to another sweep.
-    """
-
-    def __init__(self, sweep: Path, limit: float | None, currency: str) -> None:
-        self._sweep = sweep
-        self._limit = limit
-        self._currency = currency
-        self._settled: dict[Path, float | None] = {}
-
-    def spent(self) -> float | None:
-        """Everything that is known to be spent; None when no cost of any run is known."""
-        runs = sorted(manifest.parent for manifest in self._sweep.glob(f"level-*/**/{MANIFEST}"))
-        costs = [cost for run in runs if (cost := self._cost(run)) is not None]
-        return math.fsum(costs) if costs else None
-
-    def left(self, again_in: Path | None = None) -> float | None:
-        """What may still be spent, 0 when nothing; None when there is no limit.
-
-        A run that goes on in `again_in` counts in what it has spent so far by itself.
-        """
-        if self._limit is None:
-            return None
-        own = self._cost(again_in) if again_in is not None and (again_in / MANIFEST).exists() else None
-        return max(self._limit - (self.spent() or 0.0) + (own or 0.0), 0.0)
-
-    def describe(self) -> str:
-        """Why no more may be asked."""
-        spent = format_money(self.spent() or 0.0, self._currency)
-        return f"{spent} spent in the whole sweep: max_cost is {self._limit:g}"
-
-    def _cost(self, run: Path) -> float | None:
-        if PREVIOUS not in run.relative_to(self._sweep).parts:
-            return _cost_of(run)
-        if run not in self._settled:  # what was moved aside does not change any more
-            self._settled[run] = _cost_of(run)
-        return self._settled[run]
-
-
-def _cost_of(run: Path) -> float | None:
-    """What a run has cost; of one that only weighed a level's answers, what its judges have."""
-    try:
-        metrics = Result.load(run).metrics
-    except RunRefused as error:
-        log.warning("what %s has cost is not counted: %s", run, error)
-        return None
-    cost: float | None = metrics.get("cost_judges" if "scored_from" in metrics else "cost")
-    return cost
-
-
-_ROUND = "#"
-"""Between a case's id and the round in which it was sent."""
-
-
-class LevelAnswers:
-    """A target that answers the request `<case>#<round>` with what a load run has recorded for it."""
-
-    def __init__(self, run: Path) -> None:
-        self._stored = StoredAnswers(run)
-        self.default_parallelism = self._stored.default_parallelism
-
-    @property
-    def model_id(self) -> str | None:
-        return self._stored.model_id
-
-    def identity(self) -> Identity:
-        """Who answered in the level."""
-        return self._stored.identity()
-
-    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        """The recorded answer, with the times of the call that was made then."""
-        case_id, _, number = case.id.rpartition(_ROUND)
-        asked = msgspec.structs.replace(case, id=case_id)
-        return await self._stored.invoke(asked, msgspec.structs.replace(context, trial=int(number)))
-
-    def close(self) -> None:
-        """Let go of the run's file."""
-        self._stored.close()
-
-
-def requests_of(suite: EvalSet, options: RunOptions, requests: int) -> EvalSet:
-    """The first so many requests of a load run, each a case of its own with its round in the id."""
-    plan = plan_of(suite, [], options.replace(requests=None, duration=None, arrivals=None))
-
-    def sent() -> Iterator[EvalCase]:
-        for job in cycling(plan, requests=requests, duration=None).jobs():
-            if job is not None:
-                yield msgspec.structs.replace(job.case, id=f"{job.case.id}{_ROUND}{job.trial}")
-
-    return EvalSet(id=suite.id, cases=list(sent()))
-
-
 JUDGED = "judged"
-_DECIDES_THE_MEASUREMENT = (
+_ROUND = "#"
+"""Separates a case's id and the round in which it was sent."""
+_MEASUREMENT_OPTIONS = (
     "parallelism",
     "requests",
     "duration",
@@ -136,11 +42,11 @@ _DECIDES_THE_MEASUREMENT = (
     "rate",
     "tokens_per_min",
 )
-"""The options that make another measurement of a level when they change."""
+"""The options that make a level's measurement a different one when they change."""
 
 
 class LevelRuns:
-    """Runs a suite at one parallelism after another, each in a directory of its own."""
+    """Runs a suite at one parallelism after another, each in a separate directory."""
 
     def __init__(
         self,
@@ -162,23 +68,23 @@ class LevelRuns:
         self._budget = budget
         self._token = token
         self.stopped: str | None = None
-        """What ended a level, or its judging, before its time."""
+        """Why a level, or its judging, was stopped early."""
         self._can_answer = False
-        self._at_once = [scorer for scorer in runner.scorers if not _waits(scorer)]
+        self._immediate_scorers = [scorer for scorer in runner.scorers if not _waits(scorer)]
 
     def place(self, level: int) -> Path:
-        """The run directory of a level."""
+        """Return the run directory of a level."""
         return self._path / f"level-{level}"
 
     def manifest(self, options: RunOptions) -> Manifest:
-        """What is measured, as the manifest of each level says it."""
+        """Make the manifest of what is measured, as each level has it."""
         session = None if options.initial_session_file is None else read_session(options.initial_session_file)
-        return manifest_of(self._runner.target, self._suite, self._at_once, options, session=session)
+        return manifest_of(self._runner.target, self._suite, self._immediate_scorers, options, session=session)
 
     def finished(self, level: int) -> dict[str, Any] | None:
-        """The metrics of a level that was measured before in just this way; refuses one of another target.
+        """Return the metrics of a level that was already measured with the same options; refuses one of another target.
 
-        One in which this client was the bottleneck says nothing, and is measured again.
+        A level in which this client was the bottleneck does not count, and is measured again.
         """
         place = self.place(level)
         metrics, old = read_metrics(place), read_manifest(place)
@@ -190,13 +96,13 @@ class LevelRuns:
         if metrics["client"]["bottleneck"]:
             log.info("level %d is measured again: this client was the bottleneck", level)
             return None
-        return metrics if all(old.options.get(name) == now[name] for name in _DECIDES_THE_MEASUREMENT) else None
+        return metrics if all(old.options.get(name) == now[name] for name in _MEASUREMENT_OPTIONS) else None
 
     async def measure(self, level: int) -> dict[str, Any] | None:
-        """The metrics of a level's load run, None when it was interrupted.
+        """Run a level and return its metrics, None when it was interrupted.
 
-        One in which this client ran late though it was not busy is measured once more: something else may have had
-        the machine just then.
+        A level in which this client ran late though it was not busy is measured once more: something else may have
+        used the machine just then.
         """
         metrics = await self._measure_once(level)
         client = {"bottleneck": False} if metrics is None else metrics["client"]
@@ -206,7 +112,7 @@ class LevelRuns:
         return await self._measure_once(level)
 
     async def _measure_once(self, level: int) -> dict[str, Any] | None:
-        """The same, once. What is there is moved aside: half a level was another load."""
+        """Run a level once. An earlier run is moved aside: half a level was another load."""
         if not self._has_budget():
             return None
         place, options = self.place(level), self._options(level)
@@ -215,16 +121,16 @@ class LevelRuns:
                 move_aside(place, (JUDGED,))
         amount = f"{options.requests:,} requests" if options.requests is not None else f"{options.duration:g} s"
         log.info("level %d: %s, %d at a time", level, amount, level)
-        runner = self._runner_of(self._runner.target, self._suite, self._at_once, options)
+        runner = self._runner_of(self._runner.target, self._suite, self._immediate_scorers, options)
         metrics = await self._run(runner, force=True)
-        self._suite = runner.suite  # a one-shot's cases were written down: the next level reads them there
+        self._suite = runner.suite  # cases that can be read only once were saved: the next level reads them there
         return metrics
 
-    async def weighed(self, level: int, metrics: Mapping[str, Any]) -> Level | None:
-        """What came of a level, with the verdicts of all scorers on its answers; None when that was interrupted.
+    async def scored(self, level: int, metrics: Mapping[str, Any]) -> Level | None:
+        """Return a level with the scores of all scorers on its answers; None when that was interrupted.
 
-        Answers are weighed again, not asked again: by judges, who were kept out of the level, and by scorers that
-        were not in the suite when it was measured.
+        The recorded answers are scored, not requested again: by judges, which do not run during the level, and by
+        scorers that were not in the suite when it was measured.
         """
         self._can_answer |= metrics["counts"]["ok"] > 0
         judged = None
@@ -232,10 +138,10 @@ class LevelRuns:
             judged = await self._judge(level, metrics["n"])
             if judged is None:
                 return None
-        return level_of(level, self.place(level).name, metrics, self._objectives, judged)
+        return make_level(level, self.place(level).name, metrics, self._objectives, judged)
 
     async def _judge(self, level: int, requests: int) -> dict[str, Any] | None:
-        """The metrics of a level's answers as all scorers see them."""
+        """Score a level's answers with all scorers and return the metrics."""
         place, scorers = self.place(level) / JUDGED, self._runner.scorers
         options, metrics = self._judging_options(place), read_metrics(place)
         if metrics is not None and _scored_by(place, scorers, options.num_runs):
@@ -245,33 +151,33 @@ class LevelRuns:
         log.info("level %d: %d answers are judged", level, requests)
         answers = LevelAnswers(self.place(level))
         try:
-            suite = requests_of(self._suite, self._options(level), requests)
+            suite = sent_requests(self._suite, self._options(level), requests)
             runner = self._runner_of(answers, suite, scorers, options)
             runner.scored_from = str(self.place(level))
-            if getattr(runner.engine, "works_elsewhere", False):  # the answers lie in a file of this process
+            if getattr(runner.engine, "works_elsewhere", False):  # the answers are in a file of this process
                 runner.engine = None
-            # Complete, yet by other scorers: weighed anew. What was interrupted goes on.
+            # Complete, but by other scorers: scored again. An interrupted one is resumed.
             return await self._run(runner, force=metrics is not None)
         finally:
             answers.close()
 
     def _has_budget(self) -> bool:
-        """Whether any more may be spent; where not, that is what stops the sweep."""
+        """Whether any more may be spent; if not, that stops the sweep."""
         if self._budget.left() != 0.0:
             return True
         self.stopped = self._budget.describe()
         return False
 
     async def _run(self, runner: Runner, *, force: bool) -> dict[str, Any] | None:
-        """The metrics of a run that came to its end; None when something ended it before: its budget, say."""
+        """Run to the end and return the metrics; None when something stopped it early, such as its budget."""
         place = Path(runner.options.output_path or "")
-        runner.options = runner.options.replace(max_cost=self._budget.left(again_in=None if force else place))
+        runner.options = runner.options.replace(max_cost=self._budget.left(resumed=None if force else place))
         try:
             metrics = (await runner.run(force=force)).metrics
         except RunCancelled:
             return None
         if not metrics["complete"]:
-            # What the run calls its budget is only what was left of the sweep's.
+            # The run's budget is only what was left of the sweep's.
             spent = "max_cost" in (metrics["stopped"] or "") and metrics["cost"] is not None
             self.stopped = self._budget.describe() if spent else metrics["stopped"]
             return None
@@ -283,14 +189,14 @@ class LevelRuns:
         return runner
 
     def _options(self, level: int) -> RunOptions:
-        """How a level is run: nothing is asked twice, nothing comes from a cache, nothing stops it but its end.
+        """Make the options of a level: no retries, no cache, and no stop rules.
 
-        Only where no level has had an answer yet may the first errors tell that there is nothing to measure.
+        Only while no level has had an answer yet may the first errors stop it, as there is nothing to measure.
         """
         return self._runner.options.replace(
             parallelism=level,
             output_path=self.place(level),
-            requests=None if self._duration is not None else max(self._requests, REQUESTS_PER_PLACE * level),
+            requests=None if self._duration is not None else max(self._requests, MIN_REQUESTS_PER_CALL * level),
             duration=self._duration,
             arrivals=None,
             retries=0,
@@ -304,7 +210,7 @@ class LevelRuns:
         )
 
     def _judging_options(self, place: Path) -> RunOptions:
-        """How the answers are judged: all of them, as patiently as outside of a sweep."""
+        """Make the options for judging: all answers, with retries as outside of a sweep."""
         return self._runner.options.replace(
             parallelism=None,
             output_path=place,
@@ -323,12 +229,102 @@ class LevelRuns:
 
 
 def _scored_by(run: Path, scorers: Sequence[Scorer], num_runs: int = 1) -> bool:
-    """Whether a run was scored by just these, each judge asked so often."""
+    """Whether a run was scored by exactly these scorers, with `num_runs` samples of each judge."""
     manifest = read_manifest(run)
     now = msgspec.json.decode(msgspec.json.encode([scorer.identity() for scorer in scorers]))
     return manifest is not None and manifest.scorers == now and manifest.options.get("num_runs") == num_runs
 
 
 def _waits(scorer: Scorer) -> bool:
-    """Whether a scorer waits for something, most likely a model, which would compete with what is measured."""
+    """Whether a scorer waits for something, most likely a model, which would compete with the measurement."""
     return isinstance(scorer, RepeatedJudge) or inspect.iscoroutinefunction(scorer.score)
+
+
+class LevelAnswers:
+    """A target that answers the request `<case>#<round>` with the answer that a load run recorded for it."""
+
+    def __init__(self, run: Path) -> None:
+        self._stored = StoredAnswers(run)
+        self.default_parallelism = self._stored.default_parallelism
+
+    @property
+    def model_id(self) -> str | None:
+        return self._stored.model_id
+
+    def identity(self) -> Identity:
+        """Return the identity of the target that answered in the level."""
+        return self._stored.identity()
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        """Return the recorded answer, with the times of its call."""
+        case_id, _, number = case.id.rpartition(_ROUND)
+        original = msgspec.structs.replace(case, id=case_id)
+        return await self._stored.invoke(original, msgspec.structs.replace(context, trial=int(number)))
+
+    def close(self) -> None:
+        """Close the run's file."""
+        self._stored.close()
+
+
+def sent_requests(suite: EvalSet, options: RunOptions, requests: int) -> EvalSet:
+    """Return the first `requests` requests of a load run, each as a separate case with its round in the id."""
+    plan = plan_of(suite, [], options.replace(requests=None, duration=None, arrivals=None))
+
+    def cases() -> Iterator[EvalCase]:
+        for job in cycling(plan, requests=requests, duration=None).jobs():
+            if job is not None:
+                yield msgspec.structs.replace(job.case, id=f"{job.case.id}{_ROUND}{job.trial}")
+
+    return EvalSet(id=suite.id, cases=list(cases()))
+
+
+class SweepBudget:
+    """Adds up the cost of every run in a sweep's folder: finished, interrupted, judged, or moved aside and repeated.
+
+    Runs that `--force` moved aside belong to another sweep.
+    """
+
+    def __init__(self, sweep: Path, limit: float | None, currency: str) -> None:
+        self._sweep = sweep
+        self._limit = limit
+        self._currency = currency
+        self._previous_costs: dict[Path, float | None] = {}
+
+    def spent(self) -> float | None:
+        """Add up all known costs; None when no cost of any run is known."""
+        runs = sorted(manifest.parent for manifest in self._sweep.glob(f"level-*/**/{MANIFEST}"))
+        costs = [cost for run in runs if (cost := self._cost(run)) is not None]
+        return math.fsum(costs) if costs else None
+
+    def left(self, resumed: Path | None = None) -> float | None:
+        """Return what may still be spent, 0 when nothing; None when there is no limit.
+
+        A run that is resumed in `resumed` adds what it has spent so far by itself.
+        """
+        if self._limit is None:
+            return None
+        own = self._cost(resumed) if resumed is not None and (resumed / MANIFEST).exists() else None
+        return max(self._limit - (self.spent() or 0.0) + (own or 0.0), 0.0)
+
+    def describe(self) -> str:
+        """Describe why no more may be spent."""
+        spent = format_money(self.spent() or 0.0, self._currency)
+        return f"{spent} spent in the whole sweep: max_cost is {self._limit:g}"
+
+    def _cost(self, run: Path) -> float | None:
+        if PREVIOUS not in run.relative_to(self._sweep).parts:
+            return _cost_of(run)
+        if run not in self._previous_costs:  # a run that was moved aside no longer changes
+            self._previous_costs[run] = _cost_of(run)
+        return self._previous_costs[run]
+
+
+def _cost_of(run: Path) -> float | None:
+    """Read the cost of a run; of one that only scored a level's answers, the cost of its judges."""
+    try:
+        metrics = Result.load(run).metrics
+    except RunRefused as error:
+        log.warning("the cost of %s is not counted: %s", run, error)
+        return None
+    cost: float | None = metrics.get("cost_judges" if "scored_from" in metrics else "cost")
+    return cost

@@ -1,4 +1,4 @@
-"""Where to measure next when the level is to be found: double until something gives, then close in on it."""
+"""Search for the best level, and the recommendation: double until throughput stops growing, then close in on it."""
 
 from __future__ import annotations
 
@@ -9,63 +9,18 @@ import msgspec
 
 from steelyard.load.levels import Level
 
-MOST_LEVELS = 12
+MAX_LEVELS = 12
 """How many levels a search measures at most."""
-
 CLOSE_ENOUGH = 1.15
 """Two levels nearer to each other than this factor need none in between."""
-
-_TRIES_AT_THE_START = 3
-"""How many levels may say nothing before the search is given up."""
-
-_WORTH_HALVING = 0.75
-"""A step that brought this share of what its parallelism promised left no knee between its ends."""
-
-
-def next_level(levels: Sequence[Level], most: int) -> int | None:
-    """The parallelism to measure after these; None when the search has ended. None is ever above `most`."""
-    if not levels:
-        return 1
-    measured = {level.level: level for level in levels}
-    best = recommend(levels).level
-    highest = max(measured)
-    if len(measured) >= MOST_LEVELS:
-        return None
-    if best is None:
-        # What was too much, or this client's own doing, is no better higher up; a hiccup at the start may be over.
-        says_nothing = all(level.invalid is not None for level in levels) and len(levels) < _TRIES_AT_THE_START
-        return 2 * highest if says_nothing and 2 * highest <= most else None
-    if best == highest:
-        return min(2 * highest, most) if highest < most else None
-    above = min(level for level in measured if level > best)
-    if (between := _between(best, above)) is not None:
-        return between
-    below = [level for level in measured.values() if level.level < best and level.usable]
-    if not below:
-        return None
-    before = max(below, key=lambda level: level.level)
-    return None if _proportional(before, measured[best]) else _between(before.level, best)
-
-
-def _between(lower: int, higher: int) -> int | None:
-    """The level halfway, by ratio; None when the two are close enough."""
-    if higher / lower <= CLOSE_ENOUGH or higher - lower < 2:
-        return None
-    return min(max(round(math.sqrt(lower * higher)), lower + 1), higher - 1)
-
-
-def _proportional(lower: Level, higher: Level) -> bool:
-    """Whether throughput grew about as much as parallelism did, so that the endpoint was not full yet."""
-    promised = higher.level / lower.level - 1
-    gained = higher.requests_per_second / lower.requests_per_second - 1 if lower.requests_per_second > 0 else promised
-    return gained >= _WORTH_HALVING * promised
-
-
 GAIN_PER_DOUBLING = 0.05
 """How much more throughput twice the parallelism must bring to be worth it."""
-
-LEAST_GAIN = 0.02
-"""What any step must bring, however small: less is not told apart from noise."""
+MIN_GAIN = 0.02
+"""How much more throughput any step must bring: less cannot be distinguished from noise."""
+_MAX_UNUSABLE_AT_START = 3
+"""How many unusable levels at the start end the search."""
+_PROPORTIONAL_SHARE = 0.75
+"""A step that brought this share of the growth in parallelism has no knee between its ends."""
 
 
 class Recommendation(msgspec.Struct, frozen=True):
@@ -75,17 +30,17 @@ class Recommendation(msgspec.Struct, frozen=True):
     reason: str
 
     def describe(self) -> str:
-        """The sentence under a table."""
+        """Return the sentence under a table."""
         if self.level is None:
             return f"no level can be recommended: {self.reason}"
         return f"recommended: {self.level:,}: {self.reason}"
 
 
 def recommend(levels: Sequence[Level]) -> Recommendation:
-    """The highest level before an objective breaks or throughput stops growing.
+    """Recommend the highest level before an objective breaks or throughput stops growing.
 
-    A level where this client was the bottleneck says nothing about the endpoint, one that was not reached nothing
-    about that many calls at once: neither is recommended. Growth is measured against the last level that grew, so
+    A level where this client was the bottleneck does not measure the endpoint, and one that was not reached does not
+    measure that many calls at once: neither is recommended. Growth is measured against the last level that grew, so
     that one noisy level in between neither ends the search nor hides a slow rise.
     """
     best: Level | None = None
@@ -107,11 +62,50 @@ def recommend(levels: Sequence[Level]) -> Recommendation:
     return Recommendation(best.level, notes[0] if notes else _open_end(best, levels))
 
 
+def next_level(levels: Sequence[Level], highest_allowed: int) -> int | None:
+    """Return the parallelism to measure next, at most `highest_allowed`; None when the search has ended."""
+    if not levels:
+        return 1
+    measured = {level.level: level for level in levels}
+    best = recommend(levels).level
+    highest = max(measured)
+    if len(measured) >= MAX_LEVELS:
+        return None
+    if best is None:
+        # A level that failed, or that this client limited, is no better higher up; a hiccup at the start may be over.
+        all_unusable = all(level.invalid is not None for level in levels) and len(levels) < _MAX_UNUSABLE_AT_START
+        return 2 * highest if all_unusable and 2 * highest <= highest_allowed else None
+    if best == highest:
+        return min(2 * highest, highest_allowed) if highest < highest_allowed else None
+    above = min(level for level in measured if level > best)
+    if (between := _between(best, above)) is not None:
+        return between
+    below = [level for level in measured.values() if level.level < best and level.usable]
+    if not below:
+        return None
+    before = max(below, key=lambda level: level.level)
+    return None if _proportional(before, measured[best]) else _between(before.level, best)
+
+
 def grew(lower: Level, higher: Level) -> bool:
     """Whether the higher level brought enough more throughput for its parallelism."""
     doublings = math.log2(higher.level / lower.level)
-    wanted = max((1 + GAIN_PER_DOUBLING) ** doublings - 1, LEAST_GAIN)
+    wanted = max((1 + GAIN_PER_DOUBLING) ** doublings - 1, MIN_GAIN)
     return higher.requests_per_second >= lower.requests_per_second * (1 + wanted) and higher.requests_per_second > 0
+
+
+def _between(lower: int, higher: int) -> int | None:
+    """Return the level halfway, by ratio; None when the two are close enough."""
+    if higher / lower <= CLOSE_ENOUGH or higher - lower < 2:
+        return None
+    return min(max(round(math.sqrt(lower * higher)), lower + 1), higher - 1)
+
+
+def _proportional(lower: Level, higher: Level) -> bool:
+    """Whether throughput grew about as much as parallelism did, so that the endpoint was not full yet."""
+    promised = higher.level / lower.level - 1
+    gained = higher.requests_per_second / lower.requests_per_second - 1 if lower.requests_per_second > 0 else promised
+    return gained >= _PROPORTIONAL_SHARE * promised
 
 
 def _no_growth(lower: Level, higher: Level) -> str:

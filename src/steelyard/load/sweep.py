@@ -1,4 +1,4 @@
-"""The same cases at several parallelisms, one after another: what the endpoint bears, and where to run it."""
+"""Sweeps: the same cases at several parallelisms, one after another, and the parallelism that is recommended."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from steelyard.stats.prices import read_prices
 
 SWEEP_VERSION = 1
 ERROR_RATE_LIMIT = "error_rate<=1%"
-"""What is asked of the error rate where the objectives do not name it."""
+"""The objective for the error rate where the objectives do not name it."""
 DEFAULT_REQUESTS = 20
 
 log = logging.getLogger("steelyard")
 
 
 class SweepResult(msgspec.Struct, kw_only=True):
-    """The levels that were measured, lowest first, and which of them to run at."""
+    """The measured levels, lowest first, and the recommendation."""
 
     suite: str
     model_id: str | None
@@ -53,20 +53,20 @@ class SweepResult(msgspec.Struct, kw_only=True):
     recommendation: Recommendation
     path: Path
     cost: float | None = None
-    """What all of it has cost, judges and repeated levels included; None when that is not known."""
+    """The cost of the whole sweep, judges and repeated levels included; None when it is not known."""
     currency: str = "USD"
     about: dict[str, Any] = {}
-    """What tells this sweep from others of the suite: its target, its seed, when it was begun."""
+    """What distinguishes this sweep from others of the suite: its target, its seed, its time of creation."""
     stopped: str | None = None
     """Why it ended before all levels were measured; None when it is complete."""
 
     @property
     def complete(self) -> bool:
-        """Whether every level that was asked for has been measured."""
+        """Whether every requested level has been measured."""
         return self.stopped is None
 
     def to_metrics(self) -> dict[str, Any]:
-        """The same as it stands in sweep.json."""
+        """Return the content of sweep.json."""
         return {
             "v": SWEEP_VERSION,
             "complete": self.complete,
@@ -88,11 +88,11 @@ class SweepResult(msgspec.Struct, kw_only=True):
 
 
 class Sweep:
-    """Measures a runner's target at several parallelisms; each level is a run directory `level-<N>` of its own.
+    """Measures a runner's target at several parallelisms; each level has a run directory, `level-<N>`.
 
     `levels` are parallelisms or "auto", which searches. A level sends `requests`, or ten for each call in flight if
-    that is more, going round the cases; or it goes on for `duration` seconds. Errors are what is measured: nothing
-    is retried, nothing comes from a cache, and judges are asked when the level is over.
+    that is more, cycling through the cases; or it runs for `duration` seconds. Errors are part of the measurement:
+    nothing is retried, nothing comes from a cache, and judges are asked when the level is over.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Sweep:
 
     @property
     def engine(self) -> Engine | None:
-        """What runs each level; the runner's."""
+        """The engine that runs each level: the runner's."""
         return self.runner.engine
 
     @engine.setter
@@ -132,43 +132,43 @@ class Sweep:
         self.runner.engine = engine
 
     async def run(self, *, force: bool = False) -> SweepResult:
-        """Measure the levels that have not been measured yet; the result, which sweep.json keeps when it is complete.
+        """Measure the levels that have not been measured yet; writes sweep.json when it is complete.
 
-        A finished sweep raises RunFinished unless something else is asked of it now, or `force` is given: then
-        all that is there is moved aside. Until it is finished, sweep.partial.json says how far it has come.
+        A finished sweep raises RunFinished unless other levels or objectives are requested, or `force` is given:
+        then the old files are moved aside. Until it is finished, sweep.partial.json has the levels so far.
         """
         create(self._path)
         with RunLock(self._path):
             runs = self._runs()
             with disk_errors(self._path):
                 clear_drafts(self._path)
-                self._make_room(runs, force=force)
+                self._prepare_folder(runs, force=force)
             levels: list[Level] = []
-            self._keep(levels)
+            self._write_partial(levels)
             try:
                 complete = await self._measure(runs, levels)
             finally:
-                self._forget_if_unused()
+                self._remove_if_unused()
             if not complete:
-                return self._keep(levels, self.token.reason or runs.stopped or "cancelled")
+                return self._write_partial(levels, self.token.reason or runs.stopped or "cancelled")
             result = self._result(levels)
             write_json(self._path / SWEEP, result.to_metrics())
             (self._path / SWEEP_PARTIAL).unlink(missing_ok=True)
             return result
 
-    def _keep(self, levels: list[Level], stopped: str = "not finished") -> SweepResult:
-        """Write down how far it has come, so that the sweep is found again; the result so far."""
+    def _write_partial(self, levels: list[Level], stopped: str = "not finished") -> SweepResult:
+        """Write the result so far to sweep.partial.json, so that the sweep can be resumed."""
         result = self._result(levels, stopped)
         write_json(self._path / SWEEP_PARTIAL, result.to_metrics())
         return result
 
-    def _forget_if_unused(self) -> None:
-        """Leave no trace of a sweep that was refused before its first call."""
+    def _remove_if_unused(self) -> None:
+        """Remove the file of a sweep that was refused before its first call."""
         if not any(self._path.glob("level-*")):
             (self._path / SWEEP_PARTIAL).unlink(missing_ok=True)
 
     def run_sync(self, *, force: bool = False, loop_factory: LoopFactory | None = None) -> SweepResult:
-        """The same from code that is not async; works inside a running event loop too."""
+        """Run from code that is not async; works inside a running event loop too."""
         running = LoopThread(self.run(force=force), loop_factory)
         try:
             return running.result()
@@ -178,21 +178,21 @@ class Sweep:
             raise
 
     async def _measure(self, runs: LevelRuns, levels: list[Level]) -> bool:
-        """Measure one level after another, adding each to the list, until there is none left: whether that was so."""
-        asked = False
+        """Measure one level after another, adding each to the list; returns whether all were measured."""
+        measured_any = False
         while (number := self._next(levels)) is not None:
             metrics = runs.finished(number)
             if metrics is None:
-                if asked and not await self._paused():
+                if measured_any and not await self._paused():
                     return False
-                asked = True
+                measured_any = True
                 metrics = await runs.measure(number)
-            level = None if metrics is None else await runs.weighed(number, metrics)
+            level = None if metrics is None else await runs.scored(number, metrics)
             if level is None:
                 return False
-            _tell(level)
+            _warn_if_unusable(level)
             levels.append(level)
-            self._keep(levels)
+            self._write_partial(levels)
         return True
 
     def _next(self, levels: Sequence[Level]) -> int | None:
@@ -201,7 +201,7 @@ class Sweep:
         return self.levels[len(levels)] if len(levels) < len(self.levels) else None
 
     async def _paused(self) -> bool:
-        """Wait the pause; whether it passed without a cancellation."""
+        """Wait for the pause; returns False when it was cancelled."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.token.wait(), self.pause)
         return not self.token.cancelled
@@ -217,8 +217,8 @@ class Sweep:
             token=self.token,
         )
 
-    def _asked(self) -> dict[str, Any]:
-        """What decides the result, as sweep.json tells it."""
+    def _requested(self) -> dict[str, Any]:
+        """Return what decides the result, as `asked` in sweep.json."""
         return {
             "levels": self.levels,
             "requests": None if self.options.duration is not None else self.options.requests or DEFAULT_REQUESTS,
@@ -226,8 +226,8 @@ class Sweep:
             "slo": [objective.text for objective in self.objectives],
         }
 
-    def _make_room(self, runs: LevelRuns, *, force: bool) -> None:
-        """Refuse a sweep that has been made, or of something else, unless it is to be made anew; else go on with it."""
+    def _prepare_folder(self, runs: LevelRuns, *, force: bool) -> None:
+        """Refuse a finished sweep, or one of something else, unless `force` moves it aside; else resume it."""
         refuse_run(self._path)
         manifest = runs.manifest(self.options)
         self._about = {"target": manifest.target, "seed": manifest.seed, "created": manifest.created}
@@ -241,7 +241,7 @@ class Sweep:
             compare(self._path, old_manifest, manifest)
             self._about["created"] = old_manifest.created
         if found is not None and found.get("complete"):
-            if found.get("asked") == self._asked():
+            if found.get("asked") == self._requested():
                 message = f"{self._path} holds a finished sweep; --force starts over there"
                 raise RunFinished(message, path=self._path, errors=0)
             move_aside(self._path, (SWEEP, REPORT))
@@ -251,7 +251,7 @@ class Sweep:
         return SweepResult(
             suite=self.runner.suite.id,
             model_id=self.runner.target.model_id,
-            asked=self._asked(),
+            asked=self._requested(),
             objectives=self.objectives,
             levels=ordered,
             recommendation=recommend(ordered),
@@ -269,9 +269,9 @@ def _with_an_error_limit(objectives: tuple[Objective, ...]) -> tuple[Objective, 
     return (*objectives, *parse_slo(ERROR_RATE_LIMIT))
 
 
-def _tell(level: Level) -> None:
-    """Say of a level what the table will not have room for, as soon as it is known."""
+def _warn_if_unusable(level: Level) -> None:
+    """Log why a level is not usable, as soon as it is known."""
     if level.invalid is not None:
-        log.warning("level %d says nothing: this client was the bottleneck: %s", level.level, level.invalid)
+        log.warning("level %d is not valid: this client was the bottleneck: %s", level.level, level.invalid)
     elif not level.reached:
         log.warning("level %d was not reached: at most %d were in flight", level.level, level.peak_in_flight)

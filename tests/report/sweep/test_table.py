@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steelyard.load.levels import level_of
+from steelyard.load.levels import make_level
 from steelyard.report.sweep.table import sweep_table
 from tests.support.sweep import level, metrics_of, swept
 
@@ -72,7 +72,7 @@ def test_the_errors_of_a_level_are_told_by_kind_with_the_words_of_one() -> None:
     kinds = {"429 rate limited": 1200, "timeout": 30, "a": 3, "b": 2, "c": 1}
     examples = {"429 rate limited": {"id": "c1", "error": "TransientError: HTTP 429: slow down"}}
     metrics = {**metrics_of(10, errors=0.5, peak=1), "error_kinds": kinds, "error_kind_examples": examples}
-    table = sweep_table(swept([level_of(1, "level-1", metrics, ())]))
+    table = sweep_table(swept([make_level(1, "level-1", metrics, ())]))
     assert "1: 1,200 × 429 rate limited, 30 × timeout, 3 × a, 2 × b and 1 others;" in table
     assert "mostly TransientError: HTTP 429: slow down" in " ".join(table.split())
 

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of a run: run → case → model call and score, named as the GenAI conventions have it.
+"""OpenTelemetry spans of a run: run → case → model call and score, named after the GenAI conventions.
 
-The names are those of the conventions as of 2026, all of them still in development there. What was asked and answered
-is left out unless it is asked for. A run that is not traced does not pass through any of this.
+The names are those of the conventions as of 2026, all of them still in development. Prompts and answers are left out
+unless requested. A run that is not traced uses none of this.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from steelyard.errors import ConfigurationError
 
 try:
-    import opentelemetry.trace  # noqa: F401 - looked for once, here, for all that is in this package
+    import opentelemetry.trace  # noqa: F401 - checked once, here, for the whole package
 except ImportError as error:
     raise ConfigurationError("tracing needs opentelemetry: pip install 'steelyard[otel]'") from error
 

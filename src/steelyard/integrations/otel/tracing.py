@@ -1,4 +1,4 @@
-"""Putting the spans into a runner: its target, its scorers and its engine are replaced by traced ones."""
+"""Traces a runner: replaces its target, scorers and engine by traced ones, and exports the spans."""
 
 from __future__ import annotations
 
@@ -43,14 +43,19 @@ from steelyard.stats.scores import verdict
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+log = logging.getLogger("steelyard")
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 _WITH_CONTENT = ("true", "1", "span_only", "span_and_event")
+_MAX_QUEUED_SPANS = 16_384
+"""A run makes thousands of spans a second, and the SDK's default of 2,048 would soon be full."""
+_FLUSH_SECONDS = 5.0
+_INTERRUPTED_FLUSH_SECONDS = 1.0
 
 
 def trace_runner(
     runner: Runner, *, tracer_provider: trace.TracerProvider | None = None, content: bool | None = None
 ) -> Runner:
-    """Have the runner's runs make spans, through this provider or the global one; the runner itself is returned.
+    """Make the runner's runs create spans, with this provider or the global one; returns the runner itself.
 
     `content` puts prompts, answers, reasons and error messages into them; None leaves that to the environment variable
     OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT.
@@ -63,7 +68,7 @@ def trace_runner(
     targets: dict[int, Target] = {}
 
     def traced(target: Target) -> Target:
-        # A judge may share the run's own target: then both must share what stands for it.
+        # A judge may share the run's target: then both must share the traced one.
         if id(target) not in targets:
             targets[id(target)] = (TracedRemote if isinstance(target, RemoteTarget) else Traced)(target, spans)
         return targets[id(target)]
@@ -83,8 +88,69 @@ def _traced_scorer(scorer: Scorer, spans: Spans, traced: Callable[[Target], Targ
     return TracedScorer(scorer, spans)
 
 
+@contextmanager
+def exported(runner: Runner, *, content: bool | None = None) -> Iterator[None]:
+    """Trace the runner, and export its spans as the OTEL_* environment variables configure; for programs.
+
+    A global provider that exists already (`opentelemetry-instrument`) is used as it is. At the end, spans that are
+    still queued have a few seconds to be exported.
+    """
+    ours = None
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        ours = provider_from_environment()
+        trace.set_tracer_provider(ours)  # spans of the target's own libraries belong to the same run
+    trace_runner(runner, content=content)
+    try:
+        yield
+    finally:
+        if ours is not None:
+            interrupted = runner.token is not None and runner.token.cancelled
+            _flush(ours, _INTERRUPTED_FLUSH_SECONDS if interrupted else _FLUSH_SECONDS)
+
+
+def provider_from_environment() -> TracerProvider:
+    """Make a provider with the exporters that OTEL_TRACES_EXPORTER names, `otlp` unless it is set."""
+    try:
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ConfigurationError("exporting spans needs the SDK: pip install 'steelyard[otel]'") from error
+    ours = Resource({"service.name": "steelyard", "service.version": __version__})
+    # The environment overrides our attributes, which override the SDK's defaults.
+    resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    room = None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else _MAX_QUEUED_SPANS
+    for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(","):
+        if (name := name.strip()) and name != "none":
+            provider.add_span_processor(BatchSpanProcessor(_exporter(name), max_queue_size=room))
+    return provider
+
+
+def _exporter(name: str) -> Any:
+    if name == "otlp":
+        protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
+        name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+    known = {point.name: point for point in entry_points(group="opentelemetry_traces_exporter")}
+    if name not in known:
+        raise ConfigurationError(
+            f"OTEL_TRACES_EXPORTER: no exporter {name!r} is installed; known here: {', '.join(known)}"
+        )
+    return known[name].load()()
+
+
+def _flush(provider: TracerProvider, seconds: float) -> None:
+    """Wait for the exporter, with a time limit: the SDK does not keep its own when a collector is unreachable."""
+    flushing = threading.Thread(target=provider.force_flush, name="steelyard-spans", daemon=True)
+    flushing.start()
+    flushing.join(seconds)
+    if flushing.is_alive():
+        log.warning("not all spans could be exported within %g s", seconds)
+
+
 class TracedEngine:
-    """An engine whose runs are spans, each of their cases a span in it. A warm-up is a run of its own."""
+    """An engine with a span for each run, and one inside it for each case. A warm-up is a separate run."""
 
     def __init__(self, engine: Engine, spans: Spans, name: str, attributes: Mapping[str, Any]) -> None:
         self._engine = engine
@@ -103,7 +169,7 @@ class TracedEngine:
         permits: Permits | None = None,
         pace: Pace | None = None,
     ) -> Tally:
-        """Run the jobs under a span that counts them at its end."""
+        """Run the jobs inside a span that has their counts at its end."""
         with self._spans.open(self._name, {**self._attributes, "steelyard.parallelism": parallelism}) as span:
             tally = await self._engine.run(
                 _TracedWork(work, self._spans, trace.set_span_in_context(span)),
@@ -123,7 +189,7 @@ class TracedEngine:
 
 
 class _TracedWork:
-    """One case as a span of the run's."""
+    """Work with a span for each case, inside the run's span."""
 
     def __init__(self, work: Work, spans: Spans, run: Context) -> None:
         self._work = work
@@ -159,7 +225,7 @@ class _TracedWork:
 
 
 class TracedScorer:
-    """A scorer whose every score is a span."""
+    """A scorer with a span for each score."""
 
     def __init__(self, scorer: Scorer, spans: Spans) -> None:
         self._scorer = scorer
@@ -174,7 +240,7 @@ class TracedScorer:
         return self._scorer.identity()
 
     def score(self, case: EvalCase, response: InvocationResponse) -> ScoreResult | Awaitable[ScoreResult]:
-        """The scorer's answer; a scorer that waits is traced while it waits."""
+        """Score inside a span; the span of an async scorer lasts until its result."""
         if inspect.iscoroutinefunction(self._scorer.score):
             return self._awaited(case, response)
         with self._spans.open(f"score {self.name}", self._attributes) as span:
@@ -191,7 +257,7 @@ class TracedScorer:
 
 
 class TracedJudge:
-    """A judge whose every sample is a span, with the call of its model inside."""
+    """A judge with a span for each sample, and the call of its model inside."""
 
     def __init__(self, judge: RepeatedJudge, spans: Spans) -> None:
         self._judge = judge
@@ -231,17 +297,17 @@ class TracedJudge:
         return self._judge.fingerprint(case, response)
 
     def bound(self, wrap: Callable[[Target], Target]) -> RepeatedJudge:
-        """The same judge, its target wrapped."""
+        """Return the same judge with its target wrapped."""
         return TracedJudge(self._judge.bound(wrap), self._spans)
 
     async def score(self, case: EvalCase, response: InvocationResponse) -> ScoreResult:
-        """One sample as a score; None when it does not apply to the case."""
+        """Take one sample as the score; None when the judge does not apply to the case."""
         if not self.applies(case):
             return None
         return self.combine([await self.sample(case, response, InvocationContext(case_id=case.id))])
 
     async def sample(self, case: EvalCase, response: InvocationResponse, context: InvocationContext) -> Sample:
-        """What the judge says when it is asked once."""
+        """Ask the judge once."""
         attributes = {
             "gen_ai.evaluation.name": self.name,
             "steelyard.judge": self.by,
@@ -256,71 +322,3 @@ class TracedJudge:
 
     def combine(self, samples: Sequence[Sample], *, escalated: bool = False) -> Score:
         return self._judge.combine(samples, escalated=escalated)
-
-
-log = logging.getLogger("steelyard")
-
-_QUEUE = 16_384
-"""Spans that may wait for the exporter: a run makes thousands a second, and the SDK's own 2,048 would soon be full."""
-_FLUSH_SECONDS, _HURRIED_FLUSH_SECONDS = 5.0, 1.0
-
-
-@contextmanager
-def exported(runner: Runner, *, content: bool | None = None) -> Iterator[None]:
-    """Trace the runner, and send its spans where the OTEL_* environment variables say; for a program of its own.
-
-    A global provider that is there already (`opentelemetry-instrument`) is used as it is. At the end, spans that are
-    still waiting are given a few seconds to get away.
-    """
-    ours = None
-    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        ours = provider_from_environment()
-        trace.set_tracer_provider(ours)  # what the target's own libraries trace belongs to the same run
-    trace_runner(runner, content=content)
-    try:
-        yield
-    finally:
-        if ours is not None:
-            interrupted = runner.token is not None and runner.token.cancelled
-            _flush(ours, _HURRIED_FLUSH_SECONDS if interrupted else _FLUSH_SECONDS)
-
-
-def provider_from_environment() -> TracerProvider:
-    """A provider with the exporters that OTEL_TRACES_EXPORTER names, `otlp` unless it is set."""
-    try:
-        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise ConfigurationError("exporting spans needs the SDK: pip install 'steelyard[otel]'") from error
-    ours = Resource({"service.name": "steelyard", "service.version": __version__})
-    # What the environment says outranks ours, which outranks what the SDK makes up.
-    resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    room = None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else _QUEUE
-    for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(","):
-        if (name := name.strip()) and name != "none":
-            provider.add_span_processor(BatchSpanProcessor(_exporter(name), max_queue_size=room))
-    return provider
-
-
-def _exporter(name: str) -> Any:
-    if name == "otlp":
-        protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-        protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
-        name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
-    known = {point.name: point for point in entry_points(group="opentelemetry_traces_exporter")}
-    if name not in known:
-        raise ConfigurationError(
-            f"OTEL_TRACES_EXPORTER: no exporter {name!r} is installed; known here: {', '.join(known)}"
-        )
-    return known[name].load()()
-
-
-def _flush(provider: TracerProvider, seconds: float) -> None:
-    """Wait for the exporter, but not for ever: the SDK's own time limit is not kept when a collector is away."""
-    flushing = threading.Thread(target=provider.force_flush, name="steelyard-spans", daemon=True)
-    flushing.start()
-    flushing.join(seconds)
-    if flushing.is_alive():
-        log.warning("not all spans could be exported within %g s", seconds)
