@@ -182,7 +182,7 @@ def test_leave_given_to_a_call_that_is_cancelled_in_the_same_turn_is_given_back(
         tasks = [asyncio.create_task(endpoint.ask(f"c{number}", tokens=1)) for number in range(3)]
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
-        # At the very moment at which c1 is let through: in one turn of the loop it gets leave and is cancelled.
+        # At the very moment at which c1 is let through: in one turn of the loop it gets a permit and is cancelled.
         loop.call_at(loop.time() + 1.01 - 0.01, tasks[1].cancel)
         await asyncio.wait(tasks)
         assert [name for name, _ in endpoint.sent] == ["c0", "c2"]
@@ -341,7 +341,7 @@ def test_calls_refused_together_make_one_pause_and_not_one_each() -> None:
 
 @pytest.mark.parametrize("asked", [601.0, 3600.0, 1e9, float("inf")])
 def test_an_endpoint_that_asks_for_longer_than_any_call_would_wait_does_not_hold_up_the_run(asked) -> None:
-    """Waiting for leave stops a case's own time: nothing else would end a run that was told to come back next year."""
+    """Waiting for a permit stops a case's own time: nothing else would end a run that was told to wait for a year."""
     pause, now = Pause(), 0.0
     for _ in range(20):
         pause.overloaded(now, sent=now, retry_after=asked)
@@ -461,8 +461,8 @@ def test_a_permit_given_to_a_call_that_is_cancelled_in_the_same_turn_goes_to_the
     async def main() -> None:
         permits = AdaptivePermits(1)
         limits = EndpointLimits(permits=permits, clock=virtual_clock())
-        assert limits.leave_now(0) is not None
-        given, behind = (asyncio.create_task(limits.leave(0, InvocationContext("c"))) for _ in range(2))
+        assert limits.permit_now(0) is not None
+        given, behind = (asyncio.create_task(limits.permit(0, InvocationContext("c"))) for _ in range(2))
         await asyncio.sleep(0)
         limits.ended()
         given.cancel()

@@ -28,7 +28,7 @@ def a_client_with_time_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Paid:
-    """A target or a judge's model whose every answer costs a cent, and that calls `ends` after `at` calls."""
+    """A target or a judge's model whose every answer costs a cent, and that cancels `ends` at call `at`."""
 
     default_parallelism = 1
 

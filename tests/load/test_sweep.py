@@ -23,7 +23,7 @@ from steelyard.stats import client_load
 from steelyard.targets import OpenAIChat
 from tests.support.cli import wait_until
 from tests.support.judged import Assessor
-from tests.support.sweep import Bears
+from tests.support.sweep import LimitedTarget
 
 CASES = [EvalCase(id=f"c{n}", prompt=f"p{n}", expected=f"P{n}") for n in range(3)]
 
@@ -56,7 +56,7 @@ def numbers(result: SweepResult) -> list[int]:
     return [level.level for level in result.levels]
 
 
-def on_call(target: Bears, number: int, then: Callable[[], None]) -> None:
+def on_call(target: LimitedTarget, number: int, then: Callable[[], None]) -> None:
     """Call something at a given call of the target."""
     answer = target.invoke
 
@@ -69,7 +69,7 @@ def on_call(target: Bears, number: int, then: Callable[[], None]) -> None:
 
 
 def test_each_level_is_a_run_of_its_own_and_the_sweep_is_written_last(tmp_path: Path) -> None:
-    result = sweep_of(Bears(100, 0.01), tmp_path, requests=15, scorers=("exact",)).run_sync()
+    result = sweep_of(LimitedTarget(100, 0.01), tmp_path, requests=15, scorers=("exact",)).run_sync()
     assert result.complete
     assert numbers(result) == [1, 4]
     assert [level.requests for level in result.levels] == [15, 40]
@@ -80,13 +80,13 @@ def test_each_level_is_a_run_of_its_own_and_the_sweep_is_written_last(tmp_path: 
 
 
 def test_a_level_goes_round_the_cases(tmp_path: Path) -> None:
-    sweep_of(Bears(100, 0.001), tmp_path, levels=[2]).run_sync()
+    sweep_of(LimitedTarget(100, 0.001), tmp_path, levels=[2]).run_sync()
     asked = sorted((line["trial"], line["id"]) for line in lines(tmp_path / "level-2"))
     assert asked == sorted((number // 3, f"c{number % 3}") for number in range(20))
 
 
 def test_errors_are_measured_and_not_retried(tmp_path: Path) -> None:
-    target = Bears(2, 0.01)
+    target = LimitedTarget(2, 0.01)
     result = sweep_of(target, tmp_path, levels=[2, 8], requests=20).run_sync()
     assert target.asked == 20 + 80
     assert [level.error_rate == 0.0 for level in result.levels] == [True, False]
@@ -94,7 +94,7 @@ def test_errors_are_measured_and_not_retried(tmp_path: Path) -> None:
     assert result.recommendation.reason.startswith("at 8 the error rate is ")
 
 
-class Forbids(Bears):
+class Forbids(LimitedTarget):
     """Refuses with a status that would last, were it not for the load."""
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
@@ -119,7 +119,7 @@ def test_an_endpoint_that_has_never_answered_ends_the_sweep(tmp_path: Path) -> N
 
 
 def test_a_cache_is_neither_used_nor_filled(tmp_path: Path) -> None:
-    target = Bears(100, 0.001)
+    target = LimitedTarget(100, 0.001)
     runner = runner_of(target, cache=tmp_path / "cache")
     Sweep(runner, levels=[1], output_path=tmp_path / "out").run_sync()
     assert target.asked == 20
@@ -127,7 +127,7 @@ def test_a_cache_is_neither_used_nor_filled(tmp_path: Path) -> None:
 
 
 def test_judges_are_asked_when_the_level_is_over(tmp_path: Path) -> None:
-    target = Bears(100, 0.002)
+    target = LimitedTarget(100, 0.002)
     busy: list[int] = []
     assessor = Assessor(
         lambda case_id, trial, run: float(case_id[:2] == "c0"), on_call=lambda *_: busy.append(target.in_flight)
@@ -146,13 +146,13 @@ def test_judges_are_asked_when_the_level_is_over(tmp_path: Path) -> None:
 def test_a_judge_that_is_asked_only_about_failures_sees_the_verdicts_before_it(tmp_path: Path) -> None:
     assessor = Assessor()
     scorers = (says_p1, assessor.judge(when="failed"))
-    result = sweep_of(Bears(100, 0.001), tmp_path, levels=[1], requests=9, scorers=scorers).run_sync()
+    result = sweep_of(LimitedTarget(100, 0.001), tmp_path, levels=[1], requests=9, scorers=scorers).run_sync()
     assert len(assessor.calls) == 7  # of ten, c1 was right three times
     assert result.levels[0].pass_rate == 1.0
 
 
 def test_an_async_scorer_waits_for_the_end_of_the_level_too(tmp_path: Path) -> None:
-    target = Bears(100, 0.002)
+    target = LimitedTarget(100, 0.002)
     busy: list[int] = []
 
     async def slowly(case: EvalCase, response: InvocationResponse) -> bool:
@@ -165,13 +165,13 @@ def test_an_async_scorer_waits_for_the_end_of_the_level_too(tmp_path: Path) -> N
 
 
 def test_an_interrupted_sweep_keeps_its_finished_levels_and_measures_the_other_again(tmp_path: Path) -> None:
-    token, target = CancellationToken(), Bears(100, 0.005)
+    token, target = CancellationToken(), LimitedTarget(100, 0.005)
     on_call(target, 20 + 11, lambda: token.cancel("enough"))
     result = sweep_of(target, tmp_path, levels=[1, 4, 5], token=token).run_sync()
     assert not result.complete
     assert (numbers(result), result.stopped) == ([1], "enough")
     assert not (tmp_path / "sweep.json").exists()
-    again = Bears(100, 0.005)
+    again = LimitedTarget(100, 0.005)
     result = sweep_of(again, tmp_path, levels=[1, 4, 5]).run_sync()
     assert result.complete
     assert numbers(result) == [1, 4, 5]
@@ -180,7 +180,7 @@ def test_an_interrupted_sweep_keeps_its_finished_levels_and_measures_the_other_a
 
 
 def test_a_sweep_that_is_interrupted_while_judging_goes_on_judging(tmp_path: Path) -> None:
-    token, target = CancellationToken(), Bears(100, 0.001)
+    token, target = CancellationToken(), LimitedTarget(100, 0.001)
     first = Assessor(on_call=lambda *_: token.cancel("enough") if len(first.calls) == 8 else None)
     assert not sweep_of(target, tmp_path, levels=[1], scorers=(first.judge(),), token=token).run_sync().complete
     second = Assessor()
@@ -194,7 +194,7 @@ def test_a_sweep_that_is_interrupted_while_judging_goes_on_judging(tmp_path: Pat
 
 def test_cancelling_during_the_pause_ends_the_sweep_at_once(tmp_path: Path) -> None:
     token = CancellationToken()
-    sweep = sweep_of(Bears(100, 0.001), tmp_path, pause=3600.0, token=token)
+    sweep = sweep_of(LimitedTarget(100, 0.001), tmp_path, pause=3600.0, token=token)
 
     async def cancel_in_the_pause() -> SweepResult:
         running = asyncio.create_task(sweep.run())
@@ -208,7 +208,7 @@ def test_cancelling_during_the_pause_ends_the_sweep_at_once(tmp_path: Path) -> N
 
 
 def test_a_token_that_is_cancelled_before_leaves_nothing_measured(tmp_path: Path) -> None:
-    token, target = CancellationToken(), Bears(1)
+    token, target = CancellationToken(), LimitedTarget(1)
     token.cancel("enough")
     result = sweep_of(target, tmp_path, token=token).run_sync()
     assert (numbers(result), result.recommendation.level, target.asked) == ([], None, 0)
@@ -216,7 +216,7 @@ def test_a_token_that_is_cancelled_before_leaves_nothing_measured(tmp_path: Path
 
 def test_a_cancelled_task_lets_go_of_the_folder(tmp_path: Path) -> None:
     async def cancel() -> None:
-        running = asyncio.create_task(sweep_of(Bears(100, 30.0), tmp_path).run())
+        running = asyncio.create_task(sweep_of(LimitedTarget(100, 30.0), tmp_path).run())
         await asyncio.to_thread(wait_until, (tmp_path / "level-1" / "outputs.jsonl").exists)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -228,7 +228,7 @@ def test_a_cancelled_task_lets_go_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_finished_sweep_is_refused_and_force_starts_over(tmp_path: Path) -> None:
-    target = Bears(100, 0.001)
+    target = LimitedTarget(100, 0.001)
     sweep_of(target, tmp_path, levels=[1]).run_sync()
     with pytest.raises(RunFinished, match="holds a finished sweep; --force"):
         sweep_of(target, tmp_path, levels=[1]).run_sync()
@@ -240,14 +240,14 @@ def test_a_finished_sweep_is_refused_and_force_starts_over(tmp_path: Path) -> No
 
 
 def test_more_levels_are_added_to_a_finished_sweep(tmp_path: Path) -> None:
-    target = Bears(100, 0.001)
+    target = LimitedTarget(100, 0.001)
     sweep_of(target, tmp_path, levels=[1]).run_sync()
     assert numbers(sweep_of(target, tmp_path, levels=[1, 3]).run_sync()) == [1, 3]
     assert target.asked == 20 + 30
 
 
 def test_other_objectives_are_held_against_what_was_measured(tmp_path: Path) -> None:
-    target = Bears(100, 0.01)
+    target = LimitedTarget(100, 0.01)
     assert sweep_of(target, tmp_path, levels=[1, 2]).run_sync().recommendation.level is not None
     result = sweep_of(target, tmp_path, levels=[1, 2], slo="latency_p50<1ms").run_sync()
     assert result.recommendation.level is None
@@ -255,14 +255,14 @@ def test_other_objectives_are_held_against_what_was_measured(tmp_path: Path) -> 
 
 
 def test_another_number_of_requests_is_another_measurement(tmp_path: Path) -> None:
-    target = Bears(100, 0.001)
+    target = LimitedTarget(100, 0.001)
     sweep_of(target, tmp_path, levels=[1], requests=11).run_sync()
     assert sweep_of(target, tmp_path, levels=[1], requests=12).run_sync().levels[0].requests == 12
     assert target.asked == 23
 
 
 def test_other_scorers_score_the_answers_again_without_new_calls(tmp_path: Path) -> None:
-    target = Bears(100, 0.001)
+    target = LimitedTarget(100, 0.001)
     sweep_of(target, tmp_path, levels=[1], scorers=("exact",)).run_sync()
     changed = sweep_of(target, tmp_path, levels=[1, 2], scorers=(says_p1,)).run_sync()
     assert target.asked == 20 + 20
@@ -270,40 +270,42 @@ def test_other_scorers_score_the_answers_again_without_new_calls(tmp_path: Path)
 
 
 def test_a_folder_with_levels_of_another_target_is_refused(tmp_path: Path) -> None:
-    sweep_of(Bears(100, 0.001), tmp_path, levels=[1]).run_sync()
+    sweep_of(LimitedTarget(100, 0.001), tmp_path, levels=[1]).run_sync()
     with pytest.raises(RunMismatch, match="places: 100 there, 50 now"):
-        sweep_of(Bears(50, 0.001), tmp_path, levels=[1, 2]).run_sync()
+        sweep_of(LimitedTarget(50, 0.001), tmp_path, levels=[1, 2]).run_sync()
 
 
 def test_a_folder_in_which_another_sweep_is_at_work_is_refused(tmp_path: Path) -> None:
-    target = Bears(100)
+    target = LimitedTarget(100)
     with RunLock(tmp_path), pytest.raises(RunLocked):
         sweep_of(target, tmp_path).run_sync()
     assert target.asked == 0
 
 
 def test_a_level_lasts_for_its_duration(tmp_path: Path) -> None:
-    result = sweep_of(Bears(100, 0.01), tmp_path, levels=[3], duration=0.3).run_sync()
+    result = sweep_of(LimitedTarget(100, 0.01), tmp_path, levels=[3], duration=0.3).run_sync()
     (level,) = result.levels
     assert 0.3 <= level.active_seconds < 3.0
     assert level.reached
 
 
 def test_a_duration_too_short_for_steady_figures_is_marked(tmp_path: Path) -> None:
-    result = sweep_of(Bears(100, 0.2), tmp_path, levels=[4], duration=0.1).run_sync()
+    result = sweep_of(LimitedTarget(100, 0.2), tmp_path, levels=[4], duration=0.1).run_sync()
     assert result.levels[0].few
     assert "too few" in sweep_table(result.to_metrics())
 
 
 def test_the_answers_of_a_level_with_a_duration_are_judged_all_the_same(tmp_path: Path) -> None:
     assessor = Assessor()
-    result = sweep_of(Bears(100, 0.01), tmp_path, levels=[2], duration=0.1, scorers=(assessor.judge(),)).run_sync()
+    result = sweep_of(
+        LimitedTarget(100, 0.01), tmp_path, levels=[2], duration=0.1, scorers=(assessor.judge(),)
+    ).run_sync()
     assert len(assessor.calls) == result.levels[0].requests > 0
 
 
 def test_cases_that_can_be_read_only_once_serve_every_level(tmp_path: Path) -> None:
     suite = EvalSet(id="s", cases=iter(CASES))
-    target = Bears(100, 0.001)
+    target = LimitedTarget(100, 0.001)
     runner = Runner(target, suite, ["exact"], progress="off")
     result = Sweep(runner, levels=[1, 2], output_path=tmp_path).run_sync()
     assert [level.pass_rate for level in result.levels] == [1.0, 1.0]
@@ -335,7 +337,7 @@ def test_a_level_at_which_this_client_was_the_bottleneck_is_not_recommended(
 
 
 def test_a_level_that_says_nothing_of_the_endpoint_is_measured_again_when_the_sweep_goes_on(tmp_path: Path) -> None:
-    target = Bears(100, 0.001)
+    target = LimitedTarget(100, 0.001)
     sweep_of(target, tmp_path, levels=[1, 2]).run_sync()
     metrics = json.loads((tmp_path / "level-2" / "metrics.json").read_bytes())
     metrics["client"] |= {"bottleneck": True, "reason": "its event loop was busy 97% of the time"}
@@ -357,7 +359,7 @@ def test_a_level_in_which_this_client_was_late_by_chance_is_measured_once_more(
 
     monkeypatch.setattr(client_load, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(send_policy, "judge_client", judged)
-    target = Bears(100, 0.001)
+    target = LimitedTarget(100, 0.001)
     result = sweep_of(target, tmp_path, levels=[1]).run_sync()
     assert target.asked == 40
     assert [level.invalid for level in result.levels] == [None]
@@ -374,23 +376,23 @@ def test_a_client_that_is_too_slow_is_measured_twice_at_most_and_once_where_it_w
 
     monkeypatch.setattr(client_load, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(send_policy, "judge_client", judged)
-    target = Bears(100, 0.001)
+    target = LimitedTarget(100, 0.001)
     result = sweep_of(target, tmp_path, levels=[1]).run_sync()
     assert target.asked == 20 * times
     assert result.levels[0].invalid is not None
 
 
 def test_an_unfinished_sweep_of_another_target_is_refused_whatever_levels_are_requested(tmp_path: Path) -> None:
-    token, target = CancellationToken(), Bears(100, 0.001)
+    token, target = CancellationToken(), LimitedTarget(100, 0.001)
     on_call(target, 25, lambda: token.cancel("enough"))
     assert not sweep_of(target, tmp_path, levels=[1, 2], token=token).run_sync().complete
     with pytest.raises(RunMismatch, match="places: 100 there, 50 now"):
-        sweep_of(Bears(50, 0.001), tmp_path, levels=[8]).run_sync()
+        sweep_of(LimitedTarget(50, 0.001), tmp_path, levels=[8]).run_sync()
 
 
 def test_how_far_a_sweep_has_come_is_on_disk_while_it_goes_on(tmp_path: Path) -> None:
     seen: list[Any] = []
-    target = Bears(100, 0.001)
+    target = LimitedTarget(100, 0.001)
     on_call(target, 21, lambda: seen.append(json.loads((tmp_path / "sweep.partial.json").read_bytes())))
     sweep_of(target, tmp_path, levels=[1, 2]).run_sync()
     (found,) = seen
@@ -405,7 +407,7 @@ def test_how_far_a_sweep_has_come_is_on_disk_while_it_goes_on(tmp_path: Path) ->
 def test_what_a_killed_sweep_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     for name in ("sweep.json", "sweep.partial.json"):
         (tmp_path / f"{name}.4242.tmp").write_bytes(b'{"v": 1, "lev')
-    sweep_of(Bears(10, 0.001), tmp_path, levels=[1]).run_sync()
+    sweep_of(LimitedTarget(10, 0.001), tmp_path, levels=[1]).run_sync()
     assert list(tmp_path.glob("*.tmp")) == []
 
 
@@ -417,14 +419,14 @@ def test_a_sweep_whose_target_is_refused_leaves_no_trace(tmp_path: Path) -> None
 
 
 def test_a_search_finds_what_the_endpoint_handles(tmp_path: Path) -> None:
-    result = sweep_of(Bears(6, 0.02), tmp_path, levels="auto", requests=10).run_sync()
+    result = sweep_of(LimitedTarget(6, 0.02), tmp_path, levels="auto", requests=10).run_sync()
     assert result.complete
     assert {1, 2, 4} <= set(numbers(result))
     assert result.recommendation.level in (4, 5, 6)
 
 
 def test_a_search_that_was_interrupted_goes_the_same_way_again(tmp_path: Path) -> None:
-    token, target = CancellationToken(), Bears(3, 0.01)
+    token, target = CancellationToken(), LimitedTarget(3, 0.01)
     on_call(target, 45, lambda: token.cancel("enough"))
     part = sweep_of(target, tmp_path, levels="auto", token=token).run_sync()
     whole = sweep_of(target, tmp_path, levels="auto").run_sync()
@@ -434,7 +436,7 @@ def test_a_search_that_was_interrupted_goes_the_same_way_again(tmp_path: Path) -
 
 def test_it_runs_inside_a_running_loop(tmp_path: Path) -> None:
     async def within() -> SweepResult:
-        return sweep_of(Bears(100, 0.001), tmp_path, levels=[1]).run_sync()
+        return sweep_of(LimitedTarget(100, 0.001), tmp_path, levels=[1]).run_sync()
 
     assert asyncio.run(within()).complete
 
@@ -455,5 +457,5 @@ def test_what_cannot_be_swept_is_refused_before_anything_is_called(
     how: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        sweep_of(Bears(1), tmp_path / "out", **how)
+        sweep_of(LimitedTarget(1), tmp_path / "out", **how)
     assert not (tmp_path / "out").exists()

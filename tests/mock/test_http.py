@@ -46,7 +46,7 @@ def test_requests_come_out_whole_and_in_order_however_their_bytes_arrive(
     bodies: list[tuple[bytes, int]], cuts: list[int]
 ) -> None:
     data = b""
-    for body, size in bodies:  # a size of 0 stands for a body with a length
+    for body, size in bodies:  # a size of 0 means a body with a length
         head = b"POST /a?b=c HTTP/1.1\r\nHost: x\r\n"
         framing = b"transfer-encoding: chunked" if size else b"content-length: %d" % len(body)
         data += head + framing + b"\r\n\r\n" + (chunked(body, size) if size else body)

@@ -130,23 +130,23 @@ def test_above_the_rate_comes_429_that_says_when_to_come_back() -> None:
 def test_the_first_token_comes_after_the_latency_and_the_others_at_their_interval() -> None:
     with running_mock(latency="80ms", chunk_interval="10ms", output_tokens=6) as mock:
         reply = mock.send(chat_request(stream=True, n=1).replace(b"host", b"x-mock-times: 1\r\nhost", 1))
-        (told,) = mock.stats(times=True)["times"]
+        (times,) = mock.stats(times=True)["times"]
     stamps = [part.split(b"\n")[0].split() for part in reply.split(b": sent_ns=")[1:]]
     sent = [int(one[0]) for one in stamps]
     due = [int(one[1].removeprefix(b"due_ns=")) for one in stamps]
     assert len(sent) == 6
     assert all(at >= when for at, when in zip(sent, due, strict=True))
     assert [round((after - before) / 1e6) for before, after in pairwise(due)] == [10] * 5
-    assert round((due[0] - told["received_ns"]) / 1e6) == 80
-    assert told["first_ns"] == sent[0]
-    assert told["first_token_delay_s"] == pytest.approx((sent[0] - told["received_ns"]) / 1e9)
+    assert round((due[0] - times["received_ns"]) / 1e6) == 80
+    assert times["first_ns"] == sent[0]
+    assert times["first_token_delay_s"] == pytest.approx((sent[0] - times["received_ns"]) / 1e9)
 
 
 def test_a_whole_answer_comes_when_its_last_token_would() -> None:
     with running_mock(latency="10ms", tokens_per_second=100, output_tokens=6) as mock:
         mock.chat()
-        (told,) = mock.stats(times=True)["times"]
-        assert told["first_token_delay_s"] >= 0.06
+        (times,) = mock.stats(times=True)["times"]
+        assert times["first_token_delay_s"] >= 0.06
 
 
 def test_a_slow_first_token_is_slower() -> None:

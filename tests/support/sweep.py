@@ -1,4 +1,4 @@
-"""Levels of a sweep made up from a few figures, and an endpoint that bears only so many calls at once."""
+"""Levels of a sweep made up from a few figures, and an endpoint with a limit of calls at once."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def level(
     return make_level(number, f"level-{number}", metrics, parse_slo(slo))
 
 
-class Bears:
+class LimitedTarget:
     """A target that answers in `seconds`, and refuses at once what goes beyond `places` calls in flight."""
 
-    model_id = "bears"
+    model_id = "limited"
     default_parallelism = 1
 
     def __init__(self, places: int, seconds: float = 0.02) -> None:
@@ -80,7 +80,7 @@ class Bears:
         self.asked = 0
 
     def identity(self) -> dict[str, Any]:
-        return {"kind": "bears", "places": self.places}
+        return {"kind": "limited", "places": self.places}
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         self.asked += 1

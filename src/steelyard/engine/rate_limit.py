@@ -21,7 +21,7 @@ _MINUTE = 60.0
 
 
 class Sent(msgspec.Struct, gc=False):
-    """A call that was given leave: when, what was set aside for it, and how many were on the wire with it."""
+    """A call with a send permit: when it got it, the tokens reserved for it, and how many were in flight with it."""
 
     at: float
     estimate: float
@@ -30,9 +30,9 @@ class Sent(msgspec.Struct, gc=False):
 
 
 class _Place(msgspec.Struct, eq=False):
-    """One that waits for leave, with what it will need of the token budget."""
+    """A call that waits for a send permit, with its part of the token budget."""
 
-    leave: asyncio.Future[Sent]
+    permit: asyncio.Future[Sent]
     estimate: float
     reserved: float
 
@@ -82,18 +82,18 @@ class EndpointLimits:
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for leave to be sent."""
+        """How many calls wait for a send permit."""
         return len(self._queue)
 
-    def leave_now(self, estimate: float) -> Sent | None:
-        """Leave to send a call of about so many tokens, if it can be had without waiting."""
+    def permit_now(self, estimate: float) -> Sent | None:
+        """Give a send permit for a call of about `estimate` tokens, if there is one without waiting."""
         now = self._clock()
         if self._queue or not self._has_room() or self._ready_at() > now:
             return None
         return self._take(now, estimate, self._to_reserve(estimate))
 
-    async def leave(self, estimate: float, context: InvocationContext) -> Sent:
-        """The same, waiting for it; meanwhile the case's own time stands still."""
+    async def permit(self, estimate: float, context: InvocationContext) -> Sent:
+        """Wait for a send permit, with the case's clock stopped."""
         place = _Place(asyncio.get_running_loop().create_future(), estimate, self._to_reserve(estimate))
         self._queue.append(place)
         if len(self._queue) == 1:
@@ -102,7 +102,7 @@ class EndpointLimits:
         if context.clock is not None:
             context.clock.stop()
         try:
-            return await place.leave
+            return await place.permit
         except asyncio.CancelledError:
             self._withdraw(place)
             raise
@@ -142,7 +142,7 @@ class EndpointLimits:
             self._permits.observe("error" if overload is None else "overloaded", now - sent.at, sent.in_use)
 
     def ended(self) -> None:
-        """A call that was given leave is over, however it ended."""
+        """End a call that had a send permit, whatever its outcome."""
         if self._permits is not None:
             self._permits.ended()
 
@@ -177,7 +177,7 @@ class EndpointLimits:
         """Take a cancelled call out of the queue; or give back what it was given in the same turn of the loop."""
         if place in self._queue:
             self._queue.remove(place)
-        elif not place.leave.cancelled():
+        elif not place.permit.cancelled():
             if self._rate is not None:
                 self._rate.correct(-1)
             if self._tokens is not None:
@@ -186,12 +186,12 @@ class EndpointLimits:
         self._set_timer()
 
     def _let_through(self) -> None:
-        """Give leave to as many as may go now."""
+        """Give send permits to as many calls as may go now."""
         now = self._clock()
         while self._queue and self._has_room() and self._ready_at() <= now:
             place = self._queue.popleft()
-            if not place.leave.done():  # else it was cancelled a moment ago
-                place.leave.set_result(self._take(now, place.estimate, place.reserved))
+            if not place.permit.done():  # else it was cancelled a moment ago
+                place.permit.set_result(self._take(now, place.estimate, place.reserved))
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -215,7 +215,7 @@ class EndpointLimits:
 
 
 class RateLimited(TargetWrapper):
-    """A target that asks for leave before each call and tells the endpoint's limits how it went.
+    """A target that waits for a send permit before each call and tells the endpoint's limits how it went.
 
     It belongs inside `Retrying`, so that every try is counted and a pause holds up the retries too. `estimate` says
     how many tokens a case will come to; what it leaves out, the answer's own length for one, is learned.
@@ -239,10 +239,10 @@ class RateLimited(TargetWrapper):
         return self._limits.pauses
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        """The target's answer, asked for when there is leave."""
+        """Call the target when there is a send permit."""
         limits = self._limits
         estimate = self._estimate(case) if self._estimate is not None else 0.0
-        sent = limits.leave_now(estimate) or await limits.leave(estimate, context)
+        sent = limits.permit_now(estimate) or await limits.permit(estimate, context)
         try:
             response = await self._target.invoke(case, context)
         except Exception as error:

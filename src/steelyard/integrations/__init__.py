@@ -1,1 +1,1 @@
-"""Where runs go beside their own directory: OpenTelemetry, MLflow. Each module needs the extra of its name."""
+"""Exports of runs to other tools: OpenTelemetry, MLflow. Each module needs the extra of its name."""

@@ -24,7 +24,7 @@ KEY = "sk-not-for-any-eyes-4711"
 AGENT = """
 import asyncio, os
 from pathlib import Path
-from beside import LOG
+from shared import LOG
 
 async def answer(case):
     with open(LOG, "a") as log:
@@ -46,7 +46,7 @@ def place() -> Iterator[Path]:
 def write_suite(folder: Path, count: int, agent: str = AGENT) -> None:
     """Write a suite in Python whose module is in a folder that is on no path."""
     (folder / "agent.py").write_text(agent)
-    (folder / "beside.py").write_text(f"LOG = {str(folder / 'asked.log')!r}\n")
+    (folder / "shared.py").write_text(f"LOG = {str(folder / 'asked.log')!r}\n")
     (folder / "cases.jsonl").write_text("".join(f'{{"id": "c{n}", "prompt": "{n}"}}\n' for n in range(count)))
     (folder / "suite.yaml").write_text("id: far\ntarget: {python: agent.py:answer}\ncases: cases.jsonl\n")
 

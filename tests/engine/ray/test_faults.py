@@ -86,7 +86,7 @@ def test_an_answer_whose_worker_died_before_it_was_judged_is_not_requested_again
 AGENT = """
 import asyncio
 from pathlib import Path
-from beside import LOG
+from shared import LOG
 
 async def answer(case):
     with open(LOG, "a") as log:
@@ -98,7 +98,7 @@ async def answer(case):
 
 def write_suite(folder: Path, count: int) -> None:
     (folder / "agent.py").write_text(AGENT)
-    (folder / "beside.py").write_text(f"LOG = {str(folder / 'asked.log')!r}\n")
+    (folder / "shared.py").write_text(f"LOG = {str(folder / 'asked.log')!r}\n")
     (folder / "words.txt").write_text("hello ")
     (folder / "cases.jsonl").write_text("".join(f'{{"id": "c{n}", "prompt": "{n}"}}\n' for n in range(count)))
     (folder / "suite.yaml").write_text("id: far\ntarget: {python: agent.py:answer}\ncases: cases.jsonl\n")

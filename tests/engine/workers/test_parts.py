@@ -239,16 +239,16 @@ def test_a_refusal_is_reported_once_and_other_workers_pause_as_long() -> None:
         queue = MessageQueue(lambda: None)
         here, there = DriverLink(queue), DriverLink(MessageQueue(lambda: None))
         refused, other = here.limits(0, False, True), there.limits(0, False, True)
-        sent = [refused.leave_now(0.0) for _ in range(5)]
+        sent = [refused.permit_now(0.0) for _ in range(5)]
         for one in sent:
             refused.failed(one, overloaded(0.2))
         reported = calls_in(await queue.take())
         assert reported == [("overloaded", (0.2,))]
-        assert other.leave_now(0.0) is not None
+        assert other.permit_now(0.0) is not None
         there.deliver([], [(0, 0.2)])
-        assert other.leave_now(0.0) is None
+        assert other.permit_now(0.0) is None
         began = time.monotonic()
-        await other.leave(0.0, InvocationContext("c"))
+        await other.permit(0.0, InvocationContext("c"))
         assert time.monotonic() - began >= 0.15
 
     asyncio.run(main())
@@ -263,14 +263,14 @@ def test_a_worker_asks_the_driver_for_send_permits_and_reports_what_came_of_them
         link = DriverLink(queue)
         calls = WorkerCalls([limits], lambda call, value: link.deliver([(call, value)], []))
         remote = link.limits(0, True, True)
-        waiting = asyncio.create_task(remote.leave(10.0, context := InvocationContext("c")))
+        waiting = asyncio.create_task(remote.permit(10.0, context := InvocationContext("c")))
         await serve(queue, calls)
         sent = await waiting
         assert context.waiting > 0
         remote.failed(sent, overloaded(5.0))
         remote.ended()
         await serve(queue, calls)
-        assert limits.leave_now(1.0) is None  # the refusal reached the driver's own limits
+        assert limits.permit_now(1.0) is None  # the refusal reached the driver's own limits
         calls.close()
 
     asyncio.run(main())

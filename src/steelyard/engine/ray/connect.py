@@ -64,7 +64,7 @@ class RayConnection:
         self._thread.start()
         while not opened.wait(_POLL_SECONDS):
             if given_up.is_set():
-                stop.set()  # Ray cannot be told to stop trying: should it succeed, that thread disconnects at once
+                stop.set()  # nothing makes Ray stop trying: should it succeed, that thread disconnects at once
                 self._thread = None
                 raise ConfigurationError("the connection to the cluster was given up before there was one")
         if failures:

@@ -197,7 +197,7 @@ class WorkerHandle:
         """By ticket, the oldest first."""
         self.calls: WorkerCalls | None = None
         self.missing_reported = False
-        """Whether a warning said that no worker came."""
+        """Whether a warning reported that no worker was started."""
         self.peak = 0
         """The most calls it had in flight between its last two batches."""
         self.on_probation: int | None = None

@@ -116,10 +116,10 @@ class DriverLimits:
         self.answers = 0
         """How many calls of this worker were answered: proof enough that the endpoint works."""
 
-    def leave_now(self, estimate: float) -> None:  # noqa: ARG002 - nothing is known here without asking
+    def permit_now(self, estimate: float) -> None:  # noqa: ARG002 - nothing is known here without asking
         return None
 
-    async def leave(self, estimate: float, context: InvocationContext) -> int:
+    async def permit(self, estimate: float, context: InvocationContext) -> int:
         """Wait for a send permit, with the case's clock stopped; returns the number the driver knows the permit by."""
         began = time.monotonic()
         if context.clock is not None:
@@ -201,7 +201,7 @@ class WorkerCalls:
         self._sent.clear()
 
     async def _permit(self, limits: EndpointLimits, call: int, estimate: float) -> None:
-        sent = limits.leave_now(estimate) or await limits.leave(estimate, InvocationContext(""))
+        sent = limits.permit_now(estimate) or await limits.permit(estimate, InvocationContext(""))
         self._waiting.pop(call, None)
         self._sent[call] = sent
         self._in_flight.append(limits)
