@@ -6,6 +6,7 @@ is always somebody's change.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what uses a browser, and skip what needs Ray where it is not installed."""
+    no_ray = pytest.mark.skip(reason="Ray is not installed")
+    has_ray = importlib.util.find_spec("ray") is not None
+    for item in items:
+        if "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+        if item.get_closest_marker("ray") is not None and not has_ray:
+            item.add_marker(no_ray)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from steelyard import EvalCase, EvalSet, InvocationResponse, Runner
 from steelyard.cli.dry_run import PlannedRun, look_ahead
 from steelyard.errors import ConfigurationError, RunMismatch
-from steelyard.run.directory import Entry
+from steelyard.run.directory import OpenMode
 from steelyard.tokens import estimate_input_tokens
 from tests.support.cache import STORES, open_store
 from tests.support.cli import Workshop, run_cli
@@ -50,7 +50,7 @@ class Answers:
 
 def ahead(target: Any, run: Path, scorers: Any = (), suite: EvalSet = SUITE, **options: Any) -> PlannedRun:
     runner = Runner(target, suite, scorers, progress="off", output_path=run, **options)
-    return look_ahead(runner, Entry())
+    return look_ahead(runner, OpenMode())
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -25,7 +25,7 @@ from steelyard.records import Job
 from tests.support.board import Board, BoardWork, new_board
 from tests.support.engine import drop, make_job, make_jobs
 from tests.support.engine import until as until_soon
-from tests.support.ray import local_cluster, needs_ray, patiently
+from tests.support.ray import local_cluster, patiently
 
 
 class Backend:
@@ -75,7 +75,7 @@ class RayBackend(Backend):
 
 BACKENDS = [
     pytest.param(Backend, id="local"),
-    pytest.param(RayBackend, id="ray", marks=[needs_ray, patiently]),
+    pytest.param(RayBackend, id="ray", marks=[pytest.mark.ray, patiently]),
 ]
 
 

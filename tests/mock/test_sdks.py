@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from tests.support.mock import Mock, running_mock
+
+anthropic = pytest.importorskip("anthropic")
+openai = pytest.importorskip("openai")
 
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
 SCHEMA = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import logging
 import os
 import shutil
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 patiently = pytest.mark.timeout(300)
 """Starting a cluster is a dozen processes: with another beside it on a busy machine that alone may take a minute."""
 

@@ -16,9 +16,9 @@ import pytest
 
 from tests.support.cli import Ended, finish, run_cli, wait_until
 from tests.support.mock import STEELYARD
-from tests.support.ray import clean_place, needs_ray, patiently
+from tests.support.ray import clean_place, patiently
 
-pytestmark = [needs_ray, patiently]
+pytestmark = [pytest.mark.ray, patiently]
 
 KEY = "sk-not-for-any-eyes-4711"
 AGENT = """

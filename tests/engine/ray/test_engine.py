@@ -23,10 +23,10 @@ from steelyard.targets import Command, OpenAIChat
 from tests.support.board import Board
 from tests.support.engine import make_suite, wait_for
 from tests.support.mock import mock_process
-from tests.support.ray import local_cluster, needs_ray, patiently
+from tests.support.ray import local_cluster, patiently
 from tests.support.ray_targets import Asking, Failing, Juror, RefusesOnce, Seeing, weather
 
-pytestmark = [needs_ray, patiently]
+pytestmark = [pytest.mark.ray, patiently]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from steelyard.records import Record
 from tests.support.board import Board
 from tests.support.cli import finish, run_cli, start
 from tests.support.engine import make_jobs, make_suite, wait_for
-from tests.support.ray import cluster_of_nodes, needs_ray, patiently
+from tests.support.ray import cluster_of_nodes, patiently
 from tests.support.ray_memory import Memory
 from tests.support.ray_targets import (
     Asking,
@@ -36,7 +36,7 @@ from tests.support.ray_targets import (
     most_outstanding,
 )
 
-pytestmark = [needs_ray, patiently]
+pytestmark = [pytest.mark.ray, patiently]
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,6 @@ from steelyard.units import RateLimit
 from tests.support.cli import run_cli
 from tests.support.engine import drop, make_job, make_jobs
 from tests.support.journal import a_record
-from tests.support.ray import needs_ray
 
 
 class SimulatedWorker:
@@ -350,7 +349,7 @@ def test_a_driver_callback_is_called_in_the_driver() -> None:
     asyncio.run(main())
 
 
-@needs_ray
+@pytest.mark.ray
 def test_a_lock_deep_inside_is_named_with_the_path_to_it() -> None:
     lock = threading.Lock()
 
@@ -365,7 +364,7 @@ class RenamedKey(Secret):
     """A key by any other name."""
 
 
-@needs_ray
+@pytest.mark.ray
 @pytest.mark.parametrize("kind", [Secret, RenamedKey])
 def test_a_key_is_refused_by_its_type_whatever_its_class_is_called(kind: type[Secret]) -> None:
     key = kind("sk-not-for-workers")
@@ -378,7 +377,7 @@ def test_a_key_is_refused_by_its_type_whatever_its_class_is_called(kind: type[Se
     assert "sk-not-for-workers" not in str(refused.value)
 
 
-@needs_ray
+@pytest.mark.ray
 def test_a_token_and_limits_are_not_pickled() -> None:
     async def main() -> None:
         driver_objects, token = DriverObjects(), CancellationToken()
@@ -402,7 +401,7 @@ def test_without_ray_the_extra_is_named(monkeypatch, tmp_path) -> None:
 SUITE = "id: s\ntarget: {simulated: {model: m}}\ncases: [{id: a, prompt: hello}]\n"
 
 
-@needs_ray
+@pytest.mark.ray
 @pytest.mark.parametrize("command", [("run",), ("sweep", "-j", "1,2")])
 def test_a_cluster_that_is_not_there_ends_in_seconds_and_nothing_is_written(tmp_path, command) -> None:
     (tmp_path / "suite.yaml").write_text(SUITE)
@@ -429,7 +428,7 @@ def test_a_suite_with_an_unknown_engine_or_options_of_another_is_refused(tmp_pat
     assert message in ended.err
 
 
-@needs_ray
+@pytest.mark.ray
 @pytest.mark.parametrize("reply", [b"", b"HTTP/1.0 400 what?\r\n\r\n", None])
 def test_what_listens_at_the_address_and_is_not_ray_is_refused_at_once(monkeypatch, reply) -> None:
     """Ray itself would try for ever. The server closes, speaks another protocol, or sends nothing at all."""
@@ -481,7 +480,7 @@ def ray_init(monkeypatch) -> FakeInit:
     return made
 
 
-@needs_ray
+@pytest.mark.ray
 def test_an_engine_that_is_closed_while_it_connects_does_not_wait_for_that(ray_init) -> None:
     from steelyard.engine.ray.engine import RayEngine
 
@@ -502,7 +501,7 @@ def test_an_engine_that_is_closed_while_it_connects_does_not_wait_for_that(ray_i
     assert failures == ["the connection to the cluster was given up before there was one"]
 
 
-@needs_ray
+@pytest.mark.ray
 @pytest.mark.parametrize(("variable", "address"), [(None, "local"), ("10.0.0.5:6379", "10.0.0.5:6379")])
 def test_without_an_address_no_cluster_is_taken_that_merely_happens_to_run_here(
     monkeypatch, ray_init, variable, address
@@ -520,7 +519,7 @@ def test_without_an_address_no_cluster_is_taken_that_merely_happens_to_run_here(
     assert ray_init.arguments["address"] == address
 
 
-@needs_ray
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -538,7 +537,7 @@ def test_what_ray_fails_at_is_named_as_what_it_is(monkeypatch, ray_init, error, 
         connect.RayConnection("host:1", None).open()
 
 
-@needs_ray
+@pytest.mark.ray
 def test_a_folder_that_is_too_large_to_be_sent_is_named(monkeypatch, ray_init) -> None:
     from ray.exceptions import RuntimeEnvSetupError
 
@@ -550,7 +549,7 @@ def test_a_folder_that_is_too_large_to_be_sent_is_named(monkeypatch, ray_init) -
         connect.RayConnection("host:1", "/suites/large").open()
 
 
-@needs_ray
+@pytest.mark.ray
 def test_spans_are_refused_with_workers_elsewhere(tmp_path) -> None:
     (tmp_path / "suite.yaml").write_text(SUITE)
     ended = run_cli(tmp_path, "run", "suite.yaml", "--engine", "ray", "--otel", "--out", "run")
@@ -559,7 +558,7 @@ def test_spans_are_refused_with_workers_elsewhere(tmp_path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@needs_ray
+@pytest.mark.ray
 @pytest.mark.parametrize("address", ["ray://somewhere:10001", "somewhere:port", ":6379"])
 def test_a_malformed_address_is_refused(address) -> None:
     from steelyard.engine.ray.connect import RayConnection
@@ -568,7 +567,7 @@ def test_a_malformed_address_is_refused(address) -> None:
         RayConnection(address, None).open()
 
 
-@needs_ray
+@pytest.mark.ray
 @pytest.mark.parametrize(("name", "version"), [("python", "3.9.1"), ("steelyard", "0.0.0"), ("ray", "1.13.0")])
 def test_a_worker_with_another_version_is_named(name, version) -> None:
     import ray

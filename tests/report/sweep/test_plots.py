@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pytest
 
 from steelyard.journal.manifest import PLOTS
 from steelyard.load.levels import Level
 from steelyard.report.sweep.plots import error_rate_plot, latency_plot, write_plots
 from tests.support.sweep import level, swept
+
+matplotlib = pytest.importorskip("matplotlib")
 
 
 def twelve_levels() -> list[Level]:
