@@ -272,6 +272,15 @@ def test_lost_connections_among_answers_hold_up_nobody() -> None:
         assert outage.ready_at() <= moment
 
 
+def test_the_tenth_lost_connection_in_a_row_starts_an_outage() -> None:
+    outage = Outage()
+    for _ in range(9):
+        outage.failed(5.0, sent=4.0)
+    assert outage.ready_at() < 5.0
+    outage.failed(5.0, sent=4.0)
+    assert outage.ready_at() == pytest.approx(5.1)
+
+
 def test_an_outage_is_waited_for_twice_as_long_each_time_up_to_two_seconds() -> None:
     outage, now, waits = Outage(), 0.0, []
     for _ in range(9):

@@ -40,9 +40,16 @@ def test_a_confidence_outside_0_to_1_is_refused(confidence):
         bootstrap_mean([1.0, 2.0], confidence)
 
 
-def test_without_resamples_there_is_no_bootstrap():
-    with pytest.raises(ValueError, match="resamples must be >= 1, got 0"):
-        bootstrap_mean([1.0, 2.0], resamples=0)
+@pytest.mark.parametrize("resamples", [0, -1])
+def test_without_resamples_there_is_no_bootstrap(resamples):
+    with pytest.raises(ValueError, match=f"resamples must be >= 1, got {resamples}"):
+        bootstrap_mean([1.0, 2.0], resamples=resamples)
+
+
+def test_one_resample_is_enough_for_a_bootstrap():
+    low, high = bootstrap_mean([1.0, 2.0, 4.0], resamples=1)
+    assert low == high  # the mean of that one resample
+    assert 1.0 <= low <= 4.0
 
 
 @pytest.mark.parametrize("size", [20, 300])

@@ -6,6 +6,7 @@ import csv
 import json
 import tracemalloc
 from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,15 @@ def test_reading_an_iterator_twice_is_an_error() -> None:
 def test_a_bad_case_in_memory_is_an_error_with_its_place(cases: list[object], message: str) -> None:
     with pytest.raises(SuiteError, match=message):
         list(EvalSet("s", cases))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", [EvalCase(prompt="p"), EvalCase(messages=[{"role": "user"}])])
+def test_an_id_outside_ascii_is_kept_and_one_that_is_not_unicode_is_refused(case: EvalCase) -> None:
+    named, broken = copy(case), copy(case)
+    named.id, broken.id = "Zürich", "Z\ud800"
+    assert [each.id for each in EvalSet("s", [named])] == ["Zürich"]
+    with pytest.raises(SuiteError, match=r"id must be Unicode text, got 'Z\\ud800' with a lone surrogate"):
+        list(EvalSet("s", [broken]))
 
 
 @pytest.mark.parametrize("cases", ["text", b"bytes", {"prompt": "p"}, 3, None])

@@ -85,6 +85,11 @@ def test_a_last_event_without_its_blank_line_counts_but_is_marked(tail: bytes) -
     assert (last.data, last.terminated, last.at) == (b"[DONE]", False, 1.0)
 
 
+def test_an_unfinished_event_arrived_with_the_last_chunk_even_if_that_was_empty() -> None:
+    (last,) = read(b"data: x", b"")
+    assert (last.data, last.terminated, last.at) == (b"x", False, 1.0)
+
+
 def test_an_event_is_there_when_its_blank_line_is() -> None:
     early, late = read(b"data: early\n\nda", b"ta: la", b"te", b"\n", b"\n", b": more\n")
     assert (early.data, early.at) == (b"early", 0.0)

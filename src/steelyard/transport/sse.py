@@ -56,7 +56,7 @@ def events(chunks: Sequence[bytes], arrivals: Sequence[float]) -> list[ServerSen
     found, rest = _of_any_lines(body, start, clock) if b"\r" in body else _of_plain_lines(body, start, clock)
     if rest is not None:
         data, name = rest
-        found.append(_event(data, name, arrivals[-1], terminated=False))
+        found.append(_event(data, name, clock.at(len(body)), terminated=False))
     return found
 
 
