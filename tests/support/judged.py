@@ -137,13 +137,6 @@ def run(agent: Any, suite: EvalSet, scorers: list[Any], **options: Any) -> Resul
     return runner_of(agent, suite, scorers, **options).run_sync(**entry)
 
 
-def timed(act: Callable[[], Result]) -> tuple[Result, float]:
-    """What came of it and the seconds it took."""
-    began = time.perf_counter()
-    result = act()
-    return result, time.perf_counter() - began
-
-
 def lines_of(run: Path, name: str) -> list[dict[str, Any]]:
     """The readable lines of a file in a run directory."""
     path = run / name
