@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from steelyard import InvocationResponse
 from steelyard.cache import EvaluationDataStore, ManagedStore, StoreError, StoreInfo, is_cacheable
-from tests.cache.test_file_names import AWKWARD
-from tests.support.cache import STORES, an_answer, key_of, open_store
+from tests.support.cache import AWKWARD, STORES, an_answer, key_of, open_store
 
 NOT_NORMAL = [
     {"error": "boom"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tracemalloc
 from collections.abc import Iterator
@@ -12,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard import EvalCase, EvalSet, SuiteError
+from steelyard import EvalCase, EvalSet, Runner, SuiteError
 from steelyard.errors import ConfigurationError
 from steelyard.records import id_digest
 from steelyard.run import plan
 from steelyard.run import plan as plan_module
-from steelyard.run.plan import make_plan
+from steelyard.run.plan import CyclingPlan, cycling, make_plan
 from steelyard.suite.identity import DigestColumn, as_hex, case_fingerprint, grading_fingerprint
 
 
@@ -278,3 +279,109 @@ def test_planning_keeps_few_bytes_a_case(with_ids: bool) -> None:
         tracemalloc.stop()
     assert kept / count < 40
     assert peak / count < 60
+
+
+# The event loop's turns ----------------------------------------------------------------------------------------------
+
+
+COUNT = 20_000
+
+
+def many() -> EvalSet:
+    return EvalSet("many", lambda: (EvalCase(id=f"c{number:05}", prompt="?") for number in range(COUNT)))
+
+
+def test_jobs_give_a_sign_while_cases_are_passed_over() -> None:
+    plan = make_plan(many(), match="c[01]999[09]")
+    jobs = list(plan.jobs())
+    assert [job.case.id for job in jobs if job is not None] == ["c09990", "c09999", "c19990", "c19999"]
+    assert jobs.count(None) > 100
+
+
+def test_a_call_is_not_timed_out_because_the_next_case_is_far_away() -> None:
+    longest = 0.0
+
+    async def answer(case: EvalCase) -> str:
+        nonlocal longest
+        loop = asyncio.get_running_loop()
+        for _ in range(5):
+            before = loop.time()
+            await asyncio.sleep(0)
+            longest = max(longest, loop.time() - before)
+        return "yes"
+
+    result = Runner(answer, many(), match="c[01]9999", parallelism=2, progress="off").run_sync()
+    assert result.metrics["counts"]["ok"] == 2
+    # The whole of the suite takes several times as long to read.
+    assert longest < 0.05
+
+
+# Load runs: cases in rounds ------------------------------------------------------------------------------------------
+
+
+def plan_of(cases: int, *, match: str | None = None, **how: float | int | None) -> CyclingPlan:
+    suite = EvalSet(id="s", cases=[EvalCase(id=f"c{n}", prompt=str(n)) for n in range(cases)])
+    given = {"requests": None, "duration": None, **how}
+    return cycling(make_plan(suite, match=match), **given)  # type: ignore[arg-type]
+
+
+def handed_out(plan: CyclingPlan) -> list[tuple[str, int]]:
+    return [(job.case.id, job.trial) for job in plan.jobs() if job is not None]
+
+
+def test_cases_are_sent_round_after_round_until_all_requests_are_out() -> None:
+    assert handed_out(plan_of(3, requests=7)) == [
+        ("c0", 0), ("c1", 0), ("c2", 0), ("c0", 1), ("c1", 1), ("c2", 1), ("c0", 2),
+    ]  # fmt: skip
+
+
+def test_fewer_requests_than_cases_send_only_the_first() -> None:
+    assert handed_out(plan_of(5, requests=2)) == [("c0", 0), ("c1", 0)]
+
+
+@pytest.mark.parametrize("match", [None, "c[13]"])
+def test_every_request_has_a_slot_of_its_own_in_order_of_sending(match: str | None) -> None:
+    plan = plan_of(5, match=match, requests=23)
+    jobs = [job for job in plan.jobs() if job is not None]
+    assert [plan.slot_at(job.index, job.trial) for job in jobs] == list(range(23))
+    assert [plan.index(slot) for slot in range(23)] == [job.index for job in jobs]
+    positions, rounds = plan.places(np.arange(23))
+    assert rounds.tolist() == [job.trial for job in jobs]
+    assert [plan.indices[position] for position in positions.tolist()] == [job.index for job in jobs]
+    digests = np.array([id_digest(job.case.id) for job in jobs], dtype=np.uint64)
+    assert plan.slot_of(digests, rounds).tolist() == list(range(23))
+
+
+def test_a_number_of_requests_is_planned_before_any_is_sent() -> None:
+    assert plan_of(3, requests=7).slots == 7
+
+
+def test_a_duration_plans_what_was_handed_out_until_the_time_was_up() -> None:
+    now = 100.0
+    plan = plan_of(2, duration=10.0)
+    plan.clock = lambda: now
+    jobs = plan.jobs()
+    for _ in range(5):
+        assert next(jobs) is not None
+    assert plan.slots == 5
+    now = 110.0
+    assert next(jobs, None) is None
+    assert plan.slots == 5
+
+
+def test_with_both_whichever_comes_first_ends_it() -> None:
+    plan = plan_of(2, duration=1000.0, requests=3)
+    assert len(handed_out(plan)) == 3
+    assert plan.slots == 3
+
+
+def test_a_suite_too_large_to_keep_is_read_again_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_MOST_KEPT", 2)
+    assert handed_out(plan_of(3, requests=4))[-1] == ("c0", 1)
+
+
+def test_the_fingerprints_are_those_of_the_cases() -> None:
+    plan = plan_of(2, requests=4)
+    fingerprints = [job.case_fp for job in plan.jobs() if job is not None]
+    assert fingerprints[:2] == fingerprints[2:]
+    assert fingerprints[0] != fingerprints[1]

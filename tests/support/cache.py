@@ -9,6 +9,14 @@ from steelyard import EvalCase, InvocationContext, InvocationResponse
 from steelyard.cache import CacheKey, CaseFingerprint, LocalFileTaskResultStore, ManagedStore, SqliteTaskResultStore
 
 STORES = ("local", "sqlite")
+AWKWARD = [
+    "a/b", "a\\b", "a:b", "..", ".", "", "...", "../../etc/passwd", "/etc/passwd", "C:\\x", "\\\\host\\share",
+    "CON", "con", "nul.txt", "COM1", "lpt9.log", "aux", "a.", "a ", " a", "a..", ".hidden", "-rf", "--", "~", "~root",
+    "a\0b", "\0", "a\nb", "x" * 300, "x" * 299 + "y", "X" * 300, "Case", "case", "CASE", "é", "e\u0301", "ﬁ", "fi",
+    "İ", "\u0131", "ß", "SS", "😀", "שלום", "\u202eabc", "\ud800", "\udfff", "a*b?", 'a"b', "a|b", "<a>",
+    "%2e%2e", "a%00",
+]  # fmt: skip
+"""Case ids that a file system, a shell or a terminal may stumble over."""
 
 
 def open_store(kind: str, folder: Path) -> ManagedStore:

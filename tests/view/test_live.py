@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -9,13 +10,24 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from steelyard.cli.view import command
 from steelyard.errors import ConfigurationError
+from steelyard.journal.index import winners
+from steelyard.journal.reader import index_rows
+from steelyard.journal.writer import encode_record
+from steelyard.records import Record, Score
+from steelyard.view import live
+from steelyard.view.live import Follower
+from steelyard.view.pages import charts, counting, in_case_order, live_figures
 from tests.support.cli import alone, wait_until
+from tests.support.journal import a_record, write_journal
 from tests.support.report import large_run
-from tests.support.view import Events, Served, SteppedRun, served
+from tests.support.view import Events, Served, SteppedRun, read_all, served
 
 VIEW = "import sys; from steelyard.cli.view import command; sys.exit(command(standalone_mode=False))"
 
@@ -196,3 +208,149 @@ def test_a_signal_ends_the_command_in_time_with_streams_open(runs: Path, number:
             process.kill()
             for line in server.open:
                 line.close()
+
+
+# Following a journal -------------------------------------------------------------------------------------------------
+
+
+def record(number: int, **more: object) -> Record:
+    passed = number % 3 != 0
+    scores = [Score("exact", float(passed), passed)]
+    return a_record(**{"id": f"c{number}", "index": number, "run_time": number / 10, "scores": scores, **more})
+
+
+def test_a_torn_last_line_is_not_shown_until_it_is_whole(tmp_path: Path) -> None:
+    data = write_journal(tmp_path, map(record, range(3)))
+    follower = Follower(tmp_path)
+    for cut in (len(data) - 1, len(data) - 40):
+        (tmp_path / "outputs.jsonl").write_bytes(data[:cut])
+        assert len(read_all(follower).rows) == 2
+        assert [one["id"] for one in follower.newest] == ["c0", "c1"]
+        assert follower.damaged == 0
+    (tmp_path / "outputs.jsonl").write_bytes(data)
+    assert len(read_all(follower).rows) == 3
+
+
+def test_errors_are_counted_by_kind_as_in_the_report(tmp_path: Path) -> None:
+    failed = {"status": "error", "error": "no", "error_type": "TransientError"}
+    statuses = (429, 429, 503, None)
+    write_journal(tmp_path, [record(number, **failed, http_status=one) for number, one in enumerate(statuses)])
+    follower = read_all(Follower(tmp_path))
+    found = live_figures(follower.rows, follower.kinds, quiet=0)["errors"]
+    assert sorted(found) == [("429 rate limited", 2), ("503 unavailable", 1), ("TransientError", 1)]
+
+
+@given(cuts=st.lists(st.integers(0, 4_000), max_size=8), stride=st.sampled_from([64, 700, 1 << 20]))
+@settings(max_examples=40, deadline=None)
+def test_in_whatever_pieces_a_journal_grows_its_rows_are_those_of_the_index(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], stride: int
+) -> None:
+    run = tmp_path_factory.mktemp("run")
+    data = b"".join(encode_record(record(number)) for number in range(6))
+    follower, place = Follower(run), run / "outputs.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "_STRIDE", stride)
+        for cut in [*sorted(min(cut, len(data)) for cut in cuts), len(data)]:
+            with open(place, "ab") as file:
+                file.write(data[place.stat().st_size : cut])
+            read_all(follower)
+    rows = index_rows(run)
+    for name in rows.dtype.names or ():
+        assert follower.rows[name].tolist() == rows[name].tolist(), name
+    assert follower.position == len(data)
+
+
+def test_another_file_in_its_place_is_read_anew(tmp_path: Path) -> None:
+    write_journal(tmp_path, map(record, range(5)))
+    follower = read_all(Follower(tmp_path))
+    before = follower.generation
+    write_journal(tmp_path / "new", map(record, range(10, 12)))
+    os.replace(tmp_path / "new" / "outputs.jsonl", tmp_path / "outputs.jsonl")
+    read_all(follower)
+    assert [one["id"] for one in follower.newest] == ["c10", "c11"]
+    assert follower.generation != before
+
+
+def test_a_file_rewritten_in_place_is_read_anew_though_it_is_longer(tmp_path: Path) -> None:
+    lines = write_journal(tmp_path, map(record, (1, 2)))
+    follower = read_all(Follower(tmp_path))
+    others = write_journal(tmp_path, map(record, (4, 5, 7, 8)))
+    assert others[len(lines) - 1 : len(lines)] == b"\n"  # so that not even the place of the line ends tells
+    assert len(read_all(follower).rows) == 4
+    assert follower.newest[0]["id"] == "c4"
+
+
+def test_a_journal_that_goes_leaves_nothing(tmp_path: Path) -> None:
+    write_journal(tmp_path, map(record, range(2)))
+    follower = read_all(Follower(tmp_path))
+    (tmp_path / "outputs.jsonl").unlink()
+    assert len(read_all(follower).rows) == 0
+    assert follower.generation == ""
+
+
+def test_a_generation_is_the_same_for_every_reader_and_while_the_journal_grows(tmp_path: Path) -> None:
+    data = write_journal(tmp_path, map(record, range(4)))
+    (tmp_path / "outputs.jsonl").write_bytes(data[: data.find(b"\n") + 1])
+    first = read_all(Follower(tmp_path)).generation
+    (tmp_path / "outputs.jsonl").write_bytes(data)
+    assert read_all(Follower(tmp_path)).generation == first != ""
+
+
+def test_lines_that_are_no_records_are_left_out_and_counted(tmp_path: Path) -> None:
+    lines = [encode_record(record(number)) for number in range(3)]
+    (tmp_path / "outputs.jsonl").write_bytes(lines[0] + b"{broken\n" + lines[1] + b"\n[]\n" + lines[2])
+    follower = read_all(Follower(tmp_path))
+    assert follower.damaged == 2
+    assert [one["id"] for one in follower.newest] == ["c0", "c1", "c2"]
+    assert follower.rows["offset"].tolist() == [0, len(lines[0]) + 8, len(lines[0]) + 8 + len(lines[1]) + 4]
+
+
+def test_a_link_in_place_of_the_journal_is_not_followed(tmp_path: Path) -> None:
+    write_journal(tmp_path / "elsewhere", map(record, range(2)))
+    (tmp_path / "outputs.jsonl").symlink_to(tmp_path / "elsewhere" / "outputs.jsonl")
+    with pytest.raises(OSError):
+        Follower(tmp_path).advance()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_the_rows_that_count_are_those_that_count_for_a_report(
+    tmp_path_factory: pytest.TempPathFactory, asked: list[tuple[int, int, bool]]
+) -> None:
+    run = tmp_path_factory.mktemp("run")
+    write_journal(run, (record(n, trial=t, status="ok" if ok else "error") for n, t, ok in asked))
+    rows = read_all(Follower(run)).rows
+    expected = sorted(winners(index_rows(run))["offset"].tolist())
+    assert sorted(counting(rows)["offset"].tolist()) == expected
+    ordered = in_case_order(rows)
+    assert sorted(ordered["offset"].tolist()) == expected
+    assert [*zip(ordered["index"], ordered["trial"], strict=True)] == sorted(
+        zip(ordered["index"], ordered["trial"], strict=True)
+    )
+
+
+def test_live_figures_are_numpys_and_superseded_records_leave_the_counts(tmp_path: Path) -> None:
+    times = np.random.default_rng(3).gamma(2, 1, 200)
+    records = [record(number, time_to_last_token=float(times[number])) for number in range(200)]
+    failed = [record(number, status="error", error="x", error_type="Timeout") for number in range(5)]
+    write_journal(tmp_path, [*failed, *records])
+    follower = read_all(Follower(tmp_path))
+    found = live_figures(follower.rows, follower.kinds, quiet=0)
+    assert found["n"] == 200
+    assert found["counts"] == {"passed": 133, "failed": 67, "unscored": 0, "error": 0}
+    assert found["last"] == pytest.approx(np.percentile(times, [50, 90, 99]), rel=1e-4)
+    assert found["rate"] == pytest.approx(10, rel=0.05)  # one every tenth of a second
+    assert live_figures(follower.rows, follower.kinds, quiet=60)["rate"] == 0
+    assert sum(found["over_time"]["landed"]) == 205
+    assert sum(found["over_time"]["errors"]) == 5
+    assert charts(in_case_order(follower.rows))["last"]["n"] == 200
+
+
+def test_an_empty_journal_and_odd_numbers_have_figures_too(tmp_path: Path) -> None:
+    nothing = live_figures(read_all(Follower(tmp_path)).rows, ["error"], quiet=0)
+    assert (nothing["n"], nothing["pass_rate"], nothing["over_time"]) == (0, None, None)
+    odd = {"time_to_last_token": 1e300, "num_tokens_output": 10**18, "run_time": -1.0, "cost": 1e-300}
+    write_journal(tmp_path, [record(0, **odd), record(1, time_to_first_token=None, **odd)])
+    follower = read_all(Follower(tmp_path))
+    assert live_figures(follower.rows, follower.kinds, quiet=0)["last"] is None
+    assert charts(in_case_order(follower.rows))["last"] is None
