@@ -1,17 +1,26 @@
-# Two commands for a new user: `make demo` and `make test`. Both set themselves up.
+# For users: `make demo`. For contributors: `make quick` while working, `make test` before a change is sent.
+# Each sets itself up.
 VENV := .venv
 BIN := $(VENV)/bin
+QUICK := .venv-quick
 CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check unit browser bench peers docs screenshots format clean
+.PHONY: demo quick test check unit structure browser bench peers docs screenshots format clean
 
 demo: $(VENV)/.run-ready
-	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is gone on with
+	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is resumed
 	@$(BIN)/steelyard run examples/capitals.yaml -j 50 --out runs/demo
 
+# A light environment without Ray, MLflow, browsers and SDKs, and the tests that need nothing else.
+quick: $(QUICK)/.ready
+	$(QUICK)/bin/ruff format --check .
+	$(QUICK)/bin/ruff check .
+	$(QUICK)/bin/pytest -n 2 --dist worksteal -m "not slow and not ray and not browser"
+
 test: check unit
+	@$(MAKE) --no-print-directory structure || true  # a report, not a gate
 
 check: $(VENV)/.dev-ready
 	$(BIN)/ruff format --check .
@@ -21,6 +30,10 @@ check: $(VENV)/.dev-ready
 
 unit: $(VENV)/.dev-ready browser
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# Sizes, imports, layers, the path of one case, and words to avoid.
+structure: $(VENV)/.dev-ready
+	@$(BIN)/python scripts/structure.py
 
 # The pages are tested in a real browser: where there is none and Debian's can be installed, it is.
 browser:
@@ -32,7 +45,7 @@ browser:
 bench: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks
 
-# The same jobs for other tools, each in an environment of its own: an hour, and some gigabytes.
+# The same jobs for other tools, each in a separate environment: an hour, and some gigabytes.
 peers: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks.peers
 
@@ -48,12 +61,12 @@ format: $(VENV)/.dev-ready
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(QUICK) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(VENV)/bin/python:
+$(VENV)/bin/python $(QUICK)/bin/python: %/bin/python:
 	@test -n "$(PYTHON)" || { echo "Steelyard needs Python 3.11 or newer; none of: $(CANDIDATES)"; exit 1; }
-	@echo "setting up $(VENV) with $$($(PYTHON) --version)"
-	@$(PYTHON) -m venv $(VENV)
+	@echo "setting up $* with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $*
 
 $(VENV)/.run-ready: pyproject.toml | $(VENV)/bin/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[speed]'
@@ -62,3 +75,7 @@ $(VENV)/.run-ready: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev-ready: pyproject.toml | $(VENV)/bin/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[speed,text,schema,plot,prices,otel,mlflow,view,ray,dev]'
 	@touch $@ $(VENV)/.run-ready
+
+$(QUICK)/.ready: pyproject.toml | $(QUICK)/bin/python
+	@$(QUICK)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[speed,text,schema,view,test]'
+	@touch $@

@@ -210,6 +210,7 @@ def test_any_text_gets_a_portable_name(identifier):
     assert is_portable(file_name(identifier))
 
 
+@pytest.mark.slow
 def test_a_million_ids_have_a_million_names():
     """Each pair of a stem and a way to write it down, so that thousands look alike once folded or cleaned."""
     ways = [

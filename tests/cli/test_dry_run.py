@@ -197,6 +197,7 @@ def test_the_budget_is_part_of_the_plan(tmp_path: Path) -> None:
     assert "max_cost: the run stops at 2.50 USD" in ahead(Answers(), tmp_path / "r", max_cost=2.5).describe()
 
 
+@pytest.mark.slow
 def test_cases_are_read_as_they_are_looked_at(tmp_path: Path) -> None:
     """What is held grows by the plan's few bytes a case, not by the cases: these weigh 1 kB each."""
 

@@ -17,6 +17,8 @@ import pytest
 from steelyard.journal.lock import is_locked
 from tests.support.cli import STEELYARD, Ended, Workshop, finish, start, wait_until
 
+pytestmark = pytest.mark.slow
+
 AGENT = """
 import asyncio, multiprocessing, os, time
 from concurrent.futures import ProcessPoolExecutor

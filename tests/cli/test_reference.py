@@ -16,6 +16,8 @@ from steelyard.cli.main import COMMANDS
 from tests.support.cli import STEELYARD
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("cli_reference", ROOT / "scripts" / "cli_reference.py")

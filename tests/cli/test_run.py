@@ -293,6 +293,7 @@ def test_3_for_an_internal_error(shop: Workshop, monkeypatch: pytest.MonkeyPatch
 # Places that output may lead to
 
 
+@pytest.mark.slow
 def test_a_reader_that_went_away_changes_neither_the_run_nor_its_exit_code(shop: Workshop) -> None:
     shop.suite(target=CALM, gate={"min_pass_rate": 1.0})
     document = (shop.folder / "suite.yaml").read_text().replace("expected: C4", "expected: null")

@@ -17,6 +17,8 @@ import pytest
 from steelyard.cli.run_control import allow_calls, raise_limit
 from tests.support.cli import STEELYARD, Ended, Workshop, finish, start, wait_until
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 5.5
 """Seconds from the signal to the end: five, and a little for a busy machine."""
 

@@ -51,6 +51,7 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_the_advice_and_the_plots_go_to_stdout(shop: Workshop) -> None:
+    pytest.importorskip("matplotlib")
     ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1,2", "-n", "12", "-o", "out", "--no-progress")
     assert ended.code == 0, ended.err
     assert ended.out.startswith("shouting: 2 levels measured, complete\n")
@@ -73,6 +74,7 @@ def test_errors_are_what_is_measured_and_no_failure(shop: Workshop) -> None:
 
 
 def test_json_is_what_sweep_json_says_and_where_the_plots_are(shop: Workshop) -> None:
+    pytest.importorskip("matplotlib")
     ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "-o", "out", "--json", "--no-progress")
     printed = json.loads(ended.out)
     plots = printed.pop("plots")

@@ -76,6 +76,7 @@ def check_resume(finished: Finished, tmp_path: Path, data: bytes, **entry: bool)
     return directory
 
 
+@pytest.mark.slow
 def test_a_cut_at_every_byte_of_the_last_two_records_costs_those_cases_alone(
     finished: Finished, tmp_path: Path
 ) -> None:

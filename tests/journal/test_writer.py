@@ -81,6 +81,7 @@ def test_many_lines_share_one_commit_off_the_thread_that_appends(
     assert syncs.sizes[-1][1] == 1_500, "what is left is committed when it closes"
 
 
+@pytest.mark.slow
 def test_a_line_is_committed_within_a_tenth_of_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines come every 5 ms; for each, the first commit that covers it follows soon. Judged by the median."""
     syncs = Syncs(monkeypatch)

@@ -18,6 +18,8 @@ from steelyard.cache import CacheKey, LocalFileTaskResultStore
 from steelyard.records import InvocationResponse
 from tests.support.judged import Agent, Assessor, journalled, lines_of, runner_of, suite_of
 
+pytestmark = pytest.mark.slow
+
 CASES, RUNS, PARALLELISM = 12, 3, 4
 AGENT_SECONDS, JUDGE_SECONDS = 0.02, 0.01
 WHOLE = CASES / PARALLELISM * (AGENT_SECONDS + RUNS * JUDGE_SECONDS)

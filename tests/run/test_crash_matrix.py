@@ -11,7 +11,7 @@ import pytest
 from steelyard import Result
 from tests.support.crash import CASES, finished_ids, play, readable_lines, runner_in, without_clocks
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(100)]
 
 Told = list[dict[str, Any]]
 

@@ -52,6 +52,7 @@ def test_no_first_token_is_reported_sooner_than_the_server_sent_it(quick: Mock) 
     assert min(record.time_to_first_token or 0 for record in result.responses) >= 0.02
 
 
+@pytest.mark.slow
 def test_a_provider_that_refuses_beyond_a_number_at_once_is_asked_just_that_many_with_auto() -> None:
     with mock_process(
         "--latency", "30ms", "--output-tokens", "1", "--max-concurrency", "10", "--retry-after", "0.05"

@@ -12,6 +12,8 @@ import pytest
 from tests.support.judged import CASES, DOOMED, RUNS, journalled, killable_run, lines_of
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 MOMENTS = {
     "answer": [],
     "judge first 0": ["agent"],

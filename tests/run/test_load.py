@@ -233,6 +233,7 @@ def test_time_in_backoff_is_in_the_figures_whatever_the_target() -> None:
     assert stats["time_in_backoff-max"] > 0
 
 
+@pytest.mark.slow
 def test_auto_finds_what_the_endpoint_bears_and_tells_its_history() -> None:
     target = Endpoint(seconds=0.02, bears=12)
     result = run(target, cases=20, parallelism="auto", requests=1500, retries=4)

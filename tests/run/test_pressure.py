@@ -20,6 +20,8 @@ from tests.support.cli import run_cli
 from tests.support.judged import Agent, Assessor, Gauge, runner_of
 from tests.support.mock import mock_process
 
+pytestmark = pytest.mark.slow
+
 
 def suite(cases: int, **case: Any) -> EvalSet:
     return EvalSet(id="asked", cases=[EvalCase(id=f"c{n}", prompt=f"question {n}", **case) for n in range(cases)])

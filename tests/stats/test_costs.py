@@ -25,6 +25,7 @@ def response(**fields: Any) -> InvocationResponse:
     return InvocationResponse(response_text="a", **fields)
 
 
+@pytest.mark.slow
 def test_a_million_costs_add_up_to_the_last_digit() -> None:
     """Floats would not: summed one by one, they are off from the seventh digit behind the point on."""
     rng = random.Random(7)

@@ -65,6 +65,7 @@ def interval_of_verdicts(better: int, worse: int, same: int) -> Interval:
     return interval
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cases", "better", "worse"), [(100, 0.10, 0.10), (200, 0.12, 0.05), (60, 0.15, 0.20)])
 def test_the_interval_holds_the_true_difference_in_93_to_97_of_100_runs(
     cases: int, better: float, worse: float

@@ -153,6 +153,7 @@ def test_the_interval_resamples_whole_cases():
     assert interval[1] - interval[0] > 2 * (high - low)
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth_as_often_as_it_says_when_cases_differ():
     """With cases that differ in difficulty, 95 % of the intervals hold the true rate; unclustered ones do not."""
     rng = np.random.default_rng(2)
@@ -290,6 +291,7 @@ def test_the_split_by_hand():
     assert found["agent_floored"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [0.0, 0.3], ids=["all samples", "some samples missing"])
 @pytest.mark.parametrize(("agent", "judge"), [(0.3, 0.1), (0.1, 0.3), (0.2, 0.2)])
 def test_the_split_finds_the_variances_that_made_the_scores(agent, judge, missing):

@@ -132,6 +132,7 @@ def test_the_text_that_came_before_the_end_is_kept(name: str) -> None:
     assert record.http_status == 200
 
 
+@pytest.mark.slow
 def test_a_line_of_50_megabytes_is_read() -> None:
     text = "x" * (50 * MEGABYTE)
     data = stream(*chat_text(text), b"[DONE]")

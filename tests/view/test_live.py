@@ -44,6 +44,7 @@ def begun(server: Served, name: str = "steps") -> str:
     return server.ids()[name]
 
 
+@pytest.mark.slow
 def test_a_run_started_elsewhere_is_told_record_by_record_until_its_end(runs: Path) -> None:
     with served(runs) as server, SteppedRun(runs / "steps", 4) as run:
         events = server.events(begun(server))
@@ -63,6 +64,7 @@ def test_a_run_started_elsewhere_is_told_record_by_record_until_its_end(runs: Pa
         assert event["figures"]["n"] == 4
 
 
+@pytest.mark.slow
 def test_who_reconnects_with_the_last_id_is_told_only_what_changed_even_by_another_server(runs: Path) -> None:
     with SteppedRun(runs / "steps", 3) as run:
         run.tell("right")
@@ -80,6 +82,7 @@ def test_who_reconnects_with_the_last_id_is_told_only_what_changed_even_by_anoth
             assert second.events(name).next()["state"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_run_that_starts_over_is_a_new_generation_without_the_old_cases(runs: Path) -> None:
     with SteppedRun(runs / "steps", 2) as run:
         run.tell("right", "right")
