@@ -276,7 +276,7 @@ def words(modules: Modules, *, every: bool) -> Section:
     names = [hit for module in modules.values() for hit in _hits_in_names(module)]
     prose = [hit for module in modules.values() for hit in _hits_in_python_prose(module)]
     others = [path for folder in (PACKAGE, ROOT / "docs") for path in folder.rglob("*") if path.suffix in _PROSE_FILES]
-    for path in [ROOT / "README.md", *others]:
+    for path in [*ROOT.glob("*.md"), *(ROOT / "examples").glob("*.yaml"), *others]:
         prose += _find_prose(str(path.relative_to(ROOT)), 1, path.read_text(encoding="utf-8"))
     hits = sorted([*names, *prose])
     by_word = dict(Counter(hit.word for hit in hits).most_common())

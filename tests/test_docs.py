@@ -32,6 +32,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 NOT_ON_EVERY_MACHINE = ("jq",)
+NEEDED = {"integrations.md": ("mlflow", "opentelemetry.sdk"), "load.md": ("matplotlib",)}
 
 _BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -64,8 +65,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_do_what_it_says(page: str, place: Path) -> None:
+    for package in NEEDED.get(page, ()):
+        pytest.importorskip(package)
     names: dict[str, Any] = {"__name__": "docs_" + page.removesuffix(".md")}
     for block in blocks(page):
         if block.file is not None:
@@ -123,13 +127,13 @@ def build_fragment(text: str, place: Path) -> None:
     Runner(built.target, built.suite, built.scorers, options=RunOptions().replace(**built.options))
 
 
-@pytest.mark.parametrize("page", [*PAGES, "../CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, "../CHANGELOG.md", "../CONTRIBUTING.md", "../README.md", "../SECURITY.md"])
 def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
     for link in _LINK.findall(page_text(page)):
         if "://" in link:
             continue
         file, _, anchor = link.partition("#")
-        target = DOCS / (file or page)
+        target = (DOCS / page).parent / file if file else DOCS / page
         assert target.is_file(), link
         if anchor:
             assert anchor in anchors(target.read_text(encoding="utf-8")), link
@@ -221,6 +225,22 @@ def commands(of: click.Group, before: str = "") -> Iterator[tuple[str, click.Com
 def test_the_docs_tell_of_every_option_of_a_run() -> None:
     text = "".join(page_text(page) for page in PAGES if page != "cli.md")
     assert [name for name in RunOptions.__struct_fields__ if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_architecture_names_every_folder_of_the_package_and_keeps_its_glossary_short() -> None:
+    folders = [path.parent.name for path in (ROOT / "src" / "steelyard").glob("*/__init__.py")]
+    assert_all_named(folders, "architecture.md")
+    glossary = page_text("architecture.md").partition("## Glossary")[2]
+    assert 1 <= len(re.findall(r"^\| ", glossary, flags=re.M)) - 1 <= 25
+
+
+def test_the_first_example_of_the_readme_prints_what_it_says(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"^```python\n(.*?)^```\n\n^```text\n(.*?)^```", text, re.M | re.S)
+    assert found is not None
+    exec(compile(found[1], "README.md", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out == found[2]
+    assert (place / "runs" / "capitals" / "metrics.json").is_file()
 
 
 def test_the_readme_has_no_gaps_left_to_fill_in() -> None:

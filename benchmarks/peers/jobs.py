@@ -73,7 +73,7 @@ class Streams:
 
 @dataclass
 class Killed:
-    """Answers that were finished at the kill, found on disk afterwards, and asked again by a second start."""
+    """Answers that were finished at the kill, found on disk afterwards, and sent again by a second start."""
 
     finished: int
     found: int

@@ -130,7 +130,7 @@ def error(figures: Figures) -> tuple[float, float]:
     return abs(told[0] - true[0]), abs(told[1] - true[1])
 
 
-KILL_HEAD = ["tool", "finished at the kill", "found on disk", "asked again by a second start", "which then ended well"]
+KILL_HEAD = ["tool", "finished at the kill", "found on disk", "sent again by a second start", "which then ended well"]
 
 
 def kill_row(tool: Tool, results: Figures) -> list[str]:
