@@ -1,0 +1,345 @@
+"""Where to measure next, and when enough is known: the rules of a search for the parallelism that an endpoint sustains.
+
+Nothing here sends a request. A search is given the latencies of blocks of requests and says what to measure next, so
+that it runs the same against a server and in a simulation.
+
+Latency, not throughput, tells where a closed loop is full. Up to there N calls at once take as long as one; beyond,
+each waits its turn and ln(latency) grows as ln(N) does. The gain of a step from N₁ to N₂ is ln(N₂/N₁) less what the
+mean ln(latency) grew by: all of ln(N₂/N₁) while there is room, 0 when there is none. Logarithms keep one slow answer
+from deciding. "Grows" means a gain of a quarter at least, 19 % more throughput per doubling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from steelyard.stats.distributions import beta_cdf, student_quantile
+from steelyard.stats.intervals import Floats, Interval, rate_lower, rate_upper
+
+BATCHES = 5
+"""A block is cut into so many batches; what their means differ by is how unsure the block's mean is."""
+MAX_BLOCKS = 4
+"""How many blocks a level is measured for at most, to settle a comparison that is open."""
+
+_CONFIDENCE = 0.9
+_GROWTH = 0.25
+"""Growth is shown where the gain's lower end is above this share of what was promised."""
+_FLAT = 0.5
+"""There is none where the upper end is below this share."""
+_MIDDLE = 0.35
+"""Where it stays open, the estimate is cut here, and the result is marked undecided."""
+_CLOSE = 1.3
+"""Two levels nearer to each other than this factor need none in between."""
+_PROPORTIONAL = 0.75
+"""A step that brought this share of what was promised left no knee between its ends."""
+_MAX_REQUESTS = 3_000
+_MAX_TIMES = 2.0
+"""After so many requests, and so many times those of each level's first block, no level gets another block."""
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """Measure a block of so many requests with this many calls in flight."""
+
+    level: int
+    requests: int
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The level to run at; None where not even the lowest can be used."""
+
+    level: int | None
+    decided: bool
+    """Whether each comparison on the way was settled by its interval; else one was cut at its estimate."""
+    highest: bool
+    """Whether it still grew at the highest level allowed, so that the ceiling may be higher."""
+    more_requests: int | None = None
+    """About how many more requests would settle a comparison that was left open."""
+
+
+Step: TypeAlias = Measure | Found
+_Asks: TypeAlias = Generator[Measure, None, Found]
+
+
+def block_of(level: int) -> int:
+    """How many requests a block of this level has, those included that are left out while the level fills up."""
+    return max(60, 10 * level)
+
+
+class Gain(msgspec.Struct, frozen=True):
+    """What a step between two levels brought, as the logarithm of throughput, with its standard error."""
+
+    value: float
+    error: float
+    freedom: int
+    promised: float
+    """The logarithm of the levels' ratio: all that the step could bring."""
+
+    @property
+    def reach(self) -> float:
+        """How far the one-sided 90 % ends lie from the value."""
+        return student_quantile(_CONFIDENCE, self.freedom) * self.error
+
+
+class LevelSearch:
+    """Finds the lowest parallelism that fills an endpoint: doubles while it grows, then closes in from both sides.
+
+    `step` says what to do. After a `Measure`, hand the block's latencies to `add`, in the order of completion, with
+    what came while the level filled up: the first N are left out here. A level that broke an objective, or that this
+    client could not keep up with, is reported to `reject`: nothing at or above it is recommended. Blocks may be
+    handed over beforehand, as when a sweep is resumed; they are used before more are asked for.
+    """
+
+    def __init__(self, highest: int = 128, *, lowest: int = 1) -> None:
+        if not 1 <= lowest <= highest:
+            raise ValueError(f"1 <= lowest <= highest must hold, got {lowest} and {highest}")
+        self._lowest, self._highest = lowest, highest
+        self._levels: dict[int, _Level] = {}
+        self._handed: dict[int, list[Floats]] = {}
+        self._rejected: int | None = None
+        self._open: list[tuple[int, int, bool, int]] = []
+        """Comparisons cut at their estimate: the levels, whether taken for growth, and how many requests would tell."""
+        self._requests = self._first_requests = 0
+        self._search = self._run()
+        self._step: Step | None = None
+
+    @property
+    def step(self) -> Step:
+        """What to measure next, or what was found."""
+        while self._step is None or (isinstance(self._step, Measure) and self._ready(self._step.level)):
+            try:
+                self._step = next(self._search)
+            except StopIteration as end:
+                self._step = end.value
+        return self._step
+
+    @property
+    def requests(self) -> int:
+        """How many requests were used so far."""
+        return self._requests
+
+    def add(self, level: int, latencies: Sequence[float] | Floats) -> None:
+        """Take in a block of this level: all latencies, timeouts with their limit, in the order of completion."""
+        self._handed.setdefault(level, []).append(np.asarray(latencies, dtype=np.float64))
+
+    def reject(self, level: int) -> None:
+        """Rule out this level and all above it."""
+        self._rejected = level if self._rejected is None else min(level, self._rejected)
+
+    def _ready(self, level: int) -> bool:
+        return bool(self._handed.get(level)) or self._is_rejected(level)
+
+    def _is_rejected(self, level: int) -> bool:
+        return self._rejected is not None and level >= self._rejected
+
+    def _block(self, level: _Level) -> Generator[Measure, None, None]:
+        while not self._ready(level.size):
+            yield Measure(level.size, block_of(level.size))
+        if self._handed.get(level.size):
+            latencies = self._handed[level.size].pop(0)
+            self._requests += len(latencies)
+            self._first_requests += 0 if level.blocks else len(latencies)
+            level.add(latencies)
+
+    def _at(self, size: int) -> Generator[Measure, None, _Level | None]:
+        """The level, measured once at least; None where it was ruled out."""
+        level = self._levels.setdefault(size, _Level(size))
+        if not level.blocks and not self._is_rejected(size):
+            yield from self._block(level)
+        return None if self._is_rejected(size) or not level.usable else level
+
+    def _grows(self, low: _Level, high: _Level | None) -> Generator[Measure, None, bool]:
+        """Whether the higher level brings enough more; asks for more blocks while that is open."""
+        while True:
+            if high is None or self._is_rejected(high.size):
+                return False
+            gain = gain_of(low, high)
+            if gain.value - gain.reach > _GROWTH * gain.promised:
+                # Nor may it come from fast answers alone while slow ones get slower: the plain mean has a veto.
+                plain = gain_of(low, high, of_logs=False)
+                return plain.value + plain.reach >= _FLAT * plain.promised
+            if gain.value + gain.reach < _FLAT * gain.promised:
+                return False
+            noisier = sorted((low, high), key=lambda level: -level.log_error)
+            more = next((level for level in noisier if level.blocks < MAX_BLOCKS), None)
+            if more is None or self._requests >= max(_MAX_REQUESTS, _MAX_TIMES * self._first_requests):
+                grew = gain.value > _MIDDLE * gain.promised
+                self._open.append((low.size, high.size, grew, _to_settle(low, high, gain)))
+                return grew
+            before = more.blocks
+            yield from self._block(more)
+            if more.blocks == before:  # ruled out meanwhile
+                return False
+
+    def _run(self) -> _Asks:
+        best = yield from self._at(self._lowest)
+        if best is None:
+            return Found(level=None, decided=True, highest=False)
+        below: _Level | None = None
+        above: int | None = None
+        while best.size < self._highest and above is None:  # double
+            size = min(2 * best.size, self._highest)
+            after = yield from self._at(size)
+            if after is not None and (yield from self._grows(best, after)):
+                below, best = best, after
+            else:
+                above = size
+        while above is not None and _apart(best.size, above):  # close in from above
+            size = _between(best.size, above)
+            middle = yield from self._at(size)
+            if middle is not None and (yield from self._grows(best, middle)):
+                below, best = best, middle
+            else:
+                above = size
+        while below is not None and _apart(below.size, best.size):  # did the last step go past the knee?
+            gain = gain_of(below, best)
+            if gain.value > _PROPORTIONAL * gain.promised:
+                break
+            middle = yield from self._at(_between(below.size, best.size))
+            if middle is None:
+                break
+            if (yield from self._grows(middle, best)):
+                below = middle
+            else:
+                best = middle
+        return self._found(best.size, highest=above is None)
+
+    def _found(self, level: int, *, highest: bool) -> Found:
+        """The result; undecided where an open comparison, taken the other way, would have led somewhere else."""
+        more = [
+            requests
+            for low, high, grew, requests in self._open
+            if (level == high and _apart(low, high) if grew else _apart(level, high))
+        ]
+        return Found(level=level, decided=not more, highest=highest, more_requests=max(more, default=None))
+
+
+class _Level:
+    """The measurements of one level: batch means of log latency and of latency."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.blocks = size, 0
+        self._logs: list[float] = []
+        self._means: list[float] = []
+
+    def add(self, latencies: Floats) -> None:
+        self.blocks += 1
+        steady = latencies[self.size :] if len(latencies) > self.size + 2 * BATCHES else latencies
+        steady = steady[steady > 0]
+        if len(steady) < BATCHES:
+            return
+        for batch in np.array_split(steady, BATCHES):
+            self._logs.append(float(np.log(batch).mean()))
+            self._means.append(float(batch.mean()))
+
+    @property
+    def usable(self) -> bool:
+        return len(self._logs) >= BATCHES
+
+    @property
+    def log_error(self) -> float:
+        return self.log_throughput()[1]
+
+    def log_throughput(self, of_logs: bool = True) -> tuple[float, float, int]:
+        """An estimate, its standard error and degrees of freedom."""
+        values = np.array(self._logs if of_logs else self._means)
+        mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
+        if of_logs:
+            return math.log(self.size) - mean, error, len(values) - 1
+        return math.log(self.size) - math.log(mean), error / mean, len(values) - 1
+
+
+def gain_of(low: _Level, high: _Level, of_logs: bool = True) -> Gain:
+    """What the step from one level to another brought."""
+    (a, error_a, freedom_a), (b, error_b, freedom_b) = low.log_throughput(of_logs), high.log_throughput(of_logs)
+    return Gain(b - a, math.hypot(error_a, error_b), freedom_a + freedom_b, math.log(high.size / low.size))
+
+
+def _to_settle(low: _Level, high: _Level, gain: Gain) -> int:
+    """About how many more requests would settle a comparison, if its estimate stays as it is."""
+    used = block_of(low.size) * low.blocks + block_of(high.size) * high.blocks
+    room = max(gain.value - _GROWTH * gain.promised, _FLAT * gain.promised - gain.value)
+    return max(1, math.ceil(used * ((gain.reach / room) ** 2 - 1)))
+
+
+def _apart(low: int, high: int) -> bool:
+    return high - low >= 2 and high / low > _CLOSE
+
+
+def _between(low: int, high: int) -> int:
+    return min(max(round(math.sqrt(low * high)), low + 1), high - 1)
+
+
+class SloVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a share of requests above an objective is small enough for its percentile."""
+
+    outcome: Literal["kept", "broken", "cannot tell"]
+    above: int
+    n: int
+    interval: Interval
+    """Of the share above the objective, as sure as this look may be."""
+    more_requests: int | None
+    """About how many more would settle it, if the share stays as it is; None where it is settled or none would."""
+
+
+def decide_slo(
+    above: int,
+    n: int,
+    percent: float,
+    *,
+    looks: int = MAX_BLOCKS,
+    alpha: float = 0.05,
+    effective_n: float | None = None,
+) -> SloVerdict:
+    """Whether "p<percent> is within the objective" holds, when `above` of `n` requests took longer (timeouts included).
+
+    Kept where the share above is shown to be at most 1 − percent/100 by Clopper and Pearson's one-sided bound, broken
+    where it is shown to be more. A level that is looked at up to `looks` times shares alpha between them. With an
+    effective n, answers that are alike because they came together count for less.
+    """
+    if not 0 <= above <= n:
+        raise ValueError(f"above must be within 0..{n}, got {above}")
+    if not 0 < percent < 100:
+        raise ValueError(f"percent must be between 0 and 100, got {percent}")
+    allowed, each = 1 - percent / 100, alpha / max(looks, 1)
+    shrink = 1.0 if effective_n is None or not n else min(1.0, effective_n / n)
+    interval = rate_lower(above * shrink, n * shrink, each), rate_upper(above * shrink, n * shrink, each)
+    outcome: Literal["kept", "broken", "cannot tell"] = "cannot tell"
+    if interval[1] <= allowed:
+        outcome = "kept"
+    elif interval[0] > allowed:
+        outcome = "broken"
+    more = _more_requests(above * shrink, n * shrink, allowed, each) if outcome == "cannot tell" else None
+    return SloVerdict(
+        outcome=outcome,
+        above=above,
+        n=n,
+        interval=interval,
+        more_requests=None if more is None else math.ceil(more / shrink),
+    )
+
+
+def _more_requests(above: float, n: float, allowed: float, alpha: float) -> int | None:
+    """How many more requests settle it if the share above stays as it is; None where it is just what is allowed."""
+    share = above / n if n else 0.0
+    if abs(share - allowed) < 1e-9:
+        return None
+
+    def settled(total: float) -> bool:
+        if share < allowed:
+            return beta_cdf(allowed, share * total + 1, total * (1 - share)) >= 1 - alpha
+        return beta_cdf(allowed, share * total, total * (1 - share) + 1) <= alpha
+
+    low, high = n, max(2 * n, 16.0)
+    while not settled(high):
+        low, high = high, 2 * high
+        if high > 1e9:
+            return None
+    while high - low > max(1.0, low * 1e-3):
+        middle = (low + high) / 2
+        low, high = (low, middle) if settled(middle) else (middle, high)
+    return max(1, math.ceil(high - n))
