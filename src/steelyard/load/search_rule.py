@@ -158,11 +158,17 @@ class LevelSearch:
             if high is None or self._is_rejected(high.size):
                 return False
             gain = gain_of(low, high)
+            # One block may be flat by chance, and a search that stops too low is never put right: until both levels
+            # have two, no growth must be twice as clear.
+            clearly = 1 if min(low.blocks, high.blocks) >= 2 else 2
             if gain.value - gain.reach > _GROWTH * gain.promised:
                 # Nor may it come from fast answers alone while slow ones get slower: the plain mean has a veto.
                 plain = gain_of(low, high, of_logs=False)
-                return plain.value + plain.reach >= _FLAT * plain.promised
-            if gain.value + gain.reach < _FLAT * gain.promised:
+                if plain.value + plain.reach >= _FLAT * plain.promised:
+                    return True
+                if plain.value + clearly * plain.reach < _FLAT * plain.promised:
+                    return False
+            elif gain.value + clearly * gain.reach < _FLAT * gain.promised:
                 return False
             noisier = sorted((low, high), key=lambda level: -level.log_error)
             more = next((level for level in noisier if level.blocks < MAX_BLOCKS), None)
