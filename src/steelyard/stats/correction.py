@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from steelyard.stats.distributions import normal_quantile
 from steelyard.stats.intervals import Floats, Interval
@@ -151,6 +152,6 @@ def _draw(strata: Sequence[Stratum], seed: int) -> tuple[Floats, Floats]:
     return weights, rng.beta(right, wrong, (_DRAWS, len(strata)))
 
 
-def _share(weights: Floats, chosen: np.typing.NDArray[np.bool_]) -> float | None:
+def _share(weights: Floats, chosen: npt.NDArray[np.bool_]) -> float | None:
     total = math.fsum(weights)
     return math.fsum(weights[chosen]) / total if total > 0 else None

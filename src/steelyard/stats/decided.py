@@ -13,11 +13,13 @@ from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from steelyard.stats.intervals import Floats
 from steelyard.stats.paired import NonInferiority, non_inferiority
 
 Decision: TypeAlias = Literal["pass", "fail"]
+Integers: TypeAlias = npt.NDArray[np.int64]
 
 ALPHA_EARLY, ALPHA_END = 0.005, 0.02
 """Of a baseline rule's 2.5 %, what stopping early may use up, and what is left for the end."""
@@ -63,33 +65,37 @@ class ThresholdRule:
             self._settle()
         return self.decision
 
+    def decision_at(self, passed: int, failed: int) -> Decision | None:
+        """What is decided after so many passes and fails, were this the first look."""
+        if passed >= self.needed:
+            return "pass"
+        if failed > self.suite - self.needed:
+            return "fail"
+        bar = -math.log(self.alpha)
+        high = np.arange(self.needed, self.suite - failed + 1)
+        if self._log_wealth(high, self.needed - 1, passed, failed) >= bar + math.log(self.suite - self.needed + 1):
+            return "pass"
+        low = np.arange(passed, self.needed)
+        if self._log_wealth(low, self.needed, passed, failed) >= bar + math.log(self.needed):
+            return "fail"
+        return None
+
     def _settle(self) -> None:
-        if self.passed >= self.needed:
-            self.decision = "pass"
-        elif self.failed > self.suite - self.needed:
-            self.decision = "fail"
-        elif (self.passed + self.failed) % self._every == 0:
-            bar = -math.log(self.alpha)
-            if self._log_wealth(self.needed, self.suite - self.failed, self.needed - 1) >= bar:
-                self.decision = "pass"
-            elif self._log_wealth(self.passed, self.needed - 1, self.needed) >= bar:
-                self.decision = "fail"
+        certain = self.passed >= self.needed or self.failed > self.suite - self.needed
+        if certain or (self.passed + self.failed) % self._every == 0:
+            self.decision = self.decision_at(self.passed, self.failed)
 
-    def _log_wealth(self, first: int, last: int, against: int) -> float:
-        """How much likelier what was seen is under numbers from first to last, on average, than under `against`.
-
-        The average is over all numbers of that side, those that can no longer be included.
-        """
-        numbers = self.suite - self.needed + 1 if against < self.needed else self.needed
-        logs = self._log_likelihood(np.arange(first, last + 1))
+    def _log_wealth(self, numbers: Integers, against: int, passed: int, failed: int) -> float:
+        """How much likelier what was seen is under these numbers of passes, added up, than under one `against` them."""
+        logs = self._log_likelihood(numbers, passed, failed)
         most = float(logs.max())
-        mixture = most + math.log(float(np.exp(logs - most).sum()) / numbers)
-        return mixture - float(self._log_likelihood(np.array([against]))[0])
+        reference = float(self._log_likelihood(np.array([against]), passed, failed)[0])
+        return most + math.log(float(np.exp(logs - most).sum())) - reference
 
-    def _log_likelihood(self, passes: np.typing.NDArray[np.int64]) -> Floats:
+    def _log_likelihood(self, passes: Integers, passed: int, failed: int) -> Floats:
         """Of this path if the suite holds so many passes, up to a constant."""
         table, fails = self._log_factorials, self.suite - passes
-        logs: Floats = table[passes] - table[passes - self.passed] + table[fails] - table[fails - self.failed]
+        logs: Floats = table[passes] - table[passes - passed] + table[fails] - table[fails - failed]
         return logs
 
 

@@ -420,11 +420,11 @@ def effective_n(values: Sequence[float] | Floats, percent: float, batches: int =
     these differ by, against what independent values would differ by, is how much less they tell. Never more than
     there are. Broken-off values are given as infinite.
     """
+    _check_percent(percent)
     numbers: Floats = np.asarray(values, dtype=np.float64)
-    n = len(numbers)
+    n, share = len(numbers), percent / 100
     if n < 2 * batches:
         return float(n)
-    share = percent / 100
     above = (numbers > np.quantile(numbers, share, method="inverted_cdf")).astype(np.float64)
     variance = float(np.var([part.mean() for part in np.array_split(above, batches)], ddof=1)) / batches
     expected = share * (1 - share)
