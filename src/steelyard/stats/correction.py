@@ -82,13 +82,11 @@ def weighted_error_rates(strata: Sequence[Stratum], *, alpha: float = 0.05, seed
     passed = np.array([stratum.passed for stratum in strata])
     sizes = np.array([float(stratum.size) for stratum in strata])
     shares = np.array([stratum.right / stratum.labelled for stratum in strata])
-    weights, rates = _draw(strata, seed)
-    right, wrong = weights * rates, weights * (1 - rates)
     return ErrorRates(
         sensitivity=_share(sizes * shares, passed),
-        sensitivity_lower=float(np.quantile(right[:, passed].sum(axis=1) / right.sum(axis=1), alpha)),
+        sensitivity_lower=_share_lower(strata, passed, alpha, seed),
         specificity=_share(sizes * (1 - shares), ~passed),
-        specificity_lower=float(np.quantile(wrong[:, ~passed].sum(axis=1) / wrong.sum(axis=1), alpha)),
+        specificity_lower=_share_lower(_mirrored(strata), ~passed, alpha, seed),
     )
 
 
@@ -150,6 +148,29 @@ def _draw(strata: Sequence[Stratum], seed: int) -> tuple[Floats, Floats]:
     right = np.array([stratum.right + 0.5 for stratum in strata])
     wrong = np.array([stratum.labelled - stratum.right + 0.5 for stratum in strata])
     return weights, rng.beta(right, wrong, (_DRAWS, len(strata)))
+
+
+def _share_lower(strata: Sequence[Stratum], chosen: npt.NDArray[np.bool_], alpha: float, seed: int) -> float:
+    """The lower end of the chosen strata's share of all right answers.
+
+    By melding exact bounds (Fay, Proschan and Brittain 2015): rates that help are drawn as their lower Clopper-Pearson
+    bound is distributed, those that hurt as the upper one.
+    """
+    rng = np.random.default_rng(seed)
+    weights = rng.dirichlet([stratum.size + 0.5 for stratum in strata], _DRAWS)
+    right = np.array([float(stratum.right) for stratum in strata])
+    wrong = np.array([float(stratum.labelled - stratum.right) for stratum in strata])
+    a, b = np.where(chosen, right, right + 1), np.where(chosen, wrong + 1, wrong)
+    rates = np.where(a == 0, 0.0, np.where(b == 0, 1.0, rng.beta(np.maximum(a, 1), np.maximum(b, 1), weights.shape)))
+    masses = weights * rates
+    total = masses.sum(axis=1)
+    shares = np.divide(masses[:, chosen].sum(axis=1), total, out=np.zeros(_DRAWS), where=total > 0)
+    return float(np.quantile(shares, alpha))
+
+
+def _mirrored(strata: Sequence[Stratum]) -> list[Stratum]:
+    """The same with right and wrong exchanged."""
+    return [msgspec.structs.replace(stratum, right=stratum.labelled - stratum.right) for stratum in strata]
 
 
 def _share(weights: Floats, chosen: npt.NDArray[np.bool_]) -> float | None:
