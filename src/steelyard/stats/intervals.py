@@ -30,7 +30,7 @@ _MOST_DISTINCT = 2_000
 _BLOCK_CELLS = 1_000_000  # draws held at once: 8 MB
 _BLOCK_VALUES = 65_536
 
-_MAX_DISTINCT = 20_000
+_MERGE_ABOVE = 20_000
 """With more different observations than this, near ones are merged into `_BINS`."""
 _BINS = 4_096
 _SIZE_BINS = 64
@@ -460,7 +460,7 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
 def _merged(totals: Floats, sizes: Floats, shapes: Floats) -> tuple[Floats, Floats, Floats]:
     """Equal observations as one, with their number; where very many differ, near ones too: no shown digit moves."""
     pairs, member_of = np.unique(totals + 1j * sizes, return_inverse=True)
-    if len(pairs) > _MAX_DISTINCT:
+    if len(pairs) > _MERGE_ABOVE:
         columns = 1 if sizes.min() == sizes.max() else _SIZE_BINS
         key = _binned(totals / sizes, _BINS // columns) * columns + _binned(np.log(sizes), columns)
         _, member_of = np.unique(key, return_inverse=True)
