@@ -7,7 +7,7 @@ CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo quick test check unit structure browser bench peers docs screenshots format clean
+.PHONY: demo quick test check unit structure browser bench verify-statistics peers docs screenshots format clean
 
 demo: $(VENV)/.run-ready
 	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is resumed
@@ -44,6 +44,10 @@ browser:
 
 bench: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks
+
+# Every promise of docs/statistics.md, by simulation and enumeration: some minutes on one core.
+verify-statistics: $(VENV)/.dev-ready
+	$(BIN)/python -m benchmarks.verify_statistics
 
 # The same jobs for other tools, each in a separate environment: an hour, and some gigabytes.
 peers: $(VENV)/.dev-ready

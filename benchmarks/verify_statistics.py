@@ -122,11 +122,11 @@ def check_a1() -> Iterator[Check]:
     for share in _again(cells, 4, 8000):
         check.add(share)
     yield check
-    columns = ("cases", "share that changes", "false alarms")
-    exact = Check("A1 false alarms with single trials, exact", 0.05, columns=columns)
+    exact = Check("A1 false alarms with single trials, exact", 0.05)
+    exact.columns = ("cases", "share that changes", "false alarms")
     for n in (10, 20, 50, 100, 200):
+        better, worse = most_worse(n, 0.0), fewest_worse(n, 0.0)
         for changed in (0.02, 0.05, 0.1, 0.2, 0.4):
-            better, worse = most_worse(n, 0.0), fewest_worse(n, 0.0)
             chances = multinomial(n, changed / 2, changed / 2)
             numbers = np.arange(n + 1)[None, :]
             alarms_share = float(chances[(numbers <= better[:, None]) | (numbers >= worse[:, None])].sum())
@@ -333,7 +333,7 @@ def _cluster_coverage(
     for _ in range(runs):
         sizes = draw(clusters)
         hits = rng.binomial(sizes, rng.beta(rate * concentration, (1 - rate) * concentration, clusters))
-        held += covers(BoundedMean(hits / sizes, sizes=sizes), rate)
+        held += covers(BoundedMean(hits / sizes, sizes=sizes.astype(float)), rate)
         interval = wilson(int(hits.sum()), int(sizes.sum()))
         plain += interval is not None and interval[0] <= rate <= interval[1]
     return held / runs, plain / runs
@@ -381,8 +381,8 @@ def _percentile_coverage() -> Iterator[Check]:
     alike = Check("B7 coverage of percentiles of autocorrelated answers, by 10 batches", 0.87, True, columns)
     for correlation in (0.5, 0.8, 0.9):
         for n in (200, 500, 1000, 2000):
-            data = _autoregressive(rng, 400, n, correlation)
-            held = _percentiles_held(list(data), np.exp(_normal(percents)), True)
+            series = list(_autoregressive(rng, 400, n, correlation))
+            held = _percentiles_held(series, np.exp(_normal(percents)), True)
             alike.add(min(held), f"neighbours correlated {correlation:g}", n, *(f"{share:.3f}" for share in held))
     for name, service in (("exponential", _exponential(rng)), ("lognormal", _lognormal(rng, 1.0))):
         for level in (8, 16, 32):
@@ -564,7 +564,7 @@ def check_c13() -> Iterator[Check]:
         (2000, 40, 0.9, 0.10, 0.90),
         (500, 20, 0.3, 0.02, 0.40),
     ):
-        covered, raw, ends = _audited(rng, 500, cases, audit, right, scorer_wrong, judge_wrong)
+        covered, raw, ends = _audited(rng, 1200, cases, audit, right, scorer_wrong, judge_wrong)
         row = (cases, f"{audit} a stratum", f"{right:g}", f"{scorer_wrong:g}", f"{judge_wrong:g}")
         check.add(covered, *row, f"{covered:.3f}", f"{raw:.3f}")
         raw_check.add(raw)
@@ -593,16 +593,19 @@ def _audited(
             hits = int(truth[chosen].sum())
             passed = name != "confirmed"
             strata.append(Stratum(name=name, passed=passed, size=len(places), labelled=len(chosen), right=hits))
-        found, errors = corrected_rate(strata, seed=seed), weighted_error_rates(strata, seed=seed)
+        found = corrected_rate(strata, seed=seed)
         assert found is not None
-        assert errors is not None
         interval = clopper_pearson(int((scorer | judge).sum()), cases)
         assert interval is not None
         covered += found.ci95[0] <= right <= found.ci95[1]
         raw += interval[0] <= right <= interval[1]
-        above += errors.sensitivity_lower <= sensitivity
-        below += errors.specificity_lower <= specificity
-    return covered / runs, raw / runs, (above / runs, below / runs)
+        if seed % 3 == 0:
+            errors = weighted_error_rates(strata, seed=seed)
+            assert errors is not None
+            above += errors.sensitivity_lower <= sensitivity
+            below += errors.specificity_lower <= specificity
+    looked = math.ceil(runs / 3)
+    return covered / runs, raw / runs, (above / looked, below / looked)
 
 
 def _labelled_elsewhere(rng: np.random.Generator) -> Check:
@@ -877,7 +880,7 @@ def _as_replayed() -> Check:
             if rule.update(difference):
                 break
         asked += rule.asked / n / runs
-        end = decide_at_the_end(differences, margin) if rule.decision is None else None
+        end = decide_at_the_end(differences, margin, plan=False) if rule.decision is None else None
         passed += rule.decision == "pass" or (end is not None and end.outcome == "kept")
     exact = baseline_table(n, margin, up, down)
     check.add(abs(passed / runs - exact[1] - exact[3]))

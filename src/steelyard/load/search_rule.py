@@ -219,7 +219,7 @@ class LevelSearch:
         more = [
             requests
             for low, high, grew, requests in self._open
-            if (level == high and _apart(low, high) if grew else _apart(level, high))
+            if (level == high and high / low > _CLOSE if grew else high / level > _CLOSE)
         ]
         return Found(level=level, decided=not more, highest=highest, more_requests=max(more, default=None))
 

@@ -195,10 +195,12 @@ def decide_at_the_end(
     differences: Sequence[float] | Floats,
     margin: float,
     groups: Sequence[Hashable] | None = None,
+    *,
     alpha: float = ALPHA_END,
+    plan: bool = True,
 ) -> NonInferiority | None:
     """The verdict of a baseline rule that was not decided early, on all cases; None without any."""
-    return non_inferiority(differences, margin, groups, alpha)
+    return non_inferiority(differences, margin, groups, alpha=alpha, plan=plan)
 
 
 def _mixed(logs: Floats) -> float:

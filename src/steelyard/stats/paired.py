@@ -29,7 +29,7 @@ _ALPHA = 0.025
 _PLANNED = 60
 """Above so many changed cases a formula gives the power to a percent; below, samples are drawn and counted."""
 _DRAWS = 3_000
-_DRAWS_OF_MANY = 500
+_DRAWS_OF_MANY = 300
 _MAX_CASES = 100_000_000
 
 Outcome: TypeAlias = Literal["better", "worse", "no difference"]
@@ -142,11 +142,14 @@ def non_inferiority(
     differences: Sequence[float] | Floats,
     margin: float,
     groups: Sequence[Hashable] | None = None,
+    *,
     alpha: float = _ALPHA,
+    plan: bool = True,
 ) -> NonInferiority | None:
     """Whether a drop of more than `margin` is ruled out (kept), shown (broken) or neither; None without cases.
 
     A drop as large as the margin is taken for ruled out with a chance of at most alpha, however few the cases are.
+    Without `plan` it is not worked out how many cases would do, which can take some tenths of a second.
     """
     if not 0 <= margin < 1:
         raise ValueError(f"margin must be within 0..1, got {margin}")
@@ -155,7 +158,7 @@ def non_inferiority(
     mean = paired_mean(differences, groups)
     p = mean.chance_below(-margin)
     outcome: Kept = "kept" if p <= alpha else "broken" if mean.chance_above(-margin) <= alpha else "cannot tell"
-    needed = cases_needed(differences, margin, groups, alpha=alpha) if outcome == "cannot tell" else None
+    needed = cases_needed(differences, margin, groups, alpha=alpha) if plan and outcome == "cannot tell" else None
     found = _paired(mean, len(differences))
     return NonInferiority(margin=margin, outcome=outcome, found=found, p=p, cases_needed=needed)
 
@@ -255,21 +258,35 @@ class _Plan:
         typical = BoundedMean.of_counts(self._values, self._shares * cases, low=-1.0)
         return normal_quantile(typical.chance_below(-self._margin))
 
-    def power(self, cases: int, seen: dict[tuple[int, ...], bool] | None = None) -> float:
-        """The chance that so many cases show it, by drawn samples; `seen` keeps which samples do."""
-        known: dict[tuple[int, ...], bool] = {} if seen is None else seen
-        draws = _DRAWS if len(self._values) <= 3 else _DRAWS_OF_MANY
+    def power(self, cases: int) -> float:
+        """The chance that so many cases show it, by drawn samples."""
+        flips = bool(np.isin(self._values, (-1.0, 0.0, 1.0)).all())
+        draws = _DRAWS if flips else _DRAWS_OF_MANY
         shares = self._shares / self._shares.sum()
-        samples, times = np.unique(
-            np.random.default_rng(0).multinomial(cases, shares, draws), axis=0, return_counts=True
-        )
+        drawn = np.random.default_rng(0).multinomial(cases, shares, draws)
+        if flips:
+            return self._share_of_flips(drawn)
+        samples, times = np.unique(drawn, axis=0, return_counts=True)
+        return float(np.dot([self._shows(sample) for sample in samples], times)) / draws
+
+    def _shows(self, counts: Sequence[float] | Floats) -> bool:
+        return BoundedMean.of_counts(self._values, counts, low=-1.0).chance_below(-self._margin) <= self._alpha
+
+    def _share_of_flips(self, drawn: npt.NDArray[np.int64]) -> float:
+        """How many samples of single trials show it: from some number of better cases on, higher the more got worse."""
+        cases = int(drawn[0].sum())
+        better, worse = (drawn[:, self._values == side].sum(axis=1) for side in (1.0, -1.0))
+        kinds = {side: bool((self._values == side).any()) for side in (-1.0, 0.0, 1.0)}
+        needed, most = int(better.min()), int(better.max())
         shown = 0
-        for sample, count in zip(map(tuple, samples.tolist()), times.tolist(), strict=True):
-            if sample not in known:
-                mean = BoundedMean.of_counts(self._values, sample, low=-1.0)
-                known[sample] = mean.chance_below(-self._margin) <= self._alpha
-            shown += count * known[sample]
-        return shown / draws
+        for number in np.unique(worse).tolist():
+            while needed <= most:
+                counts = {-1.0: number, 0.0: cases - number - needed, 1.0: needed}
+                if counts[0.0] < 0 or self._shows([float(counts[side]) for side in kinds if kinds[side]]):
+                    break
+                needed += 1
+            shown += int((better[worse == number] >= needed).sum())
+        return shown / len(drawn)
 
     def cases(self, power: float) -> int | None:
         """About how many cases show it this often."""
@@ -325,8 +342,7 @@ def _detectable(cases: int, magnitudes: Floats, changed: float, alpha: float, po
     found = _halved(lambda difference: plan(difference).score(cases) <= wanted, 0.0, 1.0, 30)
     if cases * plan(found).changed > _PLANNED:
         return found
-    seen: dict[tuple[int, ...], bool] = {}
-    return _halved(lambda difference: plan(difference).power(cases, seen) >= power, found / 2, min(found * 1.3, 1.0), 9)
+    return _halved(lambda difference: plan(difference).power(cases) >= power, found / 2, min(found * 1.3, 1.0), 8)
 
 
 def _halved(holds: Callable[[float], bool], low: float, high: float, times: int) -> float:
