@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from steelyard.load.search_rule import MAX_BLOCKS, Found, LevelSearch, Measure, block_of, decide_slo
+from steelyard.load.search_rule import MAX_BLOCKS, Found, LevelSearch, Measure, block_of, decide_slo, steady_throughput
 
 Floats = npt.NDArray[np.float64]
 Service = Callable[[int], Floats]
@@ -139,9 +139,58 @@ def test_what_stays_open_is_cut_and_called_undecided() -> None:
     assert all(found.more_requests is None for found in undecided if found.decided)
 
 
+def test_a_level_ruled_out_after_it_was_measured_gives_way_to_the_highest_left() -> None:
+    search = LevelSearch()
+    while isinstance(step := search.step, Measure):
+        search.add(step.level, closed_loop(step.level, step.requests, constant, 8))
+        if step.level == 16:
+            search.reject(6)
+    assert step.level == 4
+
+
 def test_levels_must_make_sense() -> None:
     with pytest.raises(ValueError, match="1 <= lowest <= highest must hold, got 5 and 4"):
         LevelSearch(4, lowest=5)
+
+
+# Throughput
+
+
+def completions(level: int, requests: int, seed: int) -> tuple[Floats, float]:
+    """When requests to a server of 8 slots ended, and when the last was sent."""
+    rng = np.random.default_rng(seed)
+    free, ready, done, last = [0.0] * 8, [0.0] * level, [], 0.0
+    for seconds in rng.exponential(0.1, requests).tolist():
+        last = heapq.heappop(ready)
+        end = max(last, heapq.heappop(free)) + seconds
+        heapq.heappush(free, end)
+        heapq.heappush(ready, end)
+        done.append(end)
+    return np.array(done), last
+
+
+def test_throughput_is_that_of_the_steady_state() -> None:
+    """8 slots of 0.1 s: 80 a second, whatever the ramp and the drain."""
+    found = [
+        steady_throughput(done, ramp=16, until=last) for done, last in (completions(16, 400, i) for i in range(200))
+    ]
+    assert np.mean([one.rate for one in found if one is not None]) == pytest.approx(80, rel=0.03)
+    assert np.mean([one.ci95[0] <= 80 <= one.ci95[1] for one in found if one is not None]) >= 0.9
+
+
+def test_goodput_counts_only_some() -> None:
+    done, last = completions(16, 400, 1)
+    whole = steady_throughput(done, ramp=16, until=last)
+    half = steady_throughput(done, ramp=16, until=last, counts=np.arange(len(done)) % 2 == 0)
+    assert whole is not None
+    assert half is not None
+    assert half.rate == pytest.approx(whole.rate / 2, rel=0.15)
+    assert half.seconds == whole.seconds
+
+
+def test_too_few_answers_have_no_throughput() -> None:
+    assert steady_throughput([0.1, 0.2, 0.3], ramp=1, until=0.3) is None
+    assert steady_throughput([], ramp=0, until=1.0) is None
 
 
 # Objectives

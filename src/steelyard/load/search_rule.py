@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from steelyard.stats.distributions import beta_cdf, student_quantile
 from steelyard.stats.intervals import Floats, Interval, rate_lower, rate_upper
@@ -152,10 +153,10 @@ class LevelSearch:
             yield from self._block(level)
         return None if self._is_rejected(size) or not level.usable else level
 
-    def _grows(self, low: _Level, high: _Level | None) -> Generator[Measure, None, bool]:
+    def _grows(self, low: _Level, high: _Level) -> Generator[Measure, None, bool]:
         """Whether the higher level brings enough more; asks for more blocks while that is open."""
         while True:
-            if high is None or self._is_rejected(high.size):
+            if self._is_rejected(high.size):
                 return False
             gain = gain_of(low, high)
             # One block may be flat by chance, and a search that stops too low is never put right: until both levels
@@ -216,6 +217,9 @@ class LevelSearch:
 
     def _found(self, level: int, *, highest: bool) -> Found:
         """The result; undecided where an open comparison, taken the other way, would have led somewhere else."""
+        if self._is_rejected(level):  # ruled out after it had been measured: the highest that is left
+            left = [size for size, one in self._levels.items() if one.usable and not self._is_rejected(size)]
+            return Found(level=max(left, default=None), decided=True, highest=False)
         more = [
             requests
             for low, high, grew, requests in self._open
@@ -278,6 +282,46 @@ def _apart(low: int, high: int) -> bool:
 
 def _between(low: int, high: int) -> int:
     return min(max(round(math.sqrt(low * high)), low + 1), high - 1)
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers per second while a level was full, and where that lies with 95 % confidence."""
+
+    rate: float
+    ci95: Interval
+    answers: int
+    seconds: float
+
+
+def steady_throughput(
+    completed: Sequence[float] | Floats,
+    *,
+    ramp: int,
+    until: float,
+    counts: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
+    batches: int = 10,
+) -> Throughput | None:
+    """The throughput between the ramp and the drain; None where too little is left to tell.
+
+    `completed` are the times at which requests ended. The first `ramp` of them are left out, and all after `until`,
+    when the last request was sent. With `counts` only those answers count (goodput: that keep every objective). The
+    interval is Student's over the counts of equal stretches of time, as neighbouring answers are not independent.
+    """
+    order = np.argsort(np.asarray(completed, dtype=np.float64), kind="stable")
+    times = np.asarray(completed, dtype=np.float64)[order]
+    counted = np.ones(len(times), bool) if counts is None else np.asarray(counts, bool)[order]
+    if len(times) <= ramp or not times[ramp] < until:
+        return None
+    start = float(times[ramp])
+    inside = (times > start) & (times <= until)
+    if int(inside.sum()) < 2 * batches:
+        return None
+    edges = np.linspace(start, until, batches + 1)
+    rates = np.histogram(times[inside & counted], edges)[0] / (edges[1] - edges[0])
+    mean = float(rates.mean())
+    reach = student_quantile(0.975, batches - 1) * float(rates.std(ddof=1)) / math.sqrt(batches)
+    answers = int((inside & counted).sum())
+    return Throughput(rate=mean, ci95=(max(mean - reach, 0.0), mean + reach), answers=answers, seconds=until - start)
 
 
 class SloVerdict(msgspec.Struct, frozen=True, kw_only=True):
