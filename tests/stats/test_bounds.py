@@ -93,6 +93,21 @@ def test_mirrored_values_have_the_mirrored_interval(values: list[float]) -> None
     assert mirrored == pytest.approx((1 - high, 1 - low), abs=1e-7)
 
 
+@pytest.mark.parametrize("kind", range(4))
+def test_a_bound_is_where_its_chance_is_alpha(kind: int) -> None:
+    """Also for values that differ by many orders of magnitude, where secants creep."""
+    rng = np.random.default_rng(kind)
+    for _ in range(40):
+        n = int(np.exp(rng.uniform(1, 5)))
+        values = (rng.random(n), rng.beta(0.05, 0.05, n), np.where(rng.random(n) < 0.1, 1e-6, 0.0), rng.random(n) ** 9)[
+            kind
+        ]
+        mean = BoundedMean(values, sizes=np.exp(rng.normal(0, 2, n)))
+        low, high = mean.lower(0.01), mean.upper(0.01)
+        assert low == 0 or mean.chance_below(low) == pytest.approx(0.01, abs=1e-6)
+        assert high > 1 - 1e-9 or mean.chance_above(high) == pytest.approx(0.01, abs=1e-6)
+
+
 def test_equal_values_do_not_claim_certainty() -> None:
     low, high = BoundedMean([0.5] * 7).interval()
     assert low == pytest.approx(0.5 * 0.025 ** (1 / 7))

@@ -127,7 +127,8 @@ def increasing_root(function: Callable[[float], float], low: float, high: float,
     accuracy = 1e-12 * max(abs(low), abs(high), 1e-3)
     at = guess if low < guess < high else (low + high) / 2
     previous: tuple[float, float] | None = None
-    for _ in range(100):
+    width, stalled = high - low, 0
+    for _ in range(200):
         value = function(at)
         if value == 0:
             return at
@@ -138,9 +139,12 @@ def increasing_root(function: Callable[[float], float], low: float, high: float,
         if previous is not None and value != previous[1]:
             slope = (value - previous[1]) / (at - previous[0])
         previous = (at, value)
-        after = at - value / slope if slope > 0 and math.isfinite(value) else math.nan
+        # Secants may creep along one side of the root: then the bracket is halved instead.
+        stalled = 0 if high - low <= width / 2 else stalled + 1
+        width = high - low if stalled == 0 else width
+        after = at - value / slope if slope > 0 and stalled < 3 else math.nan
         if not low < after < high:
-            after = (low + high) / 2
+            after, stalled = (low + high) / 2, 0
         if abs(after - at) <= accuracy or high - low <= accuracy:
             return after
         at = after
