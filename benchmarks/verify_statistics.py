@@ -132,6 +132,26 @@ def check_a1() -> Iterator[Check]:
             alarms_share = float(chances[(numbers <= better[:, None]) | (numbers >= worse[:, None])].sum())
             exact.add(alarms_share, n, f"{changed:.0%}", f"{alarms_share:.4f}")
     yield exact
+    yield _power_with_trials()
+
+
+def _power_with_trials() -> Check:
+    """What it costs to be safe: a t interval sees more with repeated trials, where it may be used."""
+    rng = np.random.default_rng(104)
+    check = Check(
+        "A1 power with repeated trials, as a share of Student's t (100 cases, the least; for information)", 0.3, True
+    )
+    check.columns = ("trials each", "true rates", "seen", "seen by Student's t")
+    for trials in (1, 3, 10):
+        for better in (0.85, 0.9):
+            seen = by_t = 0
+            for _ in range(400):
+                differences = (rng.binomial(trials, better, 100) - rng.binomial(trials, 0.8, 100)) / trials
+                seen += paired_mean(differences).p_value(0.0) < 0.05
+                by_t += abs(differences.mean()) > 1.984 * differences.std(ddof=1) / 10
+            row = (trials, f"0.8 and {better:g}", f"{seen / 400:.3f}", f"{by_t / 400:.3f}")
+            check.add(seen / max(by_t, 1), *row)
+    return check
 
 
 _TRIALS = ((1, 10), (1, 3), (10, 1), (1, 1), (5, 5))
