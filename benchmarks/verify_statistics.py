@@ -690,17 +690,17 @@ def check_d16() -> Iterator[Check]:
         "exponential": _exponential(rng),
         "lognormal sigma 1": _lognormal(rng, 1.0),
         "Pareto 1.3": lambda n: 0.1 * (rng.pareto(1.3, n) + 1) / 3,
-        "lognormal sigma 1.5 (unseen)": _lognormal(rng, 1.5),
-        "two kinds, 0.05 or 0.5 s (unseen)": lambda n: (
-            np.where(rng.random(n) < 0.9, 0.05, 0.5) * rng.uniform(0.8, 1.2, n)
-        ),
-        "gamma ½ (unseen)": lambda n: rng.gamma(0.5, 0.2, n),
+        "lognormal sigma 1.5": _lognormal(rng, 1.5),
+        "two kinds, 0.05 or 0.5 s": lambda n: np.where(rng.random(n) < 0.9, 0.05, 0.5) * rng.uniform(0.8, 1.2, n),
+        "gamma ½": lambda n: rng.gamma(0.5, 0.2, n),
     }
     columns = ("slots", "service", "within ± 25 %", "mean requests", "undecided")
     main = Check("D16 8 slots found within 6–10: exponential and lognormal", 0.90, True, columns)
     heavy = Check("D16 8 slots found within 6–10: Pareto 1.3", 0.85, True)
     costs = Check("D16 mean requests against those on constant service", 3.0)
-    unseen = Check("D16 5, 13, 40 slots, and unseen distributions", 0.70, True)
+    others = Check(
+        "D16 5, 13, 40 slots and three more distributions (the rule was chosen with these in sight)", 0.70, True
+    )
     for slots, runs in ((8, 400), (5, 200), (13, 200), (40, 150)):
         usual = search(services["constant"], slots)[1]
         for name, service in services.items():
@@ -710,8 +710,8 @@ def check_d16() -> Iterator[Check]:
             undecided = float(np.mean([not decided for _, _, decided in found]))
             main.rows.append((slots, name, f"{right:.3f}", f"{requests:.0f}", f"{undecided:.2f}"))
             costs.add(requests / usual)
-            if slots != 8 or "unseen" in name:
-                unseen.add(right)
+            if slots != 8 or name not in ("constant", "exponential", "lognormal sigma 1", "Pareto 1.3"):
+                others.add(right)
             elif name == "Pareto 1.3":
                 heavy.add(right)
             else:
@@ -719,7 +719,27 @@ def check_d16() -> Iterator[Check]:
     yield main
     yield heavy
     yield costs
-    yield unseen
+    yield others
+    yield _held_out()
+
+
+def _held_out() -> Check:
+    """Servers that nobody looked at while the rule was chosen. Do not tune the rule to them: replace them if you do."""
+    rng = np.random.default_rng(1416)
+    services: dict[str, Service] = {
+        "Weibull 0.7": lambda n: 0.1 * rng.weibull(0.7, n),
+        "1 in 50 takes 2 s": lambda n: np.where(rng.random(n) < 0.02, 2.0, 0.08 * rng.lognormal(0, 0.5, n)),
+    }
+    check = Check("D16 hold-out: 6, 11, 25 slots and two distributions not used in choosing the rule", 0.70, True)
+    check.columns = ("slots", "service", "within ± 25 %", "mean requests", "undecided")
+    for slots in (6, 11, 25):
+        for name, service in services.items():
+            found = [search(service, slots) for _ in range(200)]
+            right = float(np.mean([0.75 * slots <= level <= 1.25 * slots for level, _, _ in found]))
+            requests = float(np.mean([used for _, used, _ in found]))
+            undecided = float(np.mean([not decided for _, _, decided in found]))
+            check.add(right, slots, name, f"{right:.3f}", f"{requests:.0f}", f"{undecided:.2f}")
+    return check
 
 
 @cache
