@@ -1,9 +1,10 @@
-"""Units: durations (`500ms`, `60s`, `2m`, `1.5h`, or a number of seconds) and rate limits (`10/s`, `600/min`)."""
+"""Units: durations (`500ms`, `2m`), rates (`600/min`), sizes (`200k`, `2G`), percentages (`5%`)."""
 
 from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 import msgspec
 
@@ -14,7 +15,7 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_duration(value: object, name: str = "duration") -> float:
-    """Seconds, 0 or more; anything else is an error that says what can be written."""
+    """Seconds, 0 or more: `500ms`, `60s`, `2m`, `1.5h`, or a number; anything else is an error that says so."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
         return float(value)
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
@@ -53,3 +54,37 @@ def parse_rate(value: object, name: str = "rate") -> RateLimit:
             f"{name} must be a number above 0 and a unit, like 10/s, 600/min or 5000/h, got {value!r}"
         )
     return RateLimit(float(found[1]), seconds)
+
+
+_MULTIPLES = {
+    "": 1,
+    **{letter: 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{f"{letter}i": 1024**power for power, letter in enumerate("kmgt", start=1)},
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
+
+
+def parse_size(value: object, name: str = "size") -> int:
+    """A count or a number of bytes, 0 or more: `200k`, `2G`, `512MiB`. k, M, G, T are powers of 1000, Ki … of 1024."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    size = None if found is None else Decimal(found[1]) * _MULTIPLES[found[2].lower()]
+    if size is None or size != int(size):
+        raise ConfigurationError(f"{name} must be a whole number or a size like 200k, 2G or 512Mi, got {value!r}")
+    return int(size)
+
+
+_PERCENTAGE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*")
+
+
+def parse_percentage(value: object, name: str = "share") -> float:
+    """A share within 0..1, written as `5%` or as `0.05`."""
+    share = None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        share = float(value)
+    elif isinstance(value, str) and (found := _PERCENTAGE.fullmatch(value)) is not None:
+        share = float(Decimal(found[1]) / (100 if found[2] else 1))
+    if share is None or not 0.0 <= share <= 1.0:
+        raise ConfigurationError(f"{name} must be within 0..1, or 0%..100%, got {value!r}")
+    return share
