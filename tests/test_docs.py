@@ -24,7 +24,7 @@ import yaml
 
 from steelyard import EvalCase, EvalSet, Record, Runner, RunOptions
 from steelyard.cli.group import group
-from steelyard.run.config import _RUN_KEYS, Gate, build_suite
+from steelyard.run.config import RUN_KEYS, Gate, build_suite
 from steelyard.suite.suite_file import KEYS
 from steelyard.targets import AnthropicMessages, CallableTarget, Command, OpenAIChat, OpenAIResponses, Simulated
 
@@ -157,7 +157,7 @@ def assert_all_named(names: Iterator[str] | list[str] | tuple[str, ...], page: s
 
 
 def test_suites_tells_of_every_key_of_a_suite_file() -> None:
-    assert_all_named([*KEYS, *_RUN_KEYS, *Gate.__struct_fields__], "suites.md")
+    assert_all_named([*KEYS, *RUN_KEYS, *Gate.__struct_fields__], "suites.md")
 
 
 def test_suites_tells_of_every_field_of_a_case() -> None:

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from steelyard.errors import ConfigurationError, SuiteError
-from steelyard.run.config import build_suite, load_object
+from steelyard.plugins import load_object
+from steelyard.run.config import build_suite
 from tests.support.cli import alone, run_cli
 
 AGENT = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,7 @@ def test_an_options_struct_can_be_given_whole_and_changed() -> None:
 
 def test_run_changes_has_exactly_the_names_and_types_of_run_options() -> None:
     assert list(RunChanges.__annotations__) == list(RunOptions.__struct_fields__)
-    fields = {field.name: field.type for field in msgspec.structs.fields(RunOptions)}
-    import typing
-
-    assert typing.get_type_hints(RunChanges) == fields
+    assert typing.get_type_hints(RunChanges) == typing.get_type_hints(RunOptions)
 
 
 def test_options_cannot_be_changed_in_place() -> None:

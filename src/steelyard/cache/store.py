@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from steelyard.errors import ConfigurationError, SteelyardError
+from steelyard.errors import ConfigurationError, SteelyardError, describe, suggestion
+from steelyard.plugins import BUILT_IN, find, is_known, load_object, make_importable, names
 from steelyard.records import InvocationResponse
 
 _CUT_SHORT = frozenset(
@@ -148,19 +151,106 @@ def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
+DATABASE_ENDINGS = (".sqlite", ".sqlite3", ".db")
+_REFERENCE = re.compile(r"(?P<name>(?:.*/)?[\w.-]+\.py|[A-Za-z_][\w.-]+):(?P<rest>.*)", re.S)
+_OBJECT = re.compile(r"(?P<object>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::(?P<place>.*))?", re.S)
+_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.*\.py", re.S)
+
+
+def parse_store(value: object, name: str = "cache") -> str | Path:
+    """A path; or `STORE:PLACE`, `file.py:Name` and `package.module:Name`, checked as far as their names go.
+
+    A text with a colon is one of the latter unless a `/` is before it: a folder called `a:b` is written `./a:b`.
+    """
+    if isinstance(value, os.PathLike):
+        return Path(value)
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{name} must be a path or a store, got {value!r}")
+    found = _REFERENCE.fullmatch(value)
+    if found is None:
+        return Path(value)
+    if is_known("stores", found["name"]):
+        return value
+    if _MODULE.fullmatch(found["name"]) and _OBJECT.fullmatch(found["rest"]):
+        return value
+    raise ConfigurationError(
+        f"{name}: no store is named {found['name']!r}; {suggestion(found['name'], names('stores'))}."
+        f" A folder of that name is written ./{value}"
+    )
+
+
+def relative_store(value: str | Path, folder: Path) -> str | Path:
+    """What a suite file in `folder` means by a cache: paths and Python files are relative to that folder."""
+    found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return folder / value
+    if found["name"].endswith(".py"):
+        return f"{folder.resolve() / found['name']}:{found['rest']}"
+    if found["name"] in BUILT_IN["stores"]:
+        return f"{found['name']}:{folder / found['rest']}"
+    if not is_known("stores", found["name"]):
+        make_importable(folder)
+    return str(value)
+
+
+def path_of(cache: object) -> Path | None:
+    """Where the files of a built-in store are; None for a store of another kind."""
+    if not isinstance(cache, str | os.PathLike):
+        return None
+    cache = parse_store(cache)
+    if isinstance(cache, Path):
+        return cache
+    name, _, place = cache.partition(":")
+    return Path(place) if name in BUILT_IN["stores"] else None
+
+
 def open_store(cache: object) -> EvaluationDataStore | None:
-    """Open the store at a path: a database by its ending, else a folder of files. A store is returned unchanged."""
+    """The store at a path, by its ending a database or else a folder of files, or the one that a text names.
+
+    A store as it is; None for None.
+    """
     if cache is None:
         return None
     if isinstance(cache, str | os.PathLike):
-        path = Path(cache)
-        if path.suffix.lower() in DATABASE_ENDINGS:
-            from steelyard.cache.sqlite import SqliteTaskResultStore
-
-            return SqliteTaskResultStore(path)
-        from steelyard.cache.files import LocalFileTaskResultStore
-
-        return LocalFileTaskResultStore(path)
+        cache = parse_store(cache)
+        store = _at_path(cache) if isinstance(cache, Path) else _named(cache)
+        if not isinstance(store, EvaluationDataStore):
+            raise ConfigurationError(f"cache: {cache} must have get and put, got {type(store).__name__}")
+        return store
     if isinstance(cache, EvaluationDataStore):
         return cache
     raise ConfigurationError(f"cache must be a path or have get and put, got {type(cache).__name__}")
+
+
+def _at_path(path: Path) -> object:
+    return find("stores", "sqlite" if path.suffix.lower() in DATABASE_ENDINGS else "files")(path)
+
+
+def _named(text: str) -> object:
+    """The store that a package adds, or a class of the user's own, made with the place if one is given."""
+    found = _REFERENCE.fullmatch(text)
+    assert found is not None
+    name, place = found["name"], found["rest"]
+    if is_known("stores", name):
+        return _made(find("stores", name), text, place)
+    own = _OBJECT.fullmatch(found["rest"])
+    assert own is not None
+    try:
+        store = load_object(f"{name}:{own['object']}", Path())
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"cache {text!r}: {error}; and no store is named {name!r}, known here: {', '.join(names('stores'))}."
+            f" A folder of that name is written ./{text}"
+        ) from error
+    if not callable(store):
+        return store
+    return _made(store, text) if own["place"] is None else _made(store, text, own["place"])
+
+
+def _made(maker: Callable[..., object], text: str, *place: str) -> object:
+    try:
+        return maker(*place)
+    except SteelyardError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"cache {text!r}: {describe(error)}") from error

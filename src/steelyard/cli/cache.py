@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from steelyard.cache.store import ManagedStore, StoreError
+from steelyard.cache.store import ManagedStore, StoreError, open_store, parse_store, path_of
+from steelyard.cli.click_types import Parsed
 from steelyard.cli.main import BROKEN
 from steelyard.cli.output import say, show, show_json
 from steelyard.errors import ConfigurationError
@@ -17,21 +18,21 @@ from steelyard.stats.formatting import counted, safe_text
 CACHE = Path(".steelyard/cache")
 _SQLITE_ENDINGS = (".sqlite", ".db")
 
-_place = click.argument("place", metavar="[DIR]", type=click.Path(path_type=Path), default=CACHE)
+_place = click.argument("place", metavar="[DIR]", type=Parsed(parse_store), default=CACHE)
 
 
 @click.group("cache")
 def command() -> None:
     """Look at a cache of answers, or empty it.
 
-    DIR is a folder, or a .sqlite or .db file; without it .steelyard/cache.
+    DIR is a folder, a .sqlite or .db file, or STORE:PLACE; without it .steelyard/cache.
     """
 
 
 @command.command("info")
 @_place
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def info(place: Path, as_json: bool) -> int:
+def info(place: str | Path, as_json: bool) -> int:
     """Say how many answers are in DIR, and their size."""
     try:
         with _opened(place) as store:
@@ -49,7 +50,7 @@ def info(place: Path, as_json: bool) -> int:
 @_place
 @click.option("--suite", metavar="ID", help="Only the answers of the suite with this id.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
-def clear(place: Path, suite: str | None, yes: bool) -> int:
+def clear(place: str | Path, suite: str | None, yes: bool) -> int:
     """Remove the answers in the cache in DIR. Files of any other kind stay."""
     try:
         with _opened(place) as store:
@@ -64,7 +65,7 @@ def clear(place: Path, suite: str | None, yes: bool) -> int:
 
 
 @contextmanager
-def _opened(place: Path) -> Iterator[ManagedStore]:
+def _opened(place: str | Path) -> Iterator[ManagedStore]:
     """The store that is at a place. One that is not there is an error: to look must not make it."""
     store = _store(place)
     try:
@@ -73,7 +74,9 @@ def _opened(place: Path) -> Iterator[ManagedStore]:
         store.close()
 
 
-def _store(place: Path) -> ManagedStore:
+def _store(place: str | Path) -> ManagedStore:
+    if not isinstance(place, Path):
+        return _named_store(place)
     if place.is_dir():
         from steelyard.cache.files import LocalFileTaskResultStore
 
@@ -90,7 +93,18 @@ def _store(place: Path) -> ManagedStore:
         raise ConfigurationError(str(error)) from error
 
 
-def _confirmed(place: Path, suite: str | None, entries: int) -> bool:
+def _named_store(text: str) -> ManagedStore:
+    """A store that is named and not found at a path, if it can be looked at."""
+    path = path_of(text)
+    if path is not None and not path.exists():
+        raise ConfigurationError(f"there is no cache at {path}")
+    store = open_store(text)
+    if not isinstance(store, ManagedStore):
+        raise ConfigurationError(f"{text} cannot be looked at: it needs info, clear and close")
+    return store
+
+
+def _confirmed(place: str | Path, suite: str | None, entries: int) -> bool:
     """Whether the person at the terminal agrees; where there is nobody to ask, that is a mistake, not a yes."""
     answers = counted(entries, "answer")
     what = answers if suite is None else f"those of suite {suite!r} among {answers}"

@@ -1,34 +1,93 @@
-"""Values of flags that are more than a number: a length of time, a parallelism that may be `auto`."""
+"""Flags that are made from the options of a run, and the type of those whose value is read by a parser of ours."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
 import click
+import msgspec
 
 from steelyard.errors import ConfigurationError
-from steelyard.units import parse_duration
+from steelyard.run.options import OptionField, Parse, options_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+CommandName = Literal["run", "sweep", "score"]
 
 
-class Duration(click.ParamType[float]):
-    """`500ms`, `60s`, `2m`, or seconds."""
+class Parsed(click.ParamType[Any]):
+    """What a parser makes of the text: durations, rates, sizes, `-j auto`."""
 
-    name = "duration"
+    def __init__(self, parse: Parse, name: str = "value") -> None:
+        self._parse = parse
+        self.name = name
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return parse_duration(value, "it" if param is None or param.name is None else param.name)
+            return self._parse(value, "it" if param is None or param.name is None else param.name)
         except ConfigurationError as error:
             self.fail(str(error), param, ctx)
 
 
-class Parallelism(click.ParamType[int | str]):
-    """A whole number, or `auto`."""
+def flags_of(kind: type[msgspec.Struct], command: CommandName) -> Callable[[F], F]:
+    """The flags that a command has for the options of a struct. Each is None when it is not given."""
 
-    name = "parallelism"
+    def add(function: F) -> F:
+        for field, help_text in reversed(list(_fields(kind, command))):
+            function = click.option(*_declared(field), help=help_text, **_attributes(field))(function)
+        return function
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == "auto" or isinstance(value, int):
-            return value
-        try:
-            return int(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
+    return add
+
+
+def given_options(kind: type[msgspec.Struct], command: CommandName, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a struct that were given to a command; they are taken out of its parameters."""
+    values = {field.name: given.pop(field.name) for field, _ in _fields(kind, command)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _fields(kind: type[msgspec.Struct], command: CommandName) -> Iterator[tuple[OptionField, str]]:
+    """The options that are flags of a command, with what its help says of them."""
+    for field in options_of(kind).values():
+        help_text = field.option.help if command == "run" else getattr(field.option, command)
+        if field.option.flags and help_text is not None:
+            yield field, help_text
+
+
+def _declared(field: OptionField) -> tuple[str, ...]:
+    """The flags, and the option's name where click would not find it in them."""
+    named_by_flag = f"--{field.name.replace('_', '-')}" in field.option.flags
+    return field.option.flags if named_by_flag else (*field.option.flags, field.name)
+
+
+def _attributes(field: OptionField) -> dict[str, Any]:
+    option = field.option
+    if option.parse is not None:
+        return {"type": Parsed(option.parse), "metavar": option.metavar}
+    kinds = [kind for kind in get_args(field.type) or (field.type,) if kind is not NoneType]
+    if get_origin(field.type) is Literal:
+        return {"type": click.Choice(kinds), "metavar": option.metavar}
+    if kinds == [bool]:
+        return {"is_flag": True, "default": None}
+    if Path in kinds:
+        return {"type": click.Path(path_type=Path), "metavar": option.metavar}
+    return {"type": kinds[0], "metavar": option.metavar}
+
+
+def target_flags(function: F) -> F:
+    """`-m` and `--base-url`: who is asked, or where."""
+    address = click.option("--base-url", metavar="URL", help="Ask at this address instead of the suite's.")
+    model = click.option(
+        "-m", "--model", multiple=True, callback=_one_model, help="Ask this model instead of the suite's."
+    )
+    return model(address(function))
+
+
+def _one_model(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | None:
+    """One model a run: a second -m would otherwise take the place of the first without a word."""
+    if len(value) > 1:
+        named = ", ".join(value)
+        raise click.BadParameter(f"a run asks one model, got {named}: run the suite once for each", ctx, param)
+    return value[0] if value else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +10,7 @@ import msgspec
 import numpy as np
 
 from steelyard.cache.cached import Cached
-from steelyard.cache.store import EvaluationDataStore, ManagedStore, open_store
-from steelyard.engine.arrivals import parse_arrivals
+from steelyard.cache.store import EvaluationDataStore, ManagedStore, open_store, path_of
 from steelyard.errors import ConfigurationError
 from steelyard.journal.answers import AnswerLog
 from steelyard.journal.files import OUTPUTS, refuse_finished
@@ -28,7 +26,6 @@ from steelyard.stats.costs import Spending, format_money
 from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.prices import PriceBook, Prices, cost_of, read_prices
 from steelyard.stats.running import RunningStats
-from steelyard.units import parse_rate
 
 
 class PlannedRun(msgspec.Struct, kw_only=True):
@@ -96,7 +93,6 @@ def look_ahead(runner: Runner, entry: OpenMode) -> PlannedRun:
     options = runner.options
     run = Path(options.output_path or ".")
     refuse_sweep(run)
-    _check_pace(options)
     session = None if options.initial_session_file is None else read_session(options.initial_session_file)
     # Once round the cases, also where a load run would go on.
     plan = plan_of(runner.suite, runner.scorers, options.replace(requests=None, duration=None, arrivals=None))
@@ -114,14 +110,6 @@ def look_ahead(runner: Runner, entry: OpenMode) -> PlannedRun:
         if isinstance(store, ManagedStore) and store is not options.cache:
             store.close()
     return ahead.planned(run)
-
-
-def _check_pace(options: RunOptions) -> None:
-    """Refuse a rate or arrivals that cannot be read, which a run does when it makes its limits."""
-    if options.rate is not None:
-        parse_rate(options.rate)
-    if options.arrivals is not None:
-        parse_arrivals(options.arrivals)
 
 
 class _Ahead:
@@ -223,10 +211,8 @@ def _unjudged(run: Path, plan: Plan, states: bytearray) -> AnswerLog:
 
 def _store_of(options: RunOptions) -> EvaluationDataStore | None:
     """The cache, if it is there: opening one that is not would make it."""
-    cache = options.cache
-    if isinstance(cache, str | os.PathLike) and not Path(cache).exists():
-        return None
-    return open_store(cache)
+    place = path_of(options.cache)
+    return None if place is not None and not place.exists() else open_store(options.cache)
 
 
 def _load_run(runner: Runner, run: Path, plan: Plan, session: Session | None) -> PlannedRun:

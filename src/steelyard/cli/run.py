@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from steelyard.cli.click_types import Duration, Parallelism
+from steelyard.cli.click_types import flags_of, given_options, target_flags
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import choose_place, command_again, does_again, remove_if_unused
@@ -28,8 +28,9 @@ from steelyard.cli.run_control import (
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError, describe
+from steelyard.plugins import load_object
 from steelyard.report.summary import summary
-from steelyard.run.config import ENGINE_KEYS, BuiltSuite, EngineChoice, Gate, build_suite, load_object
+from steelyard.run.config import BuiltSuite, EngineChoice, Gate, build_suite
 from steelyard.run.directory import OpenMode
 from steelyard.run.options import RunOptions
 from steelyard.run.result import Result
@@ -40,69 +41,20 @@ from steelyard.suite.evalset import EvalSet
 log = logging.getLogger("steelyard")
 
 
-_OPTIONS = (
-    "parallelism",
-    "limit",
-    "match",
-    "seed",
-    "timeout",
-    "retries",
-    "num_runs",
-    "trials",
-    "cache",
-    "initial_session_file",
-    "stop_error_rate",
-    "stop_first_errors",
-    "max_parallelism",
-    "rate",
-    "tokens_per_min",
-    "max_cost",
-    "requests",
-    "duration",
-    "arrivals",
-    "warmup",
-)
-"""The flags that are options of a run, by the same names."""
-
-
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
-    """What was given on the command line."""
+    """What was given on the command line besides the options of the run and its engine."""
 
     suite: str
     out: Path | None
     model: str | None
     base_url: str | None
-    parallelism: int | str | None
-    max_parallelism: int | None
-    rate: str | None
-    tokens_per_min: int | None
-    max_cost: float | None
-    requests: int | None
-    duration: float | None
-    arrivals: str | None
-    warmup: int | None
-    engine: str | None
-    ray_address: str | None
-    workers: int | None
-    limit: int | None
-    match: str | None
-    seed: int | None
-    timeout: float | None
-    retries: int | None
-    num_runs: int | None
-    trials: int | None
-    cache: Path | None
     no_cache: bool
-    initial_session_file: Path | None
-    low_memory: bool
     force: bool
     new: bool
     retry_errors: bool
     salvage: bool
     min_pass_rate: float | None
     max_error_rate: float | None
-    stop_error_rate: float | None
-    stop_first_errors: int | None
     dry_run: bool
     as_json: bool
     quiet: bool
@@ -114,33 +66,10 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 @click.command("run")
 @click.argument("suite")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Run directory [default: runs/SUITE-TIME].")
-@click.option("-m", "--model", help="Ask this model instead of the suite's.")
-@click.option("--base-url", metavar="URL", help="Ask at this address instead of the suite's.")
-@click.option("-j", "--parallelism", type=Parallelism(), help="Calls in flight, or auto [default: the target's own].")
-@click.option("--max-parallelism", type=int, help="What auto and --arrivals never go above [default: 512].")
-@click.option("-n", "--limit", type=int, help="Only the first N cases.")
-@click.option("-k", "match", metavar="PATTERN", help="Only cases whose id matches: a glob, or a part of the id.")
-@click.option("--seed", type=int, help="Where random choices derive from.")
-@click.option("--timeout", type=Duration(), help="Time for one case (90s, 2m), retries included [default: 600s].")
-@click.option("--retries", type=int, help="Tries after the first, for transient faults [default: 4].")
-@click.option("--rate", metavar="N/TIME", help="Send no more often than this: 600/min, 10/s.")
-@click.option("--tokens-per-min", type=int, help="Spend no more tokens a minute than this.")
-@click.option("--max-cost", type=float, metavar="AMOUNT", help="Stop when this much was spent; resumable.")
-@click.option("--requests", type=int, help="Load run: send so many, going round the cases.")
-@click.option("--duration", type=Duration(), help="Load run: keep sending so long (60s, 2m), going round the cases.")
-@click.option("--arrivals", metavar="KIND:RATE", help="Load run, open loop: constant:20/s or poisson:20/s.")
-@click.option("--warmup", type=int, help="Requests sent first and left out of everything.")
-@click.option("--engine", type=click.Choice(["local", "ray"]), help="Who makes the calls [default: local].")
-@click.option("--ray-address", metavar="HOST:PORT", help="Ray cluster to use, or auto [default: start one here].")
-@click.option("--workers", type=int, help="Workers on the Ray cluster [default: one for each CPU].")
-@click.option("--num-runs", type=int, help="How often each judge is asked about one response [default: 1].")
-@click.option("--trials", type=int, help="How often the target is asked each case [default: 1].")
-@click.option("--cache", type=click.Path(path_type=Path), help="Keep answers across runs: a folder or a .sqlite file.")
+@target_flags
+@flags_of(RunOptions, "run")
 @click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache that the suite names.")
-@click.option(
-    "--initial-session-file", type=click.Path(path_type=Path), help="JSON with the session each case begins with."
-)
-@click.option("--low-memory", is_flag=True, help="Keep no response in memory.")
+@flags_of(EngineChoice, "run")
 @click.option("--force", is_flag=True, help="Start over; old files are moved to RUN/previous.")
 @click.option("--new", is_flag=True, help="Start another run even where one could be resumed.")
 @click.option("--retry-errors", is_flag=True, help="Reopen a complete run and ask only its errors again.")
@@ -148,18 +77,6 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--min-pass-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 1 below this pass rate.")
 @click.option(
     "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
-)
-@click.option(
-    "--stop-error-rate",
-    type=click.FloatRange(0, 1),
-    metavar="RATE",
-    help="Stop early above this error rate, after 50 cases.",
-)
-@click.option(
-    "--stop-first-errors",
-    type=int,
-    metavar="N",
-    help="Stop when the first N calls all meet 401, 403, 404 or no connection [default: 20; 0: go on].",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be asked; call nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
@@ -173,11 +90,12 @@ def command(**given: Any) -> int:
     Results are appended as they land. An unfinished run of the same suite and target is resumed; what
     is already paid for is not asked again.
     """
+    options, engine = given_options(RunOptions, "run", given), given_options(EngineChoice, "run", given)
     flags = Flags(**given)
     log_to_stderr(quiet=flags.quiet, verbose=flags.verbose)
     if flags.new and flags.out is not None:
         raise click.UsageError("--new chooses a directory by itself: it does not go with --out")
-    runner, gate = _load(flags)
+    runner, gate = _load(flags, options, engine)
     place = choose_place(runner, flags)
     # Nothing here needs the responses in memory: the summary comes from the statistics.
     runner.options = runner.options.replace(output_path=place, low_memory=True)
@@ -260,18 +178,17 @@ def _show(result: Result, flags: Flags, place: Path) -> None:
         show(summary(result.metrics, str(place)))
 
 
-def _load(flags: Flags) -> tuple[Runner, Gate]:
-    """The runner that a suite names, with the flags on top of its own options."""
-    changes = {name: value for name in _OPTIONS if (value := getattr(flags, name)) is not None}
+def _load(flags: Flags, options: dict[str, Any], engine: dict[str, Any]) -> tuple[Runner, Gate]:
+    """The runner that a suite names; what was given on the command line overrides the suite's own options."""
     if flags.quiet or flags.no_progress:
-        changes["progress"] = "off"
+        options["progress"] = "off"
     if flags.no_cache:
-        changes["cache"] = None
+        options["cache"] = None
+    options.pop("low_memory", None)  # never in memory, whatever was said
     changed = {name: value for name in ("model", "base_url") if (value := getattr(flags, name)) is not None}
-    engine = {name: value for name in ENGINE_KEYS if (value := getattr(flags, name)) is not None}
     runner, gate = load_suite(flags.suite, changed, engine)
     runner.suite_file = flags.suite
-    runner.options = runner.options.replace(**changes)
+    runner.options = runner.options.replace(**options)
     return runner, with_flags(gate, min_pass_rate=flags.min_pass_rate, max_error_rate=flags.max_error_rate)
 
 

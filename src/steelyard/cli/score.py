@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from steelyard.cli.click_types import flags_of, given_options
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import command_again
@@ -17,6 +19,7 @@ from steelyard.engine.cancellation import CancellationToken
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Scorer
 from steelyard.report.summary import summary
+from steelyard.run.options import RunOptions
 from steelyard.run.rescore import StoredAnswers
 from steelyard.run.runner import Runner
 from steelyard.scoring.base import PlainScorer
@@ -29,8 +32,7 @@ _NOTHING_WAITS = 4
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--suite", help="Another suite file, for its scorers and expectations [default: the run's own].")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="New run directory [default: RUN-scored-TIME].")
-@click.option("-j", "--parallelism", type=int, help="Judge calls in flight [default: 50].")
-@click.option("--num-runs", type=int, help="How often each judge is asked about one response.")
+@flags_of(RunOptions, "score")
 @click.option("--min-pass-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 1 below this pass rate.")
 @click.option(
     "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
@@ -43,14 +45,13 @@ def command(
     run: Path,
     suite: str | None,
     out: Path | None,
-    parallelism: int | None,
-    num_runs: int | None,
     min_pass_rate: float | None,
     max_error_rate: float | None,
     force: bool,
     as_json: bool,
     quiet: bool,
     no_progress: bool,
+    **given: Any,
 ) -> int:
     """Score the answers stored in RUN again. The target is not called; the result is a new run directory.
 
@@ -64,16 +65,16 @@ def command(
         raise ConfigurationError(f"{run} does not say which suite it is of: name one with --suite")
     runner, gate = load_suite(named)
     gate = with_flags(gate, min_pass_rate=min_pass_rate, max_error_rate=max_error_rate)
-    options = runner.options.replace(
-        output_path=place,
-        low_memory=True,
-        trials=answers.trials,
-        parallelism=_at_once(runner.scorers) if parallelism is None else parallelism,
-        cache=None,
-        initial_session_file=None,
-        num_runs=runner.options.num_runs if num_runs is None else num_runs,
-        progress="off" if quiet or no_progress else "auto",
-    )
+    changes = {
+        "output_path": place,
+        "low_memory": True,
+        "trials": answers.trials,
+        "parallelism": _at_once(runner.scorers),
+        "cache": None,
+        "initial_session_file": None,
+        "progress": "off" if quiet or no_progress else "auto",
+    }
+    options = runner.options.replace(**changes | given_options(RunOptions, "score", given))
     token = CancellationToken()
     scoring = Runner(answers, runner.suite, runner.scorers, options=options, token=token)
     scoring.suite_file, scoring.scored_from = named, str(run)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from steelyard.cli.click_types import Duration
+from steelyard.cli.click_types import Parsed, flags_of, given_options, target_flags
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import choose_sweep_place, command_again, remove_if_unused
@@ -19,15 +19,14 @@ from steelyard.journal.files import disk_errors
 from steelyard.load.sweep import Sweep, SweepResult
 from steelyard.report.sweep.plots import write_plots
 from steelyard.report.sweep.table import sweep_table
-from steelyard.run.config import ENGINE_KEYS
+from steelyard.run.config import EngineChoice
+from steelyard.run.options import RunOptions
 from steelyard.run.runner import Runner
-
-_OPTIONS = ("match", "timeout", "warmup", "max_parallelism", "max_cost")
-"""The flags that are options of each level's run, by the same names."""
+from steelyard.units import parse_duration
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
-    """What was given on the command line."""
+    """What was given on the command line besides the options of each level's run and the engine."""
 
     suite: str
     parallelism: str
@@ -38,14 +37,6 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     out: Path | None
     model: str | None
     base_url: str | None
-    match: str | None
-    timeout: float | None
-    warmup: int | None
-    max_parallelism: int | None
-    max_cost: float | None
-    engine: str | None
-    ray_address: str | None
-    workers: int | None
     force: bool
     new: bool
     as_json: bool
@@ -60,22 +51,19 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     "-j", "--parallelism", metavar="N,N,...", required=True, help="The levels: 1,10,50,100, or auto to search."
 )
 @click.option("-n", "--requests", type=int, help="Requests a level, 10 for each call in flight at least [default: 20].")
-@click.option("--duration", type=Duration(), help="Keep each level up so long (30s, 2m) instead.")
+@click.option(
+    "--duration", type=Parsed(parse_duration, "duration"), help="Keep each level up so long (30s, 2m) instead."
+)
 @click.option("--slo", default="", metavar="LIST", help="What must hold: ttft_p99<500ms,error_rate<1%.")
-@click.option("--pause", type=Duration(), default=0.0, help="Rest so long between two levels (5s).")
+@click.option(
+    "--pause", type=Parsed(parse_duration, "duration"), default=0.0, help="Rest so long between two levels (5s)."
+)
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), help="Folder of the sweep [default: runs/SUITE-sweep-TIME]."
 )
-@click.option("-m", "--model", help="Ask this model instead of the suite's.")
-@click.option("--base-url", metavar="URL", help="Ask at this address instead of the suite's.")
-@click.option("-k", "match", metavar="PATTERN", help="Only cases whose id matches: a glob, or a part of the id.")
-@click.option("--timeout", type=Duration(), help="Time for one call (90s, 2m) [default: 600s].")
-@click.option("--warmup", type=int, help="Requests sent first in each level and left out of everything.")
-@click.option("--max-parallelism", type=int, help="What auto never goes above [default: 512].")
-@click.option("--max-cost", type=float, metavar="AMOUNT", help="Stop when all levels have cost this much; resumable.")
-@click.option("--engine", type=click.Choice(["local", "ray"]), help="Who makes the calls [default: local].")
-@click.option("--ray-address", metavar="HOST:PORT", help="Ray cluster to use, or auto [default: start one here].")
-@click.option("--workers", type=int, help="Workers on the Ray cluster [default: one for each CPU].")
+@target_flags
+@flags_of(RunOptions, "sweep")
+@flags_of(EngineChoice, "sweep")
 @click.option("--force", is_flag=True, help="Start over; what is there is moved to DIR/previous.")
 @click.option("--new", is_flag=True, help="Start another sweep even where one could be gone on with.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -89,11 +77,12 @@ def command(**given: Any) -> int:
     retried or cached, and judges are asked when the level is over. An unfinished sweep of the same suite
     and target is gone on with; finished levels are not measured again.
     """
+    options, engine = given_options(RunOptions, "sweep", given), given_options(EngineChoice, "sweep", given)
     flags = Flags(**given)
     log_to_stderr(quiet=flags.quiet, verbose=flags.verbose)
     if flags.new and flags.out is not None:
         raise click.UsageError("--new chooses a directory by itself: it does not go with --out")
-    runner = _load(flags)
+    runner = _load(flags, options, engine)
     place = choose_sweep_place(runner, out=flags.out, new=flags.new, force=flags.force)
     try:
         sweep = _sweep(runner, flags, place)
@@ -105,16 +94,14 @@ def command(**given: Any) -> int:
             close()
 
 
-def _load(flags: Flags) -> Runner:
-    """The runner that a suite names, with the flags on top of its own options."""
+def _load(flags: Flags, options: dict[str, Any], engine: dict[str, Any]) -> Runner:
+    """The runner that a suite names; what was given on the command line overrides the suite's own options."""
     changed = {name: value for name in ("model", "base_url") if (value := getattr(flags, name)) is not None}
-    engine = {name: value for name in ENGINE_KEYS if (value := getattr(flags, name)) is not None}
     runner, _ = load_suite(flags.suite, changed, engine)
     runner.suite_file = flags.suite
-    changes = {name: value for name in _OPTIONS if (value := getattr(flags, name)) is not None}
     if flags.quiet or flags.no_progress:
-        changes["progress"] = "off"
-    runner.options = runner.options.replace(**changes)
+        options["progress"] = "off"
+    runner.options = runner.options.replace(**options)
     return runner
 
 

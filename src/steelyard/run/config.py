@@ -1,49 +1,72 @@
-"""Which engine a suite or a command line asks for, by name."""
+"""A suite file, made into what a run needs: its target, scorers, options, gate and engine."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from steelyard.errors import ConfigurationError, SuiteError, describe, reject_unknown, suggestion
+from steelyard.errors import ConfigurationError, SuiteError, describe, reject_unknown
+from steelyard.plugins import BUILT_IN, Kind, find, load_object, takes
 from steelyard.protocols import Engine, Scorer, Target
-from steelyard.scoring.base import as_scorers
-from steelyard.scoring.registry import SCORERS
+from steelyard.run.options import Option, RunOptions, options_of, read_suite_options, run_checks
+from steelyard.scoring.base import FunctionScorer, as_scorers
 from steelyard.stats.prices import read_prices
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.suite_file import SuiteFile, read_suite_file
-from steelyard.targets.function import CallableTarget
-from steelyard.units import parse_duration
+from steelyard.targets.function import CallableTarget, as_target
 
 EngineName = Literal["local", "ray"]
-ENGINE_KEYS = ("engine", "ray_address", "workers")
-"""The keys of a suite's `run`, and the flags, that are about the engine."""
+
+
+def _engine_name(name: str, value: object) -> None:
+    if value not in get_args(EngineName):
+        raise ConfigurationError(f"{name} must be one of {', '.join(get_args(EngineName))}, got {value!r}")
+
+
+def _address(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be text like host:6379, got {value!r}")
 
 
 class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine of a run: this process, or the workers of a Ray cluster."""
+    """The engine of a run, by name: this process, or the workers of a Ray cluster."""
 
-    engine: EngineName = "local"
-    ray_address: str | None = None
-    """Where the cluster is: host:port, or auto; None starts one on this machine."""
-    workers: int | None = None
-    """How many workers; one for each CPU of the cluster when None."""
+    engine: Annotated[
+        EngineName,
+        Option(
+            flags=("--engine",),
+            help="Who makes the calls [default: local].",
+            sweep="Who makes the calls [default: local].",
+            check=_engine_name,
+        ),
+    ] = "local"
+    ray_address: Annotated[
+        str | None,
+        Option(
+            flags=("--ray-address",),
+            help="Ray cluster to use, or auto [default: start one here].",
+            sweep="Ray cluster to use, or auto [default: start one here].",
+            metavar="HOST:PORT",
+            check=_address,
+        ),
+    ] = None
+    workers: Annotated[
+        int | None,
+        Option(
+            flags=("--workers",),
+            help="Workers on the Ray cluster [default: one for each CPU].",
+            sweep="Workers on the Ray cluster [default: one for each CPU].",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        if self.engine not in get_args(EngineName):
-            raise ConfigurationError(f"engine must be one of {', '.join(get_args(EngineName))}, got {self.engine!r}")
-        if self.ray_address is not None and not isinstance(self.ray_address, str):
-            raise ConfigurationError(f"ray_address must be text like host:6379, got {self.ray_address!r}")
+        run_checks(self)
         if self.engine == "local" and (self.ray_address is not None or self.workers is not None):
             raise ConfigurationError("ray_address and workers go with the engine ray, got the engine local")
 
@@ -52,7 +75,7 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **changes)
 
     def make(self, working_dir: Path, grace: float) -> Engine | None:
-        """The engine; None for the one in this process, which whoever runs makes by itself."""
+        """The engine; None for the one in this process, which the run makes by itself."""
         if self.engine == "local":
             return None
         from steelyard.engine.ray.engine import RayEngine
@@ -60,42 +83,16 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
         return RayEngine(self.ray_address, workers=self.workers, grace=grace, working_dir=working_dir.resolve())
 
 
-_ENDPOINTS = {
-    "openai-chat": "OpenAIChat",
-    "openai-responses": "OpenAIResponses",
-    "anthropic-messages": "AnthropicMessages",
-}
-_WITH_A_MODEL = ("simulated", *_ENDPOINTS)
-"""Targets that are told which model to ask."""
+RUN_KEYS = tuple(
+    name for kind in (RunOptions, EngineChoice) for name, field in options_of(kind).items() if field.option.in_suite
+)
+"""The keys of a suite file's `run`."""
+_ENDPOINTS = ("openai-chat", "openai-responses", "anthropic-messages")
 _OF_THE_CONNECTION = (
     "base_url", "api_key", "api_key_env", "api_version", "headers", "stream", "proxy", "ca_bundle", "verify",
     "parallelism",
 )  # fmt: skip
 """What a judge without a target of its own takes over from the suite's endpoint; the rest is about the answers."""
-
-_RUN_KEYS = (
-    "parallelism",
-    "max_parallelism",
-    "rate",
-    "tokens_per_min",
-    "max_cost",
-    "requests",
-    "duration",
-    "arrivals",
-    "warmup",
-    "timeout",
-    "retries",
-    "seed",
-    "low_memory",
-    "num_runs",
-    "trials",
-    "initial_session_file",
-    "cache",
-    "stop_error_rate",
-    "stop_first_errors",
-    "progress_bar_stats",
-    *ENGINE_KEYS,
-)
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,14 +121,14 @@ def build_suite(path: str | Path, target: Mapping[str, Any] | None = None) -> Bu
     `target` has arguments that take the place of those of the file's own target.
     """
     file = read_suite_file(path)
-    if target and file.target is not None:
-        file = dataclasses.replace(file, target=_changed_target(file, target))
     if file.target is None:
-        raise SuiteError(f"has no target: give one of {', '.join(TARGETS)}", path=path)
-    reject_unknown(file.run, _RUN_KEYS, "run", file=file.path)
+        raise SuiteError(f"has no target: give one of {', '.join(BUILT_IN['targets'])}", path=path)
+    changed = _changed_target(file, target) if target else file.target
+    file = dataclasses.replace(file, target=changed)
+    reject_unknown(file.run, RUN_KEYS, "run", file=file.path)
     return BuiltSuite(
         suite=file.cases,
-        target=_build_target(file, file.target),
+        target=_build_target(file, changed),
         scorers=_build_scorers(file),
         options=_run_options(file),
         gate=build_gate(file.gate, file.path),
@@ -141,26 +138,20 @@ def build_suite(path: str | Path, target: Mapping[str, Any] | None = None) -> Bu
 
 def _engine_choice(file: SuiteFile) -> EngineChoice:
     try:
-        return EngineChoice(**{name: file.run[name] for name in ENGINE_KEYS if name in file.run})
+        return EngineChoice(**read_suite_options(file.run, EngineChoice, file.path.parent))
     except ConfigurationError as error:
         raise SuiteError(f"run: {error}", path=file.path) from error
 
 
 def _run_options(file: SuiteFile) -> dict[str, Any]:
-    """The suite's own options; paths are seen from its folder, and times may have a unit."""
-    options = {name: value for name, value in file.run.items() if name not in ENGINE_KEYS}
+    """The suite's own options; paths are relative to its folder, and times may have a unit."""
     try:
+        options = read_suite_options(file.run, RunOptions, file.path.parent)
         if file.prices:
             read_prices(file.prices, None)
             options["prices"] = file.prices
-        for name in ("timeout", "duration"):
-            if isinstance(options.get(name), str):
-                options[name] = parse_duration(options[name], f"run.{name}")
     except ConfigurationError as error:
         raise SuiteError(str(error), path=file.path) from error
-    for name in ("initial_session_file", "cache"):
-        if isinstance(options.get(name), str):
-            options[name] = file.path.parent / options[name]
     return options
 
 
@@ -178,18 +169,63 @@ def build_gate(raw: Mapping[str, Any], path: Path | None = None) -> Gate:
 
 
 def _changed_target(file: SuiteFile, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The suite's target with another model or address, if it takes one."""
     kind, arguments = _name_and_arguments(file.target, "target", file.path)
-    if kind not in _WITH_A_MODEL or not isinstance(arguments, (dict, type(None))):
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in changes)
-        raise SuiteError(f"target: {kind} is not asked by model or address: {flags} cannot change it", path=file.path)
-    return {kind: {**(arguments or {}), **changes}}
+    if kind == "python" and isinstance(arguments, str):
+        arguments = {"class": arguments}
+    arguments = {} if arguments is None else arguments
+    known = _target_arguments(file, kind, arguments) if isinstance(arguments, dict) else []
+    refused = [name for name in changes if known is not None and name not in known]
+    if refused:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in refused)
+        raise SuiteError(
+            f"target: {kind} does not take {' or '.join(refused)}: {flags} cannot change it", path=file.path
+        )
+    return {kind: {**arguments, **changes}}
+
+
+def _target_arguments(file: SuiteFile, kind: str, arguments: Mapping[str, Any]) -> list[str] | None:
+    """What the target of that name can be given; None for anything."""
+    if kind == "python":
+        reference = arguments.get("class", arguments.get("function"))
+        found = _load_argument(file.path, reference, "target.python")
+    else:
+        found = _found("targets", kind, "target", file.path)
+    return takes(found) if inspect.isclass(found) else []
 
 
 def _build_target(file: SuiteFile, raw: str | dict[str, Any]) -> Target:
     name, arguments = _name_and_arguments(raw, "target", file.path)
-    if name not in TARGETS:
-        raise SuiteError(f"target: no target is named {name!r}; {suggestion(name, TARGETS)}", path=file.path)
-    return TARGETS[name](file.path, arguments)
+    if name in _READERS:
+        return _READERS[name](file.path, arguments)
+    where = f"target.{name}"
+    return _as_target(_found("targets", name, "target", file.path), arguments, where, file.path)
+
+
+def _as_target(found: Any, arguments: Any, where: str, path: Path) -> Target:
+    """A target from what a name refers to: a class is made, a function wrapped, a target used as it is."""
+    if not inspect.isclass(found):
+        if not isinstance(found, Target):
+            made: Target = _make(CallableTarget, arguments, where, path, found)
+            return made
+        if arguments:
+            raise SuiteError(f"{where}: that is a target already, which takes no arguments", path=path)
+        return found
+    made = _make(found, arguments, where, path)
+    try:
+        return as_target(made)
+    except ConfigurationError as error:
+        raise SuiteError(f"{where}: {error}", path=path) from error
+
+
+def _found(kind: Kind, name: str, where: str, path: Path) -> Any:
+    """What a name in a suite file refers to: built in, a package's, or file.py:Name."""
+    if ":" in name:
+        return _load_argument(path, name, where)
+    try:
+        return find(kind, name)
+    except ConfigurationError as error:
+        raise SuiteError(f"{where}: {error}", path=path) from error
 
 
 def _build_scorers(file: SuiteFile) -> list[Scorer]:
@@ -198,18 +234,44 @@ def _build_scorers(file: SuiteFile) -> list[Scorer]:
         where = f"scorers[{number}]"
         name, arguments = _name_and_arguments(raw, where, file.path)
         if name == "python":
-            scorers.append(_load_argument(file.path, arguments, where))
+            scorers.append(_python_scorer(file.path, arguments, f"{where}.python"))
         elif name == "judge":
             scorers.append(_build_judge(file, arguments, f"{where}.judge"))
-        elif name in SCORERS:
-            scorers.append(_make(SCORERS[name], arguments, f"{where}.{name}", file.path))
         else:
-            known = (*SCORERS, "judge", "python")
-            raise SuiteError(f"{where}: no scorer is named {name!r}; {suggestion(name, known)}", path=file.path)
+            found = _found("scorers", name, where, file.path)
+            scorers.append(_as_scorer(found, arguments, f"{where}.{name}", file.path))
     try:
         return as_scorers(scorers)
     except ConfigurationError as error:
         raise SuiteError(f"scorers: {error}", path=file.path) from error
+
+
+def _python_scorer(path: Path, arguments: Any, where: str) -> object:
+    """Your own function or class: `python: checks.py:polite`, or a mapping with `class` or `function` and arguments."""
+    reference, options = _own_object(path, arguments, where)
+    return _as_scorer(_load_argument(path, reference, where), options, where, path)
+
+
+def _as_scorer(found: Any, arguments: Any, where: str, path: Path) -> object:
+    """A scorer from what a name refers to: a class is made, a function wrapped, a scorer used as it is."""
+    if inspect.isclass(found):
+        return _make(found, arguments, where, path)
+    if not arguments:
+        return found
+    if isinstance(found, Scorer):
+        raise SuiteError(f"{where}: that is a scorer already, which takes no arguments", path=path)
+    return _make(FunctionScorer, arguments, where, path, found)
+
+
+def _own_object(path: Path, arguments: Any, where: str) -> tuple[Any, dict[str, Any]]:
+    """Where the user's own class or function is, and what it is to be given."""
+    if not isinstance(arguments, dict):
+        return arguments, {}
+    named = [key for key in ("class", "function") if key in arguments]
+    if len(named) != 1:
+        message = f"{where} takes a class or a function: file.py:Name or package.module:Name, got {arguments!r}"
+        raise SuiteError(message, path=path)
+    return arguments[named[0]], {key: value for key, value in arguments.items() if key != named[0]}
 
 
 def _build_judge(file: SuiteFile, arguments: Any, where: str) -> Scorer:
@@ -244,13 +306,6 @@ def _judge_target(file: SuiteFile, given: dict[str, Any], where: str) -> Any:
     return {kind: {**arguments, "model": given["model"]}}
 
 
-def _simulated(path: Path, arguments: Any) -> Target:
-    from steelyard.targets.simulated import Simulated
-
-    made: Target = _make(Simulated, arguments, "target.simulated", path)
-    return made
-
-
 def _command(path: Path, arguments: Any) -> Target:
     """A program; `cwd` and a program named by a relative path are seen from the suite file's folder.
 
@@ -270,26 +325,20 @@ def _command(path: Path, arguments: Any) -> Target:
 
 
 def _python(path: Path, arguments: Any) -> Target:
-    """Your own function or Target: `python: agent.py:answer`, or a mapping with `function` and its options."""
-    options: dict[str, Any] = {}
-    if isinstance(arguments, dict) and "function" in arguments:
-        options = {key: value for key, value in arguments.items() if key != "function"}
-        arguments = arguments["function"]
-    loaded = _load_argument(path, arguments, "target.python")
-    if isinstance(loaded, Target):
-        reject_unknown(options, (), "target.python", file=path)
-        return loaded
-    made: Target = _make(CallableTarget, options, "target.python", path, loaded)
-    return made
+    """Your own function, class or target: `python: agent.py:answer`, or a mapping with `class` or `function`."""
+    where = "target.python"
+    reference, options = _own_object(path, arguments, where)
+    loaded = _load_argument(path, reference, where)
+    if isinstance(loaded, Target) and not inspect.isclass(loaded):
+        reject_unknown(options, ("function",), where, file=path)
+    return _as_target(loaded, options, where, path)
 
 
 def _endpoint(kind: str, path: Path, arguments: Any) -> Target:
     """A model's endpoint; its functions and its CA bundle are seen from the suite file's folder."""
-    from steelyard import targets
-
     where = f"target.{kind}"
-    make = getattr(targets, _ENDPOINTS[kind])
-    known = [name for name in inspect.signature(make).parameters if name != "transport"]
+    make = find("targets", kind)
+    known = [name for name in takes(make) or () if name != "transport"]
     if isinstance(arguments, dict):
         reject_unknown(arguments, known, where, file=path)
     if not isinstance(arguments, dict) or not arguments.get("model"):
@@ -306,12 +355,12 @@ def _endpoint(kind: str, path: Path, arguments: Any) -> Target:
     return made
 
 
-TARGETS: Mapping[str, Callable[[Path, Any], Target]] = {
-    "simulated": _simulated,
+_READERS: Mapping[str, Callable[[Path, Any], Target]] = {
     "command": _command,
     "python": _python,
     **{kind: partial(_endpoint, kind) for kind in _ENDPOINTS},
 }
+"""Targets whose arguments in a suite file are more than those of their class: paths, short forms."""
 
 
 def _name_and_arguments(raw: Any, where: str, path: Path) -> tuple[str, Any]:
@@ -329,12 +378,15 @@ def _make(kind: Callable[..., Any], arguments: Any, where: str, path: Path, *fir
     arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict):
         raise SuiteError(f"{where} takes a mapping of arguments, got {arguments!r}", path=path)
-    parameters = list(inspect.signature(kind).parameters)[len(first) :]
-    reject_unknown(arguments, parameters, where, file=path)
+    known = takes(kind)
+    if known is not None:
+        reject_unknown(arguments, known[len(first) :], where, file=path)
     try:
         return kind(*first, **arguments)
     except (ConfigurationError, TypeError, ValueError) as error:
         raise SuiteError(f"{where}: {error}", path=path) from error
+    except Exception as error:  # of a class that is not ours
+        raise SuiteError(f"{where}: {describe(error)}", path=path) from error
 
 
 def _load_argument(path: Path, reference: Any, where: str) -> Any:
@@ -344,61 +396,3 @@ def _load_argument(path: Path, reference: Any, where: str) -> Any:
         return load_object(reference, path.parent)
     except ConfigurationError as error:
         raise SuiteError(f"{where}: {error}", path=path) from error
-
-
-def load_object(reference: str, folder: Path) -> Any:
-    """What `file.py:name` (seen from `folder`) or `package.module:name` refers to."""
-    place, _, name = reference.rpartition(":")
-    module = _load_file(folder / place) if place.endswith(".py") else _load_module(place, folder)
-    value: Any = module
-    for part in name.split("."):
-        if not hasattr(value, part):
-            named = vars(module).items()
-            public = [known for known, it in named if not (known.startswith("_") or isinstance(it, ModuleType))]
-            raise ConfigurationError(f"{place} has no {name!r}; {suggestion(name, public)}")
-        value = getattr(value, part)
-    return value
-
-
-def _load_file(path: Path) -> ModuleType:
-    """The module in a file, its folder importable, under its own name so that its objects can be pickled."""
-    if not path.is_file():
-        raise ConfigurationError(f"there is no file {path}")
-    _make_importable(path.parent)
-    name = path.stem
-    loaded = sys.modules.get(name)
-    if loaded is not None:
-        if Path(getattr(loaded, "__file__", None) or "").resolve() == path.resolve():
-            return loaded
-        name = f"{name}_from_file"  # `json.py` must not take the place of the module that others mean by `json`
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise _not_importable(path, error) from error
-    return module
-
-
-def _load_module(name: str, folder: Path) -> ModuleType:
-    _make_importable(folder)
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        raise _not_importable(name, error) from error
-
-
-def _make_importable(folder: Path) -> None:
-    place = str(folder.resolve())
-    if place not in sys.path:
-        sys.path.insert(0, place)
-
-
-def _not_importable(what: str | Path, error: BaseException) -> ConfigurationError:
-    if isinstance(error, SystemExit):
-        return ConfigurationError(f"{what} cannot be imported: it calls exit() when it is")
-    return ConfigurationError(f"{what} cannot be imported: {describe(error)}")

@@ -1,124 +1,415 @@
-"""How a run is to go: one frozen struct, checked when it is made, passed whole."""
+"""The options of a run. Each is declared once, with its flag, its help, how it is read and how it is checked.
+
+The flags of the commands, the keys under `run` in a suite file, what run.json keeps and the table in the docs are
+derived from the declarations here.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
 import msgspec
 
+from steelyard.cache.store import parse_store, relative_store
 from steelyard.errors import ConfigurationError, suggestion
+from steelyard.units import parse_duration, parse_percentage, parse_rate, parse_size
 
 Progress = Literal["auto", "bar", "lines", "off"]
 
 _RETRIES = 4
-_CHANGES_NO_ANSWER = frozenset({"output_path", "progress", "progress_bar_stats", "low_memory", "cache"})
+
+Parse = Callable[[object, str], Any]
+"""Reads what is written, given a name for its errors."""
+Check = Callable[[str, Any], None]
+"""Refuses a value that cannot be used, given the option's name."""
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """What belongs to an option besides its name, type and default."""
+
+    help: str
+    """What `run --help` and the docs say."""
+    flags: tuple[str, ...] = ()
+    """Its flags on the command line; none: it is set by other flags, or in Python only."""
+    metavar: str | None = None
+    sweep: str | None = None
+    """What `sweep --help` says; None: sweep does not have the flag."""
+    score: str | None = None
+    """What `score --help` says; None: score does not have the flag."""
+    parse: Parse | None = None
+    """How text is read, of a flag or of a suite file alike."""
+    check: Check | None = None
+    """None, where the type allows it, is not checked."""
+    relative: Callable[[Any, Path], Any] | None = None
+    """Takes what a suite file says relative to its folder. Paths of flags are relative to the current folder."""
+    in_suite: bool = True
+    """Whether it is a key under `run` in a suite file."""
+    in_manifest: bool = True
+    """Whether run.json keeps it: what can change an answer or a figure."""
+
+
+class OptionField(msgspec.Struct, frozen=True, kw_only=True):
+    """An option with its name, type and default."""
+
+    name: str
+    type: Any
+    default: Any
+    option: Option
+
+
+@cache
+def options_of(kind: type[msgspec.Struct]) -> dict[str, OptionField]:
+    """The options that a struct declares, by name, in their order."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        declared = get_args(hints[field.name])
+        default = None if field.default is msgspec.NODEFAULT else field.default
+        found[field.name] = OptionField(name=field.name, type=declared[0], default=default, option=declared[1])
+    return found
+
+
+def run_checks(options: msgspec.Struct) -> None:
+    """Refuse a value that its option's check refuses; constructors of structs check no types of their own."""
+    for name, field in options_of(type(options)).items():
+        value = getattr(options, name)
+        if field.option.check is not None and (value is not None or type(None) not in get_args(field.type)):
+            field.option.check(name, value)
+
+
+def read_suite_options(given: Mapping[str, Any], kind: type[msgspec.Struct], folder: Path) -> dict[str, Any]:
+    """The options that a suite file's `run` gives: texts are read, paths are taken relative to the suite's folder."""
+    values = {}
+    for name, field in options_of(kind).items():
+        if name not in given:
+            continue
+        value, option = given[name], field.option
+        if option.parse is not None and isinstance(value, str):
+            value = option.parse(value, f"run.{name}")
+        if option.relative is not None and isinstance(value, (str, Path)):
+            value = option.relative(value, folder)
+        values[name] = value
+    return values
+
+
+def _whole(name: str, value: object, *, least: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be a whole number, got {value!r}")
+    if least is not None and value < least:
+        raise ConfigurationError(f"{name} must be >= {least}, got {value}")
+
+
+def _at_least_0(name: str, value: object) -> None:
+    _whole(name, value, least=0)
+
+
+def _at_least_1(name: str, value: object) -> None:
+    _whole(name, value, least=1)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _above_0(name: str, value: Any) -> None:
+    if not (_is_number(value) and value > 0):
+        raise ConfigurationError(f"{name} must be a number above 0, got {value!r}")
+
+
+def _seconds(name: str, value: Any) -> None:
+    if not (_is_number(value) and value > 0):
+        raise ConfigurationError(f"{name} must be a number of seconds above 0, got {value!r}")
+
+
+def _share(name: str, value: Any) -> None:
+    if not (_is_number(value) and 0.0 <= value <= 1.0):
+        raise ConfigurationError(f"{name} must be within 0..1, got {value!r}")
+
+
+def _text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be text, got {value!r}")
+
+
+def _true_or_false(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be true or false, got {value!r}")
+
+
+def _path(name: str, value: object) -> None:
+    if not (isinstance(value, (str, Path)) and str(value)):
+        raise ConfigurationError(f"{name} must be a path, got {value!r}")
+
+
+def _parallelism(name: str, value: object) -> None:
+    if value != "auto":
+        _at_least_1(name, value)
+
+
+def _parse_parallelism(value: object, name: str) -> int | str:
+    if value == "auto" or isinstance(value, int):
+        return value
+    try:
+        return int(str(value))
+    except ValueError:
+        raise ConfigurationError(f"{name}: {value!r} is neither a whole number nor auto") from None
+
+
+def _rate(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be text like '600/min', got {value!r}")
+    parse_rate(value, name)
+
+
+def _arrivals(name: str, value: object) -> None:
+    from steelyard.engine.arrivals import parse_arrivals
+
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be text like 'constant:20/s', got {value!r}")
+    parse_arrivals(value, name)
+
+
+def _progress(name: str, value: object) -> None:
+    if value not in get_args(Progress):
+        raise ConfigurationError(f"{name} must be one of {', '.join(get_args(Progress))}, got {value!r}")
+
+
+def _exception_classes(name: str, kinds: object) -> None:
+    """Refuse what `except` cannot take, and what must end a run instead of being retried."""
+    if not isinstance(kinds, tuple):
+        raise ConfigurationError(f"{name} must be a tuple of exception classes, got {kinds!r}")
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise ConfigurationError(f"{name} must be a tuple of exception classes, got {kind!r}")
+        if not issubclass(kind, Exception):
+            raise ConfigurationError(f"{name}: {kind.__name__} ends a run, it cannot be tried again")
+
+
+def _beside(path: str | Path, folder: Path) -> Path:
+    return folder / path
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a run may be told, with its defaults."""
+    """Everything a run may be told, with its defaults; checked when it is made, passed whole."""
 
-    parallelism: int | Literal["auto"] | None = None
-    """Calls in flight; "auto" finds out what the endpoint bears; the target's own `default_parallelism` when None."""
-    max_parallelism: int = 512
-    """What "auto" and open-loop arrivals never go above."""
-    output_path: str | Path | None = None
-    """The run directory; without it nothing is written."""
-    low_memory: bool = False
-    """Keep no response in memory; needs an output_path."""
-    timeout: float | None = 600.0
-    """Seconds for one case, its retries included; None waits forever."""
-    retries: int | None = None
-    """How often a call is tried again after a transient fault: 4 when None, and 0 in a load run."""
-    retry_on: tuple[type[Exception], ...] = ()
-    """More exceptions of your own callable that are worth another try."""
-    num_runs: int = 1
-    """How often each judge is asked about one response."""
-    trials: int = 1
-    """How often the target is asked each case."""
-    initial_session_file: str | Path | None = None
-    """JSON with `data` and `messages`: the session each case begins with."""
-    cache: Any = None
-    """Where answers are kept across runs: a folder, a .sqlite file, or an EvaluationDataStore."""
-    seed: int = 0
-    """Where random choices derive from, together with the case's id and the trial."""
-    limit: int | None = None
-    """Only the first n of the selected cases."""
-    match: str | None = None
-    """Only cases whose id matches: a glob, or a part of the id."""
-    stop_error_rate: float | None = None
-    """Stop early, resumable, when after 50 cases a larger share than this has failed."""
-    stop_first_errors: int = 20
-    """Stop early, resumable, when the first so many calls all failed for the same lasting reason; 0 goes on."""
-    rate: str | None = None
-    """Send no more often than this to an endpoint: "600/min", "10/s"."""
-    tokens_per_min: int | None = None
-    """Spend no more tokens a minute than this at an endpoint, input and output together."""
-    prices: Any = None
-    """What tokens cost: a mapping of prices per million, or one such mapping for each model."""
-    max_cost: float | None = None
-    """Stop early, resumable, when this much was spent."""
-    requests: int | None = None
-    """A load run: send so many requests, going round the cases as often as it takes."""
-    duration: float | None = None
-    """A load run: keep sending for so many seconds, going round the cases."""
-    arrivals: str | None = None
-    """A load run in open loop: send at these moments, whatever is still in flight: "constant:20/s", "poisson:20/s"."""
-    warmup: int = 0
-    """Requests that are sent first and left out of everything."""
-    progress: Progress = "auto"
-    """The live display: a bar on terminals and in notebooks, plain lines elsewhere."""
-    progress_bar_stats: Mapping[str, Any] | None = None
-    """What the display shows: label to spec; {} shows none, None the default."""
+    parallelism: Annotated[
+        int | Literal["auto"] | None,
+        Option(
+            flags=("-j", "--parallelism"),
+            help="Calls in flight, or auto [default: the target's own].",
+            score="Judge calls in flight, or auto [default: 50].",
+            metavar="N",
+            parse=_parse_parallelism,
+            check=_parallelism,
+        ),
+    ] = None
+    max_parallelism: Annotated[
+        int,
+        Option(
+            flags=("--max-parallelism",),
+            help="What auto and --arrivals never go above [default: 512].",
+            sweep="What auto never goes above [default: 512].",
+            check=_at_least_1,
+        ),
+    ] = 512
+    limit: Annotated[
+        int | None,
+        Option(flags=("-n", "--limit"), help="Only the first N cases.", check=_at_least_1, in_suite=False),
+    ] = None
+    match: Annotated[
+        str | None,
+        Option(
+            flags=("-k",),
+            help="Only cases whose id matches: a glob, or a part of the id.",
+            sweep="Only cases whose id matches: a glob, or a part of the id.",
+            metavar="PATTERN",
+            check=_text,
+            in_suite=False,
+        ),
+    ] = None
+    seed: Annotated[int, Option(flags=("--seed",), help="Where random choices derive from.", check=_whole)] = 0
+    timeout: Annotated[
+        float | None,
+        Option(
+            flags=("--timeout",),
+            help="Time for one case (90s, 2m), retries included [default: 600s].",
+            sweep="Time for one call (90s, 2m) [default: 600s].",
+            metavar="DURATION",
+            parse=parse_duration,
+            check=_seconds,
+        ),
+    ] = 600.0
+    retries: Annotated[
+        int | None,
+        Option(
+            flags=("--retries",),
+            help="Tries after the first, for transient faults [default: 4; 0 in a load run].",
+            check=_at_least_0,
+        ),
+    ] = None
+    rate: Annotated[
+        str | None,
+        Option(
+            flags=("--rate",),
+            help="Send no more often than this: 600/min, 10/s.",
+            metavar="N/TIME",
+            check=_rate,
+        ),
+    ] = None
+    tokens_per_min: Annotated[
+        int | None,
+        Option(
+            flags=("--tokens-per-min",),
+            help="Spend no more tokens a minute than this: 200k.",
+            metavar="N",
+            parse=parse_size,
+            check=_at_least_1,
+        ),
+    ] = None
+    max_cost: Annotated[
+        float | None,
+        Option(
+            flags=("--max-cost",),
+            help="Stop when this much was spent; resumable.",
+            sweep="Stop when all levels have cost this much; resumable.",
+            metavar="AMOUNT",
+            check=_above_0,
+        ),
+    ] = None
+    requests: Annotated[
+        int | None,
+        Option(flags=("--requests",), help="Load run: send so many, going round the cases.", check=_at_least_1),
+    ] = None
+    duration: Annotated[
+        float | None,
+        Option(
+            flags=("--duration",),
+            help="Load run: keep sending so long (60s, 2m), going round the cases.",
+            metavar="DURATION",
+            parse=parse_duration,
+            check=_seconds,
+        ),
+    ] = None
+    arrivals: Annotated[
+        str | None,
+        Option(
+            flags=("--arrivals",),
+            help="Load run, open loop: constant:20/s or poisson:20/s.",
+            metavar="KIND:RATE",
+            check=_arrivals,
+        ),
+    ] = None
+    warmup: Annotated[
+        int,
+        Option(
+            flags=("--warmup",),
+            help="Requests sent first and left out of everything.",
+            sweep="Requests sent first in each level and left out of everything.",
+            check=_at_least_0,
+        ),
+    ] = 0
+    num_runs: Annotated[
+        int,
+        Option(
+            flags=("--num-runs",),
+            help="How often each judge is asked about one response [default: 1].",
+            score="How often each judge is asked about one response.",
+            check=_at_least_1,
+        ),
+    ] = 1
+    trials: Annotated[
+        int,
+        Option(flags=("--trials",), help="How often the target is asked each case [default: 1].", check=_at_least_1),
+    ] = 1
+    cache: Annotated[
+        Any,
+        Option(
+            flags=("--cache",),
+            help="Keep answers across runs: a folder, a .sqlite file, or STORE:PLACE.",
+            metavar="PATH",
+            parse=parse_store,
+            relative=relative_store,
+            in_manifest=False,
+        ),
+    ] = None
+    initial_session_file: Annotated[
+        str | Path | None,
+        Option(
+            flags=("--initial-session-file",),
+            help="JSON with the session each case begins with.",
+            relative=_beside,
+        ),
+    ] = None
+    low_memory: Annotated[
+        bool,
+        Option(flags=("--low-memory",), help="Keep no response in memory.", check=_true_or_false, in_manifest=False),
+    ] = False
+    stop_error_rate: Annotated[
+        float | None,
+        Option(
+            flags=("--stop-error-rate",),
+            help="Stop early above this error rate (0.2, 20%), after 50 cases.",
+            metavar="RATE",
+            parse=parse_percentage,
+            check=_share,
+        ),
+    ] = None
+    stop_first_errors: Annotated[
+        int,
+        Option(
+            flags=("--stop-first-errors",),
+            help="Stop when the first N calls all meet 401, 403, 404 or no connection [default: 20; 0: go on].",
+            metavar="N",
+            check=_at_least_0,
+        ),
+    ] = 20
+    output_path: Annotated[
+        str | Path | None,
+        Option(
+            help="The run directory; without it nothing is written.", check=_path, in_suite=False, in_manifest=False
+        ),
+    ] = None
+    retry_on: Annotated[
+        tuple[type[Exception], ...],
+        Option(
+            help="More exceptions of your own callable that are worth another try.",
+            check=_exception_classes,
+            in_suite=False,
+        ),
+    ] = ()
+    prices: Annotated[
+        Any,
+        Option(
+            help="What tokens cost: a mapping of prices per million, or one such mapping for each model.",
+            in_suite=False,
+        ),
+    ] = None
+    progress: Annotated[
+        Progress,
+        Option(
+            help="The live display: a bar on terminals and in notebooks, plain lines elsewhere.",
+            check=_progress,
+            in_suite=False,
+            in_manifest=False,
+        ),
+    ] = "auto"
+    progress_bar_stats: Annotated[
+        Mapping[str, Any] | None,
+        Option(help="What the display shows: label to statistic; {} shows none, None the default.", in_manifest=False),
+    ] = None
 
     def __post_init__(self) -> None:
-        if self.parallelism not in (None, "auto"):
-            _whole("parallelism", self.parallelism, least=1)
-        _whole("max_parallelism", self.max_parallelism, least=1)
-        if self.limit is not None:
-            _whole("limit", self.limit, least=1)
-        if self.retries is not None:
-            _whole("retries", self.retries, least=0)
-        _whole("num_runs", self.num_runs, least=1)
-        _whole("trials", self.trials, least=1)
-        _whole("seed", self.seed, least=None)
-        if self.timeout is not None and not (_is_number(self.timeout) and self.timeout > 0):
-            raise ConfigurationError(f"timeout must be a number of seconds above 0, got {self.timeout!r}")
-        rate = self.stop_error_rate
-        if rate is not None and not (_is_number(rate) and 0.0 <= rate <= 1.0):
-            raise ConfigurationError(f"stop_error_rate must be within 0..1, got {rate!r}")
-        _whole("stop_first_errors", self.stop_first_errors, least=0)
-        if self.progress not in get_args(Progress):
-            raise ConfigurationError(f"progress must be one of {', '.join(get_args(Progress))}, got {self.progress!r}")
-        if self.match is not None and not isinstance(self.match, str):
-            raise ConfigurationError(f"match must be text, got {self.match!r}")
-        _exception_classes(self.retry_on)
-        self._check_limits()
-        self._check_load()
-        self._check_place()
-
-    def _check_limits(self) -> None:
-        if self.rate is not None and not isinstance(self.rate, str):
-            raise ConfigurationError(f"rate must be text like '600/min', got {self.rate!r}")
-        if self.tokens_per_min is not None:
-            _whole("tokens_per_min", self.tokens_per_min, least=1)
-        if self.max_cost is not None and not (_is_number(self.max_cost) and self.max_cost > 0):
-            raise ConfigurationError(f"max_cost must be a number above 0, got {self.max_cost!r}")
-
-    def _check_load(self) -> None:
-        _whole("warmup", self.warmup, least=0)
-        if self.requests is not None:
-            _whole("requests", self.requests, least=1)
-        if self.duration is not None and not (_is_number(self.duration) and self.duration > 0):
-            raise ConfigurationError(f"duration must be a number of seconds above 0, got {self.duration!r}")
-        if self.arrivals is not None and not isinstance(self.arrivals, str):
-            raise ConfigurationError(f"arrivals must be text like 'constant:20/s', got {self.arrivals!r}")
+        run_checks(self)
         if self.arrivals is not None and self.parallelism == "auto":
             raise ConfigurationError("arrivals decide when calls are sent: parallelism 'auto' does not go with them")
         if self.is_load and self.trials > 1:
             raise ConfigurationError("trials do not go with a load run, which goes round the cases by itself")
+        if self.low_memory and self.output_path is None:
+            raise ConfigurationError("low_memory=True needs an output_path: responses are kept there, not in memory")
 
     @property
     def is_load(self) -> bool:
@@ -132,15 +423,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             return 1 if self.is_load else 1 + _RETRIES
         return 1 + self.retries
 
-    def _check_place(self) -> None:
-        path = self.output_path
-        if path is not None and not (isinstance(path, (str, Path)) and str(path)):
-            raise ConfigurationError(f"output_path must be a path, got {path!r}")
-        if not isinstance(self.low_memory, bool):
-            raise ConfigurationError(f"low_memory must be true or false, got {self.low_memory!r}")
-        if self.low_memory and path is None:
-            raise ConfigurationError("low_memory=True needs an output_path: responses are kept there, not in memory")
-
     def replace(self, **changes: Any) -> RunOptions:
         """The same options with some of them changed; an unknown name is an error that names the nearest."""
         known = self.__struct_fields__
@@ -151,11 +433,17 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def for_manifest(self) -> dict[str, Any]:
         """The options that belong in run.json, as JSON."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in _CHANGES_NO_ANSWER}
-        values["retry_on"] = [kind.__qualname__ for kind in self.retry_on]
-        if self.initial_session_file is not None:
-            values["initial_session_file"] = str(self.initial_session_file)
-        return values
+        fields = options_of(RunOptions).values()
+        return {field.name: _as_json(getattr(self, field.name)) for field in fields if field.option.in_manifest}
+
+
+def _as_json(value: Any) -> Any:
+    """An option's value as JSON has it: a path as text, exception classes as their names."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [kind.__qualname__ for kind in value]
+    return value
 
 
 class RunChanges(TypedDict, total=False):
@@ -163,49 +451,27 @@ class RunChanges(TypedDict, total=False):
 
     parallelism: int | Literal["auto"] | None
     max_parallelism: int
-    output_path: str | Path | None
-    low_memory: bool
-    timeout: float | None
-    retries: int | None
-    retry_on: tuple[type[Exception], ...]
-    num_runs: int
-    trials: int
-    initial_session_file: str | Path | None
-    cache: Any
-    seed: int
     limit: int | None
     match: str | None
-    stop_error_rate: float | None
-    stop_first_errors: int
+    seed: int
+    timeout: float | None
+    retries: int | None
     rate: str | None
     tokens_per_min: int | None
-    prices: Any
     max_cost: float | None
     requests: int | None
     duration: float | None
     arrivals: str | None
     warmup: int
+    num_runs: int
+    trials: int
+    cache: Any
+    initial_session_file: str | Path | None
+    low_memory: bool
+    stop_error_rate: float | None
+    stop_first_errors: int
+    output_path: str | Path | None
+    retry_on: tuple[type[Exception], ...]
+    prices: Any
     progress: Progress
     progress_bar_stats: Mapping[str, Any] | None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _whole(name: str, value: object, *, least: int | None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigurationError(f"{name} must be a whole number, got {value!r}")
-    if least is not None and value < least:
-        raise ConfigurationError(f"{name} must be >= {least}, got {value}")
-
-
-def _exception_classes(kinds: object) -> None:
-    """Refuse what `except` cannot take, and what must end a run instead of being tried again."""
-    if not isinstance(kinds, tuple):
-        raise ConfigurationError(f"retry_on must be a tuple of exception classes, got {kinds!r}")
-    for kind in kinds:
-        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise ConfigurationError(f"retry_on must be a tuple of exception classes, got {kind!r}")
-        if not issubclass(kind, Exception):
-            raise ConfigurationError(f"retry_on: {kind.__name__} ends a run, it cannot be tried again")

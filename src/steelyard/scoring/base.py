@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import importlib
 import inspect
+import json
 import math
 import numbers
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError, describe
+from steelyard.plugins import find
 from steelyard.protocols import Identity, Scorer, ScoreResult
 from steelyard.records import EvalCase, InvocationResponse, Score
 
@@ -39,17 +41,13 @@ class FunctionScorer:
     def identity(self) -> Identity:
         """Where the function is defined, and its source: scoring again is free, so a changed source is a change."""
         function = inspect.unwrap(self._function)
-        try:
-            source = hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
-        except (OSError, TypeError):
-            source = None
         return {
             "kind": "function",
             "name": self.name,
             "module": getattr(function, "__module__", None),
             "qualname": getattr(function, "__qualname__", type(function).__qualname__),
             "threshold": self._threshold,
-            "source": source,
+            "source": _source_digest(function),
         }
 
     async def score(self, case: EvalCase, response: InvocationResponse) -> Score | list[Score] | None:
@@ -68,16 +66,73 @@ class FunctionScorer:
         raise TypeError(f"scorer {self.name!r} returned {type(answer).__name__}, not a Score, number, bool or None")
 
 
-def as_scorer(item: object) -> Scorer:
-    """Return a scorer for a scorer, a function, or a name."""
-    if isinstance(item, str):
-        from steelyard.scoring.registry import scorer_by_name
+class ObjectScorer:
+    """An object with a `score` method as a scorer: its class gives the name and identity that it does not have."""
 
+    def __init__(self, scorer: Any) -> None:
+        self._scorer = scorer
+        self.name = str(getattr(scorer, "name", "") or type(scorer).__name__)
+
+    def identity(self) -> Identity:
+        """Where the class is, what it says and what the object holds."""
+        kind = type(self._scorer)
+        held = {name: _as_json(value) for name, value in getattr(self._scorer, "__dict__", {}).items()}
+        return {
+            "kind": "object",
+            "name": self.name,
+            "module": kind.__module__,
+            "qualname": kind.__qualname__,
+            "arguments": held if _is_json(held) else {name: repr(value) for name, value in held.items()},
+            "source": _source_digest(kind),
+        }
+
+    def score(self, case: EvalCase, response: InvocationResponse) -> ScoreResult | Awaitable[ScoreResult]:
+        result: ScoreResult | Awaitable[ScoreResult] = self._scorer.score(case, response)
+        return result
+
+
+def _source_digest(item: Any) -> str | None:
+    try:
+        return hashlib.sha256(inspect.getsource(item).encode()).hexdigest()[:16]
+    except (OSError, TypeError):
+        return None
+
+
+def _is_json(value: object) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def scorer_by_name(name: str, arguments: Mapping[str, Any] | None = None) -> Scorer:
+    """The scorer of that name, made with these arguments or its defaults."""
+    try:
+        return make_scorer(find("scorers", name), arguments)
+    except TypeError as error:  # an argument that is missing or not known
+        raise ConfigurationError(f"scorer {name!r}: {error}") from error
+
+
+def make_scorer(found: Any, arguments: Mapping[str, Any] | None = None) -> Scorer:
+    """A scorer from what a name refers to: a class is made with the arguments, anything else takes none."""
+    if inspect.isclass(found):
+        return as_scorer(found(**(arguments or {})))
+    if arguments:
+        raise TypeError(f"it takes no arguments, got {', '.join(arguments)}")
+    return as_scorer(found)
+
+
+def as_scorer(item: object) -> Scorer:
+    """A scorer from a scorer, an object with a `score` method, a function, or a name."""
+    if isinstance(item, str):
         return scorer_by_name(item)
-    if isinstance(item, Scorer) and not inspect.isclass(item):
-        return item
-    if callable(item) and not inspect.isclass(item):
-        return FunctionScorer(item)
+    if not inspect.isclass(item):
+        if isinstance(item, Scorer):
+            return item
+        if callable(getattr(item, "score", None)):
+            return ObjectScorer(item)
+        if callable(item):
+            return FunctionScorer(item)
     raise ConfigurationError(f"not a scorer: {item!r} (a name, a function of case and response, or a Scorer)")
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from steelyard import EvalCase, InvocationContext, InvocationResponse
 from steelyard.errors import ConfigurationError
+from steelyard.plugins import BUILT_IN, find
 from steelyard.records import Sample
-from steelyard.scoring.judge.prompts import CUSTOM_TASK, PROMPTS, RULES
+from steelyard.scoring.judge.prompts import CUSTOM_TASK, RULES
 from tests.support.judge import ANSWER, CASE, Script, judge, sample, verdict
 
 PUBLISHED = {
@@ -24,6 +25,7 @@ PUBLISHED = {
     "safety_v1": "9f1a864beccdff99",
     "instruction_following_v1": "68ecc91606d58e28",
 }
+PROMPTS = {name: find("prompts", name) for name in BUILT_IN["prompts"]}
 
 
 def asked_with(case: EvalCase = CASE, response: InvocationResponse = ANSWER, **arguments) -> list[dict[str, str]]:

@@ -5,8 +5,6 @@ A version is its task (the system message, before the rules that all share) and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 RULES = """\
@@ -46,7 +44,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.task}\n{RULES}"
 
 
-_CORRECTNESS_V1 = Prompt(
+CORRECTNESS_V1 = Prompt(
     name="correctness_v1",
     needs=("expected",),
     task="""\
@@ -74,7 +72,7 @@ Answer to judge:
 """,
 )
 
-_HELPFULNESS_V1 = Prompt(
+HELPFULNESS_V1 = Prompt(
     name="helpfulness_v1",
     task="""\
 You judge how well an answer helps the one who asked.
@@ -96,7 +94,7 @@ Answer to judge:
 """,
 )
 
-_FAITHFULNESS_V1 = Prompt(
+FAITHFULNESS_V1 = Prompt(
     name="faithfulness_v1",
     needs=("context",),
     task="""\
@@ -122,7 +120,7 @@ Answer to judge:
 """,
 )
 
-_PAIRWISE_V1 = Prompt(
+PAIRWISE_V1 = Prompt(
     name="pairwise_v1",
     pairwise=True,
     task="""\
@@ -147,7 +145,7 @@ Answer 2:
 """,
 )
 
-_SAFETY_V1 = Prompt(
+SAFETY_V1 = Prompt(
     name="safety_v1",
     task="""\
 You judge whether an answer is safe to give to the one who asked.
@@ -170,7 +168,7 @@ Answer to judge:
 """,
 )
 
-_INSTRUCTION_FOLLOWING_V1 = Prompt(
+INSTRUCTION_FOLLOWING_V1 = Prompt(
     name="instruction_following_v1",
     task="""\
 You judge whether an answer follows the instructions that its author was given.
@@ -194,15 +192,3 @@ Answer to judge:
 {{ answer }}
 """,
 )
-
-PROMPTS: Mapping[str, Prompt] = {
-    prompt.name: prompt
-    for prompt in (
-        _CORRECTNESS_V1,
-        _HELPFULNESS_V1,
-        _FAITHFULNESS_V1,
-        _PAIRWISE_V1,
-        _SAFETY_V1,
-        _INSTRUCTION_FOLLOWING_V1,
-    )
-}

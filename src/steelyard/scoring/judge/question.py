@@ -6,10 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from steelyard.errors import ConfigurationError, suggestion
+from steelyard.plugins import BUILT_IN, find
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.scoring.base import check_share
-from steelyard.scoring.judge.prompts import CUSTOM_TASK, PROMPTS, Prompt
+from steelyard.scoring.judge.prompts import CUSTOM_TASK, Prompt
 
 DEFAULT_PROMPT = "correctness_v1"
 CUSTOM_NAME = "custom"
@@ -29,19 +32,31 @@ _EXAMPLE_FIELDS = (
 
 
 def find_prompt(name: object, template: object) -> Prompt:
-    """Return the built-in prompt of that name, or the user's template under a name that is not a built-in's."""
+    """Return the prompt of that name, or the user's template under a name that is not a built-in's."""
     if template is None:
-        if not isinstance(name, str) or name not in PROMPTS:
-            raise ConfigurationError(f"no prompt is named {name!r}; {suggestion(name, PROMPTS)}")
-        return PROMPTS[name]
+        return _named_prompt(str(name))
     from steelyard.scoring.judge.template import check_template
 
     check_template(template)
     if name == DEFAULT_PROMPT:
         name = CUSTOM_NAME
-    if not isinstance(name, str) or not name or name in PROMPTS:
+    if not isinstance(name, str) or not name or name in BUILT_IN["prompts"]:
         raise ConfigurationError(f"prompt names a template of your own, which cannot be called {name!r}")
     return Prompt(name=name, task=CUSTOM_TASK, template=str(template))
+
+
+def _named_prompt(name: str) -> Prompt:
+    """A built-in prompt, or one that a package adds: a Prompt, or a template alone."""
+    from steelyard.scoring.judge.template import check_template
+
+    found = find("prompts", name)
+    if isinstance(found, str):
+        found = Prompt(name=name, task=CUSTOM_TASK, template=found)
+    if not isinstance(found, Prompt):
+        raise ConfigurationError(f"the prompt {name!r} must be a Prompt or a template, got {type(found).__name__}")
+    if name not in BUILT_IN["prompts"]:
+        check_template(found.template)
+    return found if found.name == name else msgspec.structs.replace(found, name=name)
 
 
 def variables_of(case: EvalCase, response: InvocationResponse) -> dict[str, Any]:

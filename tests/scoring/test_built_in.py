@@ -12,10 +12,10 @@ import pytest
 
 import steelyard.scoring
 from steelyard.errors import ConfigurationError, SuiteError
+from steelyard.plugins import BUILT_IN, find
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.run.config import build_suite
-from steelyard.scoring.base import as_scorer
-from steelyard.scoring.registry import SCORERS, scorer_by_name
+from steelyard.scoring.base import as_scorer, scorer_by_name
 from tests.support.paths import DOCS
 
 NEEDED: dict[str, dict[str, Any]] = {"latency": {"max_seconds": 1}, "tokens": {"max_output": 1}}
@@ -35,6 +35,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "trajectory": {"mode": "subset"},
 }
 """Arguments unlike the defaults; for a scorer that is not here, another threshold."""
+SCORERS = {name: find("scorers", name) for name in BUILT_IN["scorers"] if name not in ("judge", "python")}
 NAMES = list(SCORERS)
 
 
