@@ -1,7 +1,8 @@
-"""Writes docs/cli.md: the help of every command, as the program prints it. `--check`: is the page up to date?"""
+"""Writes docs/cli.md: the help of every command and the options of a run. `--check`: is the page up to date?"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,38 @@ import click
 
 from steelyard.cli.group import group
 from steelyard.cli.main import WIDEST, front_page
+from steelyard.run.config import EngineChoice
+from steelyard.run.options import RunOptions, options_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 _OPENING = """\
 # Command line
 
-What `--help` says, command by command. This page is made by `make docs`; a test fails when it is out of date.
-[Completion](completion.md) tells how a shell completes commands and flags.
+What `--help` says, command by command, and [the options of a run](#options-of-a-run). This page is made by `make docs`;
+a test fails when it is out of date. [Completion](completion.md) tells how a shell completes commands and flags.
 """
+_OPTIONS = """\
+## Options of a run
+
+One option has one name: as a key under `run` in a suite file, and as an argument of `Runner(...)` and `run(...)` in
+Python. A flag overrides the suite. Paths in a suite file are relative to it, those of flags to the current folder.
+
+| name | flag | in a suite | default | |
+|---|---|---|---|---|
+"""
+_DEFAULT = re.compile(r" \[default: (.+?)\]")
+
+
+def _option_rows() -> Iterator[str]:
+    """A row for each option, from where it is declared."""
+    for kind in (RunOptions, EngineChoice):
+        for field in options_of(kind).values():
+            option = field.option
+            flags = ", ".join(f"`{flag}`" for flag in option.flags) or "none"
+            said = _DEFAULT.search(option.help)
+            default = said[1] if said else "none" if field.default in (None, ()) else str(field.default).lower()
+            in_suite = "yes" if option.in_suite else "no"
+            yield f"| `{field.name}` | {flags} | {in_suite} | {default} | {_DEFAULT.sub('', option.help)} |\n"
 
 
 def reference() -> str:
@@ -26,7 +51,7 @@ def reference() -> str:
     context = click.Context(group, info_name="steelyard", terminal_width=WIDEST - 2, **group.context_settings)
     sections = [_OPENING, _section("steelyard", front_page(WIDEST))]
     sections += [_section(context.command_path, context.get_help()) for context in _commands(context)]
-    return "\n".join(sections)
+    return "\n".join(sections) + "\n" + _OPTIONS + "".join(_option_rows())
 
 
 def _commands(context: click.Context) -> Iterator[click.Context]:

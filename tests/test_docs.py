@@ -243,6 +243,17 @@ def test_the_first_example_of_the_readme_prints_what_it_says(place: Path, capsys
     assert (place / "runs" / "capitals" / "metrics.json").is_file()
 
 
+_PUBLIC = re.compile(r"steelyard(\.(targets|scoring|cache|load|report|mock|integrations\.\w+))?")
+_IMPORT = re.compile(r"(?:from|import) (steelyard[\w.]*)")
+
+
+@pytest.mark.parametrize("page", [*PAGES, "../README.md"])
+def test_a_page_imports_from_documented_packages_only(page: str) -> None:
+    """Modules inside a package may move: only packages are promised."""
+    named = _IMPORT.findall(page_text(page))
+    assert [module for module in named if not _PUBLIC.fullmatch(module)] == []
+
+
 def test_the_readme_has_no_gaps_left_to_fill_in() -> None:
     readme = (ROOT / "README.md").read_text()
     assert not re.findall(r"\b(?:DEMO|TEST|BENCH|LOW)_[A-Z]+\b|\bTODO\b", readme)

@@ -72,7 +72,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         exec("from steelyard import Runer")
 
 
-@pytest.mark.parametrize("package", ["steelyard.targets", "steelyard.scoring"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        "steelyard.cache",
+        "steelyard.load",
+        "steelyard.mock",
+        "steelyard.report",
+        "steelyard.scoring",
+        "steelyard.targets",
+    ],
+)
 def test_the_packages_of_public_parts_have_a_sorted_all_whose_names_exist(package) -> None:
     module = importlib.import_module(package)
     assert list(module.__all__) == sorted(set(module.__all__))

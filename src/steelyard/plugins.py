@@ -104,7 +104,7 @@ def find(kind: Kind, name: str) -> Any:
         return load_object(BUILT_IN[kind][name])
     found = [point for point in _entry_points(kind) if point.name == name]
     if not found:
-        raise ConfigurationError(f"no {_NOUNS[kind]} is named {name!r}; {_hint(name, names(kind))}")
+        raise ConfigurationError(unknown(kind, name))
     if len(found) > 1:
         packages = " and ".join(sorted(_package(point)[0] for point in found))
         raise ConfigurationError(f"the {_NOUNS[kind]} {name!r} is added by {packages}: uninstall one of them")
@@ -177,11 +177,12 @@ def _loaded(kind: Kind, point: EntryPoint) -> Any:
         ) from error
 
 
-def _hint(name: str, known: list[str]) -> str:
-    """The nearest name if one is near, and all of them."""
+def unknown(kind: Kind, name: str) -> str:
+    """What an error says of a name that nothing has: the nearest name if one is near, and all of them."""
+    known = names(kind)
     match = nearest(name, known)
-    listed = f"known here: {', '.join(known) or 'none'}"
-    return f"did you mean {match!r}? {listed}" if match else listed
+    hint = f"did you mean {match!r}? " if match else ""
+    return f"no {_NOUNS[kind]} is named {name!r}; {hint}known here: {', '.join(known) or 'none'}"
 
 
 def load_object(reference: str, folder: Path | None = None) -> Any:

@@ -7,11 +7,16 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 
 from steelyard import ConfigurationError, EvalCase, InvocationResponse, Runner, RunOptions, TransientError
-from steelyard.run.options import RunChanges
+from steelyard.cli.run import command as run_command
+from steelyard.cli.score import command as score_command
+from steelyard.cli.sweep import command as sweep_command
+from steelyard.run.config import RUN_KEYS, EngineChoice
+from steelyard.run.options import RunChanges, options_of, read_suite_options
 from tests.support.engine import make_suite
 
 
@@ -186,3 +191,103 @@ def test_retries_and_retry_on_reach_the_calls(retries, attempts, monkeypatch) ->
 def test_an_output_path_may_be_text_or_a_path(tmp_path) -> None:
     for path in (str(tmp_path / "a"), Path(tmp_path / "b")):
         assert Runner(echo, make_suite(1), output_path=path, progress="off").run_sync().path == Path(path)
+
+
+FIELDS = options_of(RunOptions)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_option_is_declared_with_its_help(name) -> None:
+    assert FIELDS[name].option.help.endswith(".")
+
+
+def test_a_flag_of_run_is_there_for_every_option_that_has_one() -> None:
+    flags = {parameter.name: tuple(parameter.opts) for parameter in run_command.params}
+    for field in [*FIELDS.values(), *options_of(EngineChoice).values()]:
+        if field.option.flags:
+            assert flags[field.name] == field.option.flags
+        else:
+            assert field.name not in flags
+
+
+@pytest.mark.parametrize("command", [run_command, sweep_command, score_command], ids=lambda command: command.name)
+def test_a_derived_flag_that_is_not_given_is_none(command) -> None:
+    """So that it leaves alone what the suite says."""
+    words = {"run": ["s.yaml"], "sweep": ["s.yaml", "-j", "1"], "score": ["RUN"]}[command.name]
+    given = command.make_context(command.name, words).params
+    derived = [name for name in FIELDS if name in given and (command.name, name) != ("sweep", "parallelism")]
+    assert derived
+    assert [given[name] for name in derived] == [None] * len(derived)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["-j", "auto"], "parallelism", "auto"),
+        (["-j", "8"], "parallelism", 8),
+        (["--timeout", "2m"], "timeout", 120.0),
+        (["--tokens-per-min", "200k"], "tokens_per_min", 200_000),
+        (["--stop-error-rate", "20%"], "stop_error_rate", 0.2),
+        (["--cache", "answers"], "cache", Path("answers")),
+        (["--cache", "sqlite:answers"], "cache", "sqlite:answers"),
+        (["--low-memory"], "low_memory", True),
+    ],
+)
+def test_a_flag_is_read_by_the_options_own_parser(words, name, value) -> None:
+    assert run_command.make_context("run", ["s.yaml", *words]).params[name] == value
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-j", "many"], "'many' is neither a whole number nor auto"),
+        (["--timeout", "soon"], "timeout must be a length of time like"),
+        (["--tokens-per-min", "lots"], "tokens_per_min must be a whole number or a size"),
+        (["--stop-error-rate", "5"], "stop_error_rate must be within 0..1, or 0%..100%"),
+    ],
+)
+def test_a_flag_that_cannot_be_read_is_a_usage_error(words, said) -> None:
+    with pytest.raises(click.BadParameter) as caught:
+        run_command.make_context("run", ["s.yaml", *words])
+    assert said in caught.value.message
+
+
+def test_a_suite_files_options_are_read_and_its_paths_are_relative_to_it(tmp_path) -> None:
+    given = {
+        "timeout": "2m",
+        "tokens_per_min": "1k",
+        "stop_error_rate": "5%",
+        "cache": "c",
+        "initial_session_file": "s",
+    }
+    assert read_suite_options(given, RunOptions, tmp_path) == {
+        "timeout": 120.0,
+        "tokens_per_min": 1000,
+        "stop_error_rate": 0.05,
+        "cache": tmp_path / "c",
+        "initial_session_file": tmp_path / "s",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("rate", "often", r"rate must be a number above 0 and a unit, like 10/s"),
+        ("arrivals", "sometimes", r"arrivals must be like constant:20/s"),
+        ("arrivals", "poison:20/s", r"arrivals: unknown kind 'poison'; did you mean 'poisson'\?"),
+        ("rate", 5, r"rate must be text like '600/min', got 5"),
+    ],
+)
+def test_a_pace_that_cannot_be_read_is_refused_when_the_options_are_made(name, value, said) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        RunOptions(**{name: value})
+
+
+def test_the_keys_of_a_suite_and_what_run_json_keeps_come_from_the_declarations() -> None:
+    assert set(RUN_KEYS) == {
+        *(name for name, field in FIELDS.items() if field.option.in_suite),
+        *("engine", "ray_address", "workers"),
+    }
+    assert set(RunOptions().for_manifest()) == set(FIELDS) - {
+        *("output_path", "progress", "progress_bar_stats", "low_memory", "cache")
+    }

@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from steelyard.errors import ConfigurationError, SteelyardError, describe, suggestion
-from steelyard.plugins import BUILT_IN, find, is_known, load_object, make_importable, names
+from steelyard.errors import ConfigurationError, SteelyardError, describe
+from steelyard.plugins import BUILT_IN, find, is_known, load_object, make_importable, unknown
 from steelyard.records import InvocationResponse
 
 _CUT_SHORT = frozenset(
@@ -151,7 +151,6 @@ def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-DATABASE_ENDINGS = (".sqlite", ".sqlite3", ".db")
 _REFERENCE = re.compile(r"(?P<name>(?:.*/)?[\w.-]+\.py|[A-Za-z_][\w.-]+):(?P<rest>.*)", re.S)
 _OBJECT = re.compile(r"(?P<object>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::(?P<place>.*))?", re.S)
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.*\.py", re.S)
@@ -173,10 +172,7 @@ def parse_store(value: object, name: str = "cache") -> str | Path:
         return value
     if _MODULE.fullmatch(found["name"]) and _OBJECT.fullmatch(found["rest"]):
         return value
-    raise ConfigurationError(
-        f"{name}: no store is named {found['name']!r}; {suggestion(found['name'], names('stores'))}."
-        f" A folder of that name is written ./{value}"
-    )
+    raise ConfigurationError(f"{name}: {unknown('stores', found['name'])}. A folder of that name is written ./{value}")
 
 
 def relative_store(value: str | Path, folder: Path) -> str | Path:
@@ -239,8 +235,7 @@ def _named(text: str) -> object:
         store = load_object(f"{name}:{own['object']}", Path())
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"cache {text!r}: {error}; and no store is named {name!r}, known here: {', '.join(names('stores'))}."
-            f" A folder of that name is written ./{text}"
+            f"cache {text!r}: {error}; and {unknown('stores', name)}. A folder of that name is written ./{text}"
         ) from error
     if not callable(store):
         return store

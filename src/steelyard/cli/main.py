@@ -96,6 +96,7 @@ COMMANDS = {
     "cache": "Look at a cache of answers, or empty it.",
     "sweep": "Measure a suite at several parallelisms: where is the knee?",
     "init": "Write a small suite, its cases and a CI workflow to start from.",
+    "plugins": "List the names that suites and commands can use, and where they come from.",
     "mock": "Serve the OpenAI and Anthropic APIs with a simulated model.",
 }
 WIDEST = 100

@@ -160,7 +160,7 @@ def write_text(path: Path, text: str) -> None:
     write_pieces(path, [text])
 
 
-def write_pieces(path: Path, pieces: Iterable[str]) -> None:
+def write_pieces(path: Path, pieces: Iterable[str | bytes]) -> None:
     """Write a file that takes its place once it is whole.
 
     A place that cannot be written is the user's mistake, a full disk is not.
@@ -168,8 +168,9 @@ def write_pieces(path: Path, pieces: Iterable[str]) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         try:
-            with draft.open("w", encoding="utf-8", errors="replace", newline="") as file:
-                file.writelines(pieces)
+            with draft.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece if isinstance(piece, bytes) else piece.encode("utf-8", "replace"))
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)

@@ -11,20 +11,36 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from steelyard.cli.output import discard, show, show_json
-from steelyard.errors import ConfigurationError, JournalError
+from steelyard.errors import ConfigurationError, JournalError, SteelyardError, describe
 from steelyard.journal.files import REPORT
+from steelyard.plugins import BUILT_IN, find
 from steelyard.report.sweep.page import checked_sweep
 
 if TYPE_CHECKING:
     from steelyard.suite.evalset import EvalSet
 
-_FORMS = ("text", "md", "html", "json", "csv", "junit")
+
+class _Format(click.Choice[str]):
+    """A built-in report format, or one that a package adds: those are looked for when another name is given."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            try:
+                find("reports", value)
+            except ConfigurationError as error:
+                self.fail(str(error), param, ctx)
+        return str(value)
 
 
 @click.command("report")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "-f", "--format", "form", type=click.Choice(_FORMS), default="text", help="How to show it [default: text]."
+    "-f",
+    "--format",
+    "form",
+    type=_Format(list(BUILT_IN["reports"])),
+    default="text",
+    help="How to show it, or a plugin's format [default: text].",
 )
 @click.option(
     "-o", "--output", help="Where to write it: a file, or - for stdout [default: stdout; html: RUN/report.html]."
@@ -46,8 +62,30 @@ def command(runs: tuple[Path, ...], form: str, output: str | None, case_id: str 
     if form == "json" and output in (None, "-"):
         show_json(_metrics(runs))
         return 0
-    _write(_pieces(runs, form, cases), output)
+    pieces = _pieces(runs, form, cases) if form in BUILT_IN["reports"] else _by_plugin(runs, form)
+    _write(pieces, output)
     return 0
+
+
+def _by_plugin(runs: tuple[Path, ...], form: str) -> Iterator[str | bytes]:
+    """What a package's own format makes of each run: text or bytes."""
+    from steelyard.run.result import Result
+
+    report = find("reports", form)
+    if not callable(report):
+        raise ConfigurationError(f"the report format {form!r} must be a function of a Result, got {report!r:.100}")
+    for run in runs:
+        if checked_sweep(run) is not None:
+            raise ConfigurationError(f"{run} is a sweep: the format {form!r} shows runs; report one of its levels")
+        try:
+            made = report(Result.load(run))
+        except SteelyardError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(f"the report format {form!r} failed on {run}: {describe(error)}") from error
+        if not isinstance(made, (str, bytes)):
+            raise ConfigurationError(f"the report format {form!r} must return text or bytes, got {type(made).__name__}")
+        yield made
 
 
 def _pieces(runs: tuple[Path, ...], form: str, cases: EvalSet | None) -> Iterator[str]:
@@ -158,7 +196,7 @@ def _page(run: Path, cases: EvalSet | None) -> Iterator[str]:
         yield from page(run, cases)
 
 
-def _write(pieces: Iterable[str], place: str | None) -> None:
+def _write(pieces: Iterable[str | bytes], place: str | None) -> None:
     """To stdout, or to a file that is there as a whole or not at all. A run that cannot be read comes before both."""
     pieces = iter(pieces)
     pieces = itertools.chain([next(pieces, "")], pieces)
@@ -170,12 +208,15 @@ def _write(pieces: Iterable[str], place: str | None) -> None:
     write_pieces(Path(str(place)), pieces)
 
 
-def _to_stdout(pieces: Iterable[str]) -> None:
+def _to_stdout(pieces: Iterable[str | bytes]) -> None:
     """All pieces, in UTF-8 whatever the terminal's encoding: XML and HTML say so themselves."""
     stream = getattr(sys.stdout, "buffer", None)
     for piece in pieces:
         try:
-            sys.stdout.write(piece) if stream is None else stream.write(piece.encode("utf-8", "replace"))
+            if stream is None:
+                sys.stdout.write(piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece)
+            else:
+                stream.write(piece if isinstance(piece, bytes) else piece.encode("utf-8", "replace"))
         except BrokenPipeError:  # whoever read it has gone (`| head`)
             discard(sys.stdout)
             return

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from steelyard._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from steelyard.records import Sample
     from steelyard.scoring.base import FunctionScorer
     from steelyard.scoring.choice import Choice
+    from steelyard.scoring.judge.calibration import calibration_of, is_trusted
     from steelyard.scoring.judge.judge import Judge
+    from steelyard.scoring.judge.prompts import Prompt
     from steelyard.scoring.latency import Latency, Tokens
     from steelyard.scoring.number import Number
     from steelyard.scoring.similarity import Bleu, RougeL, Similarity
@@ -28,12 +31,16 @@ _HOMES = {
     "Judge": "steelyard.scoring.judge.judge",
     "Latency": "steelyard.scoring.latency",
     "Number": "steelyard.scoring.number",
+    "Prompt": "steelyard.scoring.judge.prompts",
     "Regex": "steelyard.scoring.text",
     "RougeL": "steelyard.scoring.similarity",
+    "Sample": "steelyard.records",
     "Similarity": "steelyard.scoring.similarity",
     "Tokens": "steelyard.scoring.latency",
     "ToolCall": "steelyard.scoring.trajectory",
     "Trajectory": "steelyard.scoring.trajectory",
+    "calibration_of": "steelyard.scoring.judge.calibration",
+    "is_trusted": "steelyard.scoring.judge.calibration",
 }
 
 __all__ = [
@@ -47,12 +54,16 @@ __all__ = [
     "Judge",
     "Latency",
     "Number",
+    "Prompt",
     "Regex",
     "RougeL",
+    "Sample",
     "Similarity",
     "Tokens",
     "ToolCall",
     "Trajectory",
+    "calibration_of",
+    "is_trusted",
 ]
 
 # A run imports only the scorers that it uses.

@@ -35,7 +35,7 @@ from steelyard.journal.files import (
 )
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.records import Record
-from steelyard.report.compare.compare import compare
+from steelyard.report.compare.compare import compare_runs
 from steelyard.report.compare.page import comparison_markup, comparison_title
 from steelyard.report.headline import Headline, is_writing, notices, read_headline, read_partial
 from steelyard.report.page.page import about
@@ -344,7 +344,7 @@ class Comparisons:
         key = tuple((run, signature_of(run)) for run in runs)
         made = self._kept.pop(key, None)
         if made is None:
-            comparison = compare(runs)
+            comparison = compare_runs(runs)
             made = (comparison_title(comparison), "\n".join(comparison_markup(comparison)))
         self._kept[key] = made
         while len(self._kept) > _MOST_KEPT:

@@ -12,7 +12,7 @@ import pytest
 
 from steelyard.errors import ConfigurationError, RunDamaged
 from steelyard.records import Score
-from steelyard.report.compare.compare import compare
+from steelyard.report.compare.compare import compare_runs as compare
 from steelyard.report.compare.comparison import Against, Change, Comparison
 from tests.support.cli import run_cli
 from tests.support.compare import finished, journal, outcome

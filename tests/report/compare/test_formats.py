@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steelyard.records import Score
-from steelyard.report.compare.compare import compare
+from steelyard.report.compare.compare import compare_runs as compare
 from steelyard.report.compare.comparison import Comparison
 from steelyard.report.compare.page import compare_page
 from steelyard.report.compare.text import compare_markdown, compare_text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from steelyard.records import Score
-from steelyard.report.compare.compare import compare
+from steelyard.report.compare.compare import compare_runs as compare
 from steelyard.report.compare.page import compare_page
 from tests.support.browser import Seen, keeps_theme, opened
 from tests.support.compare import journal, outcome

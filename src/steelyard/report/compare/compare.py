@@ -34,7 +34,7 @@ _MOST_SCORES = 50
 _LONGEST_ANSWER = 200
 
 
-def compare(runs: Sequence[Path], *, with_edited: bool = False, most: int | None = MOST_LISTED) -> Comparison:
+def compare_runs(runs: Sequence[Path], *, with_edited: bool = False, most: int | None = MOST_LISTED) -> Comparison:
     """The first run against each of the others; `most` limits how many cases are listed, None lists all."""
     if len(runs) < 2:
         raise ConfigurationError(f"a comparison needs a baseline and at least one other run, got {len(runs)}")

@@ -1,0 +1,40 @@
+"""`steelyard plugins`: every target, scorer, store, report format, prompt and hook that can be used by name."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import click
+
+from steelyard.cli.output import show, show_json
+from steelyard.plugins import Kind, Plugin, plugins_of
+from steelyard.stats.formatting import safe_text
+
+_TITLES: dict[Kind, str] = {"reports": "report formats", "prompts": "judge prompts"}
+
+
+@click.command("plugins")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def command(as_json: bool) -> int:
+    """List what suites and commands can use by name: the built-in ones, then what installed packages add.
+
+    What a package adds is loaded, to see whether it works. Nothing is called.
+    """
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    found = {kind: plugins_of(kind) for kind in kinds}
+    if as_json:
+        show_json([plugin for plugins in found.values() for plugin in plugins])
+    else:
+        show("\n\n".join(_section(kind, plugins) for kind, plugins in found.items()))
+    return 0
+
+
+def _section(kind: Kind, plugins: list[Plugin]) -> str:
+    lines = [_TITLES.get(kind, kind)]
+    width = max((len(plugin.name) for plugin in plugins), default=0)
+    for plugin in plugins:
+        source = "built in" if plugin.package == "steelyard" else f"{plugin.package} {plugin.version or ''}".rstrip()
+        lines.append(safe_text(f"  {plugin.name:<{width}}  {source}, {plugin.object}"))
+        if plugin.problem is not None:
+            lines.append(safe_text(f"  {'':<{width}}  cannot be used: {plugin.problem}"))
+    return "\n".join(lines if plugins else [*lines, "  none"])
