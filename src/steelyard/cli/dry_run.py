@@ -43,7 +43,7 @@ class PlannedRun(msgspec.Struct, kw_only=True):
     cached: int = 0
     to_ask: int | None
     judge_calls: int = 0
-    """At most: a judge of `when: failed` is asked less. A verdict that must be mended takes one more."""
+    """At most: a judge of `when: failed` is asked less. A verdict that must be fixed takes one more."""
     parallelism: int | str
     estimate: Estimate
     spent: float | None = None
@@ -131,8 +131,8 @@ class _Ahead:
         self._stored = stored
         self._cached = None if store is None else Cached(runner.target, store, plan.suite.id, session=session)
         self._judges = [scorer for scorer in runner.scorers if isinstance(scorer, RepeatedJudge)]
-        self._book = read_prices(runner.options.prices, runner.target.model_id)
-        self._estimator = Estimator(runner.target, self._book, guess_output(runner.target, replay.stats))
+        self._prices = read_prices(runner.options.prices, runner.target.model_id)
+        self._estimator = Estimator(runner.target, self._prices, guess_output(runner.target, replay.stats))
         self._counts = {"to_score": 0, "to_judge": 0, "cached": 0, "to_ask": 0}
         self._judge_calls = 0
 
@@ -221,8 +221,8 @@ def _load_run(runner: Runner, run: Path, plan: Plan, session: Session | None) ->
     requests = options.requests
     if requests is None and options.duration is None:
         requests = plan.cases
-    book = read_prices(options.prices, runner.target.model_id)
-    estimator = Estimator(runner.target, book, guess_output(runner.target, RunningStats()))
+    prices = read_prices(options.prices, runner.target.model_id)
+    estimator = Estimator(runner.target, prices, guess_output(runner.target, RunningStats()))
     judges = [scorer for scorer in runner.scorers if isinstance(scorer, RepeatedJudge)]
     once_round = 0
     for job in plan.jobs():
@@ -311,13 +311,13 @@ def guess_output(target: Target, finished: RunningStats) -> OutputGuess:
 class Estimator:
     """Adds up calls, one after another; keeps none of them."""
 
-    def __init__(self, target: Target, book: PriceBook, output: OutputGuess) -> None:
-        self._prices: Prices | None = book.of(target)
-        self._source = book.unknown_because(target) if self._prices is None else self._prices.source
+    def __init__(self, target: Target, prices: PriceBook, output: OutputGuess) -> None:
+        self._prices: Prices | None = prices.of(target)
+        self._source = prices.unknown_because(target) if self._prices is None else self._prices.source
         self._output = output
         self._input_tokens = 0
         self._calls = 0
-        self._spending = Spending(book.currency)
+        self._spending = Spending(prices.currency)
 
     def add(self, case: EvalCase) -> None:
         """Count in a call that asks this case."""

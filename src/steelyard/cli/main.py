@@ -19,7 +19,7 @@ _BY_A_SIGNAL = 128
 
 def main(args: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. With arguments it is part of another program, and only raises SystemExit."""
-    if _is_said(sys.argv[1:] if args is None else args):
+    if _shown_at_once(sys.argv[1:] if args is None else args):
         sys.exit(0)
     from steelyard.cli.group import run
     from steelyard.cli.output import accept_any_text, flush_in_time, hurry, open_missing_streams, take_your_time
@@ -34,7 +34,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     from steelyard.cli.run_control import leave, leave_in_time
 
     if code > _BY_A_SIGNAL:
-        # A thread pool of the user's own is joined at exit; whoever pressed Ctrl-C does not wait for that.
+        # A thread pool of the user's own is joined at exit; after Ctrl-C nobody waits for that.
         hurry()
         flush_in_time()
         leave(code)
@@ -43,7 +43,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def _is_said(args: list[str]) -> bool:
+def _shown_at_once(args: list[str]) -> bool:
     """Show the front page or the version if that is all that is wanted; whether it is done."""
     if args in (["--help"], ["-h"]):
         text = front_page(terminal_columns())
@@ -75,7 +75,7 @@ def _flushed(code: int) -> int:
     return code
 
 
-ABOUT = "Steelyard weighs models and agents: how good their answers are, and how fast they came."
+ABOUT = "Steelyard evaluates models and agents: how good their answers are, and how fast they came."
 EXIT_CODES = """\
 Exit codes:
   0            complete, errors within --max-error-rate, gates met
@@ -86,7 +86,7 @@ Exit codes:
   129/130/143  interrupted; resumable"""
 COMMANDS = {
     "run": "Evaluate a suite; resumes by itself.",
-    "score": "Weigh stored answers again; no calls to the target.",
+    "score": "Score stored answers again; no calls to the target.",
     "report": "Show the result of a run.",
     "ls": "List the runs and sweeps in a folder.",
     "compare": "Hold runs against a baseline, case by case.",
@@ -105,7 +105,7 @@ _OPTIONS = {"--version": "Show the version and exit.", "-h, --help": "Show this 
 
 
 def front_page(columns: int) -> str:
-    """The help of the command as a whole, for a terminal of so many columns."""
+    """The help of the command as a whole, for a terminal of that many columns."""
     width = max(min(columns, WIDEST) - 2, _NARROWEST)
     lines = ["Usage: steelyard [OPTIONS] COMMAND [ARGS]...", ""]
     lines += [f"  {line}" for line in _wrapped(ABOUT, width - 2)]

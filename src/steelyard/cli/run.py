@@ -73,7 +73,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--force", is_flag=True, help="Start over; old files are moved to RUN/previous.")
 @click.option("--new", is_flag=True, help="Start another run even where one could be resumed.")
 @click.option("--retry-errors", is_flag=True, help="Reopen a complete run and ask only its errors again.")
-@click.option("--salvage", is_flag=True, help="Go on with a damaged journal: keep what can be read.")
+@click.option("--salvage", is_flag=True, help="Continue a damaged journal: keep what can be read.")
 @click.option("--min-pass-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 1 below this pass rate.")
 @click.option(
     "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
@@ -88,7 +88,7 @@ def command(**given: Any) -> int:
     """Evaluate SUITE: a YAML file, or file.py:name for a Runner in Python.
 
     Results are appended as they land. An unfinished run of the same suite and target is resumed; what
-    is already paid for is not asked again.
+    is already paid for is not requested again.
     """
     options, engine = given_options(RunOptions, "run", given), given_options(EngineChoice, "run", given)
     flags = Flags(**given)
@@ -131,7 +131,7 @@ def _traced(runner: Runner, wanted: bool) -> AbstractContextManager[None]:
 
 
 def _tell(runner: Runner, place: Path) -> None:
-    """Say, to whoever asked for more words, what is about to be run and how."""
+    """Log what is about to be run and how, for `--verbose`."""
     options, target = runner.options, runner.target
     log.debug("suite %s from %s", runner.suite.id, runner.suite.path or "memory")
     log.debug("target %s", dict(target.identity()))
@@ -165,7 +165,7 @@ def _run(runner: Runner, gate: Gate, flags: Flags, entry: OpenMode) -> int:
         more = " a larger --max-cost" if "max_cost" in (ending.result.metrics["stopped"] or "") else ""
         say(f"resume with{more}: {again}")
         return ending.signal_code or TOO_MANY_ERRORS
-    # A load run's errors are what it measured: they are allowed, or not, but never asked again.
+    # A load run's errors are what it measured: they are allowed, or not, but never retried.
     metrics = ending.result.metrics
     remedy = "a load run does not ask them again" if runner.options.is_load else f"--retry-errors {does_again(metrics)}"
     return verdict_code(metrics, gate, remedy=remedy)

@@ -1,4 +1,4 @@
-"""`steelyard score RUN`: weigh stored answers again, without a call to the target."""
+"""`steelyard score RUN`: score stored answers again, without a call to the target."""
 
 from __future__ import annotations
 
@@ -111,5 +111,5 @@ def _new_place(run: Path, out: Path | None) -> Path:
 
 
 def _at_once(scorers: Sequence[Scorer]) -> int | None:
-    """How many answers to weigh at once; None leaves it to what the stored answers prefer."""
+    """How many answers to score at once; None leaves it to what the stored answers prefer."""
     return _NOTHING_WAITS if all(isinstance(scorer, PlainScorer) for scorer in scorers) else None

@@ -65,7 +65,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 @flags_of(RunOptions, "sweep")
 @flags_of(EngineChoice, "sweep")
 @click.option("--force", is_flag=True, help="Start over; what is there is moved to DIR/previous.")
-@click.option("--new", is_flag=True, help="Start another sweep even where one could be gone on with.")
+@click.option("--new", is_flag=True, help="Start another sweep even where one could be resumed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
 @click.option("-v", "--verbose", is_flag=True, help="More of what happens.")
@@ -73,9 +73,9 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 def command(**given: Any) -> int:
     """Measure SUITE at one parallelism after another and say which to run at.
 
-    Each level is a run of its own that goes round the cases; errors are what is measured, so nothing is
+    Each level is a separate run that goes round the cases; errors are what is measured, so nothing is
     retried or cached, and judges are asked when the level is over. An unfinished sweep of the same suite
-    and target is gone on with; finished levels are not measured again.
+    and target is resumed; finished levels are not measured again.
     """
     options, engine = given_options(RunOptions, "sweep", given), given_options(EngineChoice, "sweep", given)
     flags = Flags(**given)

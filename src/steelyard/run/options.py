@@ -282,13 +282,13 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     requests: Annotated[
         int | None,
-        Option(flags=("--requests",), help="Load run: send so many, going round the cases.", check=_at_least_1),
+        Option(flags=("--requests",), help="Load run: send this many, going round the cases.", check=_at_least_1),
     ] = None
     duration: Annotated[
         float | None,
         Option(
             flags=("--duration",),
-            help="Load run: keep sending so long (60s, 2m), going round the cases.",
+            help="Load run: keep sending this long (60s, 2m), going round the cases.",
             metavar="DURATION",
             parse=parse_duration,
             check=_seconds,
