@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -63,32 +63,38 @@ class Sample(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     error: str | None = None
 
 
-class InvocationResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What came back for one case. Times are seconds from the moment the request was sent."""
+_NONE = type(None)
 
-    id: str = ""
-    response_text: str | None = None
+
+class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The fields of a response: the one list from which responses, records and the journal's entries derive.
+
+    Those with a default factory are written even when they are None, so that a table read from a journal has these
+    columns. Times are seconds from the moment the request was sent.
+    """
+
+    response_text: str | None = msgspec.field(default_factory=_NONE)
+    time_to_first_token: float | None = msgspec.field(default_factory=_NONE)
+    time_to_last_token: float | None = msgspec.field(default_factory=_NONE)
+    time_per_output_token: float | None = msgspec.field(default_factory=_NONE)
+    num_tokens_input: int | None = msgspec.field(default_factory=_NONE)
+    num_tokens_output: int | None = msgspec.field(default_factory=_NONE)
+    request_time: datetime | None = msgspec.field(default_factory=_NONE)
+    stop_reason: str | None = msgspec.field(default_factory=_NONE)
+    error: str | None = msgspec.field(default_factory=_NONE)
     input_prompt: str | None = None
     input_payload: Any = None
     messages: list[dict[str, Any]] | None = None
-    time_to_first_token: float | None = None
-    time_to_last_token: float | None = None
-    time_per_output_token: float | None = None
-    num_tokens_input: int | None = None
-    num_tokens_output: int | None = None
     num_tokens_input_cached: int | None = None
     num_tokens_output_reasoning: int | None = None
-    request_time: datetime | None = None
     retries: int = 0
-    stop_reason: str | None = None
-    error: str | None = None
     error_type: str | None = None
     cached: bool = False
     """Not asked for: from the cache, or from a call that another case made. Its times are of the call back then."""
     time_to_first_content_token: float | None = None
     time_to_first_reasoning_token: float | None = None
     time_waiting: float | None = None
-    """Seconds spent waiting for leave to send: a rate, a token budget, an endpoint that asked all to slow down."""
+    """Seconds spent waiting for permission to send: a rate, a token budget, an endpoint that asked all to slow down."""
     time_in_backoff: float | None = None
     """Seconds between a failed try and the next one, all tries together."""
     time_queued: float | None = None
@@ -98,68 +104,42 @@ class InvocationResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
     cost: float | None = None
     """What the answer cost, in the currency of the prices; of a cached one: nothing more."""
     tokens_estimated: bool = False
-    """The server told no usage: the token counts are an estimate."""
+    """The server reported no usage: the token counts are an estimate."""
     http_status: int | None = None
     request_id: str | None = None
-    """The provider's own name for the call, for its support to look up."""
+    """The provider's name for the call, for its support to look up."""
     node: str | None = None
     """Which machine of a cluster the case was asked from; None when it was this process."""
     num_tokens_input_cache_write: int | None = None
     """Those of the input tokens that the provider wrote to its prompt cache, which some ask more for."""
 
 
-class _Answered(msgspec.Struct, omit_defaults=True, gc=False):
-    """A record without its scores. Positional, for speed: only `work` makes these, one for every case.
+class InvocationResponse(ResponseFields, kw_only=True, omit_defaults=True):
+    """What came back for one case. Times are seconds from the moment the request was sent."""
 
-    Fields without a default are always written, so that a table read from the file has these columns.
-    """
+    id: str = ""
+
+
+class _RecordHead(ResponseFields, omit_defaults=True, gc=False):
+    """What a record says of its case before the response's fields."""
 
     v: int
     id: str
-    trial: int
-    index: int
+    trial: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+    index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     status: Status
     attempts: int
     elapsed: float
     case_fp: str
     scored_by: str
     run_time: float
-    response_text: str | None
-    time_to_first_token: float | None
-    time_to_last_token: float | None
-    time_per_output_token: float | None
-    num_tokens_input: int | None
-    num_tokens_output: int | None
-    request_time: datetime | None
-    stop_reason: str | None
-    error: str | None
-    input_prompt: str | None = None
-    input_payload: Any = None
-    messages: list[dict[str, Any]] | None = None
-    num_tokens_input_cached: int | None = None
-    num_tokens_output_reasoning: int | None = None
-    retries: int = 0
-    error_type: str | None = None
-    cached: bool = False
-    time_to_first_content_token: float | None = None
-    time_to_first_reasoning_token: float | None = None
-    time_waiting: float | None = None
-    time_in_backoff: float | None = None
-    time_queued: float | None = None
-    time_from_planned: float | None = None
-    cost: float | None = None
-    tokens_estimated: bool = False
-    http_status: int | None = None
-    request_id: str | None = None
-    node: str | None = None
-    num_tokens_input_cache_write: int | None = None
-    notes: list[str] = []
 
 
-class Record(_Answered, kw_only=True, omit_defaults=True, gc=False):
+class Record(_RecordHead, kw_only=True, omit_defaults=True, gc=False):
     """One line of `outputs.jsonl`: which case, how it went, the response's fields flat, its scores."""
 
     scores: list[Score]
+    notes: list[str] = []
 
     @property
     def response(self) -> InvocationResponse:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steelyard.engine.cancellation import CancellationToken
+from steelyard.journal.reader import Entry
 from steelyard.journal.writer import encode_record
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase, InvocationResponse, Job, Record, Score
@@ -321,6 +322,19 @@ def test_the_record_holds_everything_the_target_said() -> None:
     for field in InvocationResponse.__struct_fields__:
         if field != "id":
             assert getattr(record, field) == getattr(said, field), field
+
+
+def test_a_subclass_of_the_response_is_recorded_by_the_fields_that_all_responses_have() -> None:
+    class Detailed(InvocationResponse):
+        mood: str = "fine"
+
+    record = one_record(returning(Detailed(response_text="text", stop_reason="stop")))
+    assert (record.status, record.response_text, record.stop_reason) == ("ok", "text", "stop")
+
+
+def test_records_and_the_entries_of_the_journal_have_every_field_of_a_response() -> None:
+    fields = set(InvocationResponse.__struct_fields__)
+    assert fields < set(Record.__struct_fields__) == set(Entry.__struct_fields__)
 
 
 def test_a_stored_response_is_scored_and_not_asked_again() -> None:

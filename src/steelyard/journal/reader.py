@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -16,7 +15,7 @@ from steelyard.disk import sync_directory
 from steelyard.errors import ConfigurationError, RunDamaged
 from steelyard.journal.files import DAMAGED, INDEX, OUTPUTS
 from steelyard.journal.index import ROWS, Rows, pack_row, read_index, winners
-from steelyard.records import Record, Score, Status, id_digest
+from steelyard.records import Record, id_digest
 from steelyard.stats.scores import verdict
 
 Places: TypeAlias = npt.NDArray[np.int64]
@@ -28,52 +27,13 @@ _NEWLINE, _OPENING, _CLOSING = b"\n{}"
 _ABSENT = msgspec.Raw()
 
 
-class Entry(msgspec.Struct, gc=False):
+class Entry(Record, kw_only=True, gc=False):
     """A record with its payload and messages, often most of the line, left as they are written.
 
-    All fields are here, needed or not: what recovery accepts must be readable as a whole record later.
+    It has all fields of a record, needed or not: what recovery accepts must be readable as a whole record later.
     """
 
-    v: int
-    id: str
-    trial: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
-    index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-    status: Status
-    attempts: int
-    elapsed: float
-    case_fp: str
-    scored_by: str
-    run_time: float
-    response_text: str | None
-    time_to_first_token: float | None
-    time_to_last_token: float | None
-    time_per_output_token: float | None
-    num_tokens_input: int | None
-    num_tokens_output: int | None
-    request_time: datetime | None
-    stop_reason: str | None
-    error: str | None
-    scores: list[Score]
-    num_tokens_input_cached: int | None = None
-    num_tokens_output_reasoning: int | None = None
-    retries: int = 0
-    error_type: str | None = None
-    input_prompt: str | None = None
-    cached: bool = False
-    time_to_first_content_token: float | None = None
-    time_to_first_reasoning_token: float | None = None
-    time_waiting: float | None = None
-    time_in_backoff: float | None = None
-    time_queued: float | None = None
-    time_from_planned: float | None = None
-    cost: float | None = None
-    tokens_estimated: bool = False
-    http_status: int | None = None
-    request_id: str | None = None
-    node: str | None = None
-    num_tokens_input_cache_write: int | None = None
-    notes: list[str] = []
-    messages: msgspec.Raw = _ABSENT
+    messages: msgspec.Raw = _ABSENT  # type: ignore[assignment]
     input_payload: msgspec.Raw = _ABSENT
 
 

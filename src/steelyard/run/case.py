@@ -10,59 +10,41 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from copy import copy, deepcopy
 from datetime import datetime
-from operator import attrgetter
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec.structs import astuple
+from msgspec.structs import asdict, astuple
 
 from steelyard.engine.deadlines import Deadlines
 from steelyard.errors import describe
 from steelyard.protocols import Cancellation, Emit, InvocationContext, RemoteTarget, Session, Target
-from steelyard.records import RECORD_VERSION, EvalCase, InvocationResponse, Job, Record, Score, UnscoredAnswer
+from steelyard.records import (
+    RECORD_VERSION,
+    EvalCase,
+    InvocationResponse,
+    Job,
+    Record,
+    ResponseFields,
+    Score,
+    UnscoredAnswer,
+)
 from steelyard.scoring.pipeline import ScoringPipeline
 
-_NONE = type(None)
-_SHAPE: tuple[tuple[str, tuple[type, ...]], ...] = (
-    ("response_text", (str, _NONE)),
-    ("time_to_first_token", (float, int, _NONE)),
-    ("time_to_last_token", (float, int, _NONE)),
-    ("time_per_output_token", (float, int, _NONE)),
-    ("num_tokens_input", (int, _NONE)),
-    ("num_tokens_output", (int, _NONE)),
-    ("request_time", (datetime, _NONE)),
-    ("stop_reason", (str, _NONE)),
-    ("error", (str, _NONE)),
-    ("input_prompt", (str, _NONE)),
-    ("input_payload", ()),
-    ("messages", (list, _NONE)),
-    ("num_tokens_input_cached", (int, _NONE)),
-    ("num_tokens_output_reasoning", (int, _NONE)),
-    ("retries", (int,)),
-    ("error_type", (str, _NONE)),
-    ("cached", (bool,)),
-    ("time_to_first_content_token", (float, int, _NONE)),
-    ("time_to_first_reasoning_token", (float, int, _NONE)),
-    ("time_waiting", (float, int, _NONE)),
-    ("time_in_backoff", (float, int, _NONE)),
-    ("time_queued", (float, int, _NONE)),
-    ("time_from_planned", (float, int, _NONE)),
-    ("cost", (float, int, _NONE)),
-    ("tokens_estimated", (bool,)),
-    ("http_status", (int, _NONE)),
-    ("request_id", (str, _NONE)),
-    ("node", (str, _NONE)),
-    ("num_tokens_input_cache_write", (int, _NONE)),
-)
-"""The response's fields in the order in which a record has them, with the types that can be read back."""
+_FIELDS = ResponseFields.__struct_fields__
 
-_fields = attrgetter(*(name for name, _ in _SHAPE))
+
+def _readable_types(hint: Any) -> tuple[type, ...]:
+    """The types of a field's values that can be read back from the journal, its own first; none where any can."""
+    if hint is Any:
+        return ()
+    own, *others = (get_origin(part) or part for part in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))
+    return (own, *((int,) if own is float else ()), *others)
+
+
+_SHAPE = {name: _readable_types(hint) for name, hint in get_type_hints(ResponseFields).items() if name in _FIELDS}
 _GOOD_SHAPES: set[tuple[type, ...]] = set()
 """Combinations of types that were checked before: there are few, and looking one up is cheap."""
-
-_COMMON = InvocationResponse.__struct_fields__.index("retries")
-"""How many of a response's fields most answers have; the others, all after these, are rare."""
-_NOTHING_RARE = astuple(InvocationResponse())[_COMMON:]
 
 
 class CaseRunner:
@@ -215,14 +197,14 @@ def _with_waits(
     )
 
 
-def _checked(response: Any) -> InvocationResponse:
+def _checked(returned: Any) -> InvocationResponse:
     """The response if its fields have the types that can be read back from the journal; else raise TypeError."""
-    if not isinstance(response, InvocationResponse):
-        raise TypeError(f"the target returned {type(response).__name__}, not an InvocationResponse")
-    values = astuple(response)
-    if _is_plain_text(values) and not _has_rare(values):
-        return response
-    if tuple(map(type, values)) not in _GOOD_SHAPES:
+    if not isinstance(returned, InvocationResponse):
+        raise TypeError(f"the target returned {type(returned).__name__}, not an InvocationResponse")
+    response = returned
+    if type(returned) is not InvocationResponse:  # a subclass may have fields that a record does not have
+        response = InvocationResponse(**{name: getattr(returned, name) for name in ("id", *_FIELDS)})
+    if tuple(map(type, astuple(response))) not in _GOOD_SHAPES:
         _coerce_types(response)
         _GOOD_SHAPES.add(tuple(map(type, astuple(response))))
     if response.messages is not None and not all(isinstance(message, dict) for message in response.messages):
@@ -232,38 +214,9 @@ def _checked(response: Any) -> InvocationResponse:
     return response
 
 
-def _is_plain_text(values: tuple[Any, ...]) -> bool:
-    """Whether the common fields are those of a plain text answer, of the types they should have: most are."""
-    _, text, prompt, payload, messages, first, last, per_token, tokens_in, tokens_out, cached, reasoning, at = values[
-        :_COMMON
-    ]
-    return (
-        type(text) is str
-        and (prompt is None or type(prompt) is str)
-        and payload is None
-        and messages is None
-        and (first is None or type(first) is float)
-        and (last is None or type(last) is float)
-        and (per_token is None or type(per_token) is float)
-        and (tokens_in is None or type(tokens_in) is int)
-        and (tokens_out is None or type(tokens_out) is int)
-        and (cached is None or type(cached) is int)
-        and (reasoning is None or type(reasoning) is int)
-        and (at is None or type(at) is datetime)
-    )
-
-
-def _has_rare(values: tuple[Any, ...]) -> bool:
-    """Whether any field beside the common ones is set: an error, a stop reason, a status of HTTP."""
-    try:
-        return values[_COMMON:] != _NOTHING_RARE
-    except Exception:  # noqa: BLE001 - an array, say, where a number belongs
-        return True
-
-
 def _coerce_types(response: InvocationResponse) -> None:
     """Give each field a type that can be read back; TypeError where that cannot be done."""
-    for name, types in _SHAPE:
+    for name, types in _SHAPE.items():
         value = getattr(response, name)
         if types and type(value) not in types:
             setattr(response, name, _coerced(name, value, types[0]))
@@ -286,42 +239,8 @@ def _coerced(name: str, value: Any, wanted: type) -> Any:
 
 
 def _record(job: Job, response: InvocationResponse, scores: list[Score], attempts: int, elapsed: float) -> Record:
-    if response.http_status is not None or _has_rare(values := astuple(response)):
-        return _full_record(job, response, scores, attempts, elapsed)
-    # Half of the values that a whole record takes, and this is done for every case.
-    _, text, prompt, payload, messages, first, last, per_token, tokens_in, tokens_out, cached, reasoning, at = values[
-        :_COMMON
-    ]
-    return Record(
-        RECORD_VERSION,
-        job.case.id,
-        job.trial,
-        job.index,
-        "ok",
-        attempts,
-        elapsed,
-        job.case_fp,
-        job.scored_by,
-        0.0,
-        text,
-        first,
-        last,
-        per_token,
-        tokens_in,
-        tokens_out,
-        at,
-        None,
-        None,
-        prompt,
-        payload,
-        messages,
-        cached,
-        reasoning,
-        scores=scores,
-    )
-
-
-def _full_record(job: Job, response: InvocationResponse, scores: list[Score], attempts: int, elapsed: float) -> Record:
+    fields = asdict(response)
+    del fields["id"]
     return Record(
         RECORD_VERSION,
         job.case.id,
@@ -333,6 +252,6 @@ def _full_record(job: Job, response: InvocationResponse, scores: list[Score], at
         job.case_fp,
         job.scored_by,
         0.0,
-        *_fields(response),
         scores=scores,
+        **fields,
     )
