@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         RunLocked,
         RunMismatch,
         RunRefused,
+        RunVersionError,
         SteelyardError,
         SuiteError,
         TargetError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from steelyard.run.result import Result
     from steelyard.run.runner import Runner
     from steelyard.scoring.judge.judge import Judge
+    from steelyard.stats.metrics import Metrics
     from steelyard.stats.running import RunningStats
     from steelyard.suite.evalset import EvalSet
 
@@ -49,6 +51,7 @@ _HOMES = {
     "JournalError": "steelyard.errors",
     "Judge": "steelyard.scoring.judge.judge",
     "LocalFileTaskResultStore": "steelyard.cache.files",
+    "Metrics": "steelyard.stats.metrics",
     "RayEngine": "steelyard.engine.ray.engine",
     "Record": "steelyard.records",
     "Result": "steelyard.run.result",
@@ -59,6 +62,7 @@ _HOMES = {
     "RunMismatch": "steelyard.errors",
     "RunOptions": "steelyard.run.options",
     "RunRefused": "steelyard.errors",
+    "RunVersionError": "steelyard.errors",
     "Runner": "steelyard.run.runner",
     "RunningStats": "steelyard.stats.running",
     "Score": "steelyard.records",
@@ -87,6 +91,7 @@ __all__ = [
     "JournalError",
     "Judge",
     "LocalFileTaskResultStore",
+    "Metrics",
     "RayEngine",
     "Record",
     "Result",
@@ -97,6 +102,7 @@ __all__ = [
     "RunMismatch",
     "RunOptions",
     "RunRefused",
+    "RunVersionError",
     "Runner",
     "RunningStats",
     "Score",

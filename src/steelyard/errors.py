@@ -7,7 +7,8 @@ SteelyardError
 │   ├── RunFinished           complete already: --force, or --retry-errors
 │   ├── RunLocked             another live process writes there
 │   ├── RunMismatch           another target or seed than the manifest's
-│   └── RunDamaged            an unreadable line in the middle: --salvage
+│   ├── RunDamaged            an unreadable line in the middle: --salvage
+│   └── RunVersionError       its figures were written by another version of Steelyard
 ├── RunCancelled              cancelled before its first call; nothing was asked    (exit 130)
 ├── JournalError              the disk failed: what is on it is valid and resumable (exit 3)
 ├── StoreError                the cache failed (steelyard.cache); a run warns and goes on
@@ -105,6 +106,10 @@ class RunDamaged(RunRefused):
         self.line = line
         self.byte = byte
         super().__init__(message, path=path)
+
+
+class RunVersionError(RunRefused):
+    """The figures of a run were written by another version of Steelyard and cannot be read by this one."""
 
 
 class RunCancelled(SteelyardError):

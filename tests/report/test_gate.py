@@ -226,7 +226,7 @@ def test_a_busy_client_says_nothing_of_a_slowdown(tmp_path: Path) -> None:
     compared(tmp_path, "p" * 10, "p" * 10)
     path = tmp_path / "new" / "metrics.json"
     metrics = json.loads(path.read_bytes())
-    metrics["client"] = {"bottleneck": True, "reason": "its event loop was busy"}
+    metrics["client"] |= {"bottleneck": True, "reason": "its event loop was busy"}
     path.write_text(json.dumps(metrics))
     words = ("new", "--baseline", "old", "--max-slowdown", "3")
     assert "in new the client was the bottleneck: its event loop was busy" in gate(tmp_path, *words).out

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from steelyard import EvalCase, EvalSet, Runner
 from steelyard.errors import ConfigurationError
-from steelyard.report.rules import Checked, Leave, check_rule, figures, parse_rule
+from steelyard.report.rules import Checked, Leave, check_rule, parse_rule
 from steelyard.stats.intervals import rate_over_cases
+from steelyard.stats.metrics import figures
+from tests.support.metrics import typed
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,8 @@ def metrics() -> dict[str, Any]:
 
 
 def checked(rule: str, metrics: dict[str, Any], **leave: bool) -> Checked:
-    return check_rule(parse_rule(rule), metrics, figures(metrics), Leave(**leave))
+    found = typed(metrics)
+    return check_rule(parse_rule(rule), found, figures(found), Leave(**leave))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +190,7 @@ def test_a_cost_of_which_a_part_is_not_known_cannot_be_below_a_limit(metrics: di
 
 def test_the_interval_of_a_score_is_that_over_cases_where_each_was_tried_several_times(metrics: dict[str, Any]) -> None:
     """Trials of one case are no new evidence about others: as records they would make it look more certain."""
-    known = figures(metrics)
+    known = figures(typed(metrics))
     low, high = metrics["trials"]["scores"]["exact"]["mean_ci95"]
     assert (known["score.exact.ci_low"], known["score.exact.ci_high"]) == (low, high)
     assert (known["score.exact.mean.ci_low"], known["score.exact.mean.ci_high"]) == (low, high)
@@ -196,7 +199,9 @@ def test_the_interval_of_a_score_is_that_over_cases_where_each_was_tried_several
 
 
 def test_texts_are_no_figures_even_where_there_are_none(metrics: dict[str, Any]) -> None:
-    assert {"stopped", "model_id", "cost_unknown_because", "currency", "client.reason"}.isdisjoint(figures(metrics))
+    assert {"stopped", "model_id", "cost_unknown_because", "currency", "client.reason"}.isdisjoint(
+        figures(typed(metrics))
+    )
 
 
 def test_an_advisory_judge_cannot_pass_a_gate(metrics: dict[str, Any]) -> None:
@@ -211,7 +216,8 @@ def test_an_advisory_judge_cannot_pass_a_gate(metrics: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rule", ["time_to_last_token-p99<9s", "requests_per_minute>0", "p50_latency_s<9"])
 def test_times_of_a_client_that_was_the_bottleneck_break_their_rules(rule: str, metrics: dict[str, Any]) -> None:
-    busy = {**metrics, "client": {"bottleneck": True, "reason": "its event loop was busy 97% of the time"}}
+    client = {**metrics["client"], "bottleneck": True, "reason": "its event loop was busy 97% of the time"}
+    busy = {**metrics, "client": client}
     found = checked(rule, busy)
     assert not found.ok
     assert "the client was the bottleneck: its event loop was busy 97%" in found.reason

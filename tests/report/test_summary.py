@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tqdm.utils import disp_len
 
-from steelyard import EvalCase, EvalSet, InvocationResponse, Runner
+from steelyard import EvalCase, EvalSet, InvocationResponse, Metrics, Runner
 from steelyard.journal.lock import RunLock
 from steelyard.records import Score
 from steelyard.report.headline import notices
@@ -35,13 +36,11 @@ def shop(tmp_path: Path) -> Workshop:
     return Workshop(tmp_path)
 
 
-def metrics_of(target: Any, scorers: Any = ("exact",), **options: Any) -> dict[str, Any]:
-    return Runner(target, SUITE, scorers, progress="off", **options).run_sync().metrics
+def metrics_of(target: Any, scorers: Any = ("exact",), **options: Any) -> Metrics:
+    return Runner(target, SUITE, scorers, progress="off", **options).run_sync().typed_metrics
 
 
-def composed(
-    *, ok: int, error: int = 0, score: float = 1.0, stopped: str | None = None, left: int = 0
-) -> dict[str, Any]:
+def composed(*, ok: int, error: int = 0, score: float = 1.0, stopped: str | None = None, left: int = 0) -> Metrics:
     """The metrics of a run with so many records, each the same."""
     stats, scores = RunningStats(), ScoreStats()
     response = InvocationResponse(
@@ -84,11 +83,10 @@ def composed(
         ),
     ],
 )
-def test_no_line_is_wider_than_80_columns(metrics: dict[str, Any]) -> None:
-    metrics["counts"].update(error=12_345_678)
+def test_no_line_is_wider_than_80_columns(metrics: Metrics) -> None:
+    metrics.counts.error = 12_345_678
     large = {"n": 98_765_432, "scored": 86_419_753, "passed": 86_419_753, "unscored": 11_111_111}
-    metrics.update(large, scoring_errors=11_111_111)
-    text = summary(metrics, "runs/x")
+    text = summary(replace(metrics, **large, scoring_errors=11_111_111), "runs/x")
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -158,7 +156,7 @@ def test_planned_sends_that_were_late_are_told_with_what_held_them_up() -> None:
     text = summary(metrics)
     assert "of 8 planned sends" in text
     assert "all 2 places were taken at times; -j says how many there are" in text
-    assert "places" not in summary({**metrics, "parallelism": 100})
+    assert "places" not in summary(replace(metrics, parallelism=100))
 
 
 def test_a_run_without_scores_says_nothing_of_passing() -> None:
@@ -189,9 +187,9 @@ def test_a_run_stopped_before_its_first_answer_gives_no_rates() -> None:
 
 def test_names_from_elsewhere_cannot_steer_the_terminal() -> None:
     metrics = composed(ok=1, error=1, stopped="\x1b[2Jgone", left=1)
-    metrics.update(suite="\x1b[31msuite", model_id="model\r\x9b", errors={"\x1b]0;title\x07": 1})
-    metrics["scores"] = {"\x1b[5mscore": next(iter(metrics["scores"].values()))}
-    text = summary(metrics, "runs/\x1b[0m")
+    hostile = {"suite": "\x1b[31msuite", "model_id": "model\r\x9b", "errors": {"\x1b]0;title\x07": 1}}
+    scores = {"\x1b[5mscore": next(iter(metrics.scores.values()))}
+    text = summary(replace(metrics, **hostile, scores=scores), "runs/\x1b[0m")
     assert not set(text) & {"\x1b", "\r", "\x9b", "\x07"}
 
 
@@ -428,7 +426,7 @@ def test_no_line_on_trials_is_wider_than_80_columns(name, steadiness):
             score = Score(name, sum(samples) / 2, samples=samples)
             stats.update(position, trial, rng.random() < 0.5, [score])
     metrics = stats.to_metrics(lambda position: name + str(position))
-    metrics.update(cases=98_765_432, flaky=98_765_432)
+    metrics.cases = metrics.flaky = 98_765_432
     found = lines(metrics)
     assert len(found) > 12
     assert max(map(disp_len, found)) <= 80

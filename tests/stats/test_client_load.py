@@ -219,9 +219,9 @@ def test_a_bottleneck_in_an_earlier_sitting_stays_one_and_says_when() -> None:
 
 
 def test_metrics_carry_every_figure_as_json() -> None:
-    metrics = judge_client(load_of(loop_cpu_share=0.97), 0.2).to_metrics()
-    assert set(metrics) == set(ClientLoad.__struct_fields__)
-    assert msgspec.json.decode(msgspec.json.encode(metrics)) == metrics
+    load = judge_client(load_of(loop_cpu_share=0.97), 0.2)
+    assert set(msgspec.json.decode(msgspec.json.encode(load))) == set(ClientLoad.__struct_fields__)
+    assert msgspec.json.decode(msgspec.json.encode(load), type=ClientLoad) == load
 
 
 def test_a_real_loop_that_is_blocked_is_seen_and_one_that_waits_is_not_busy() -> None:

@@ -17,6 +17,7 @@ from steelyard.journal.replay import Replay
 from steelyard.report.summary import cost_lines as lines
 from steelyard.run.result import _AsRecorded
 from steelyard.stats.costs import Spending, format_money
+from steelyard.stats.metrics import Counts, Metrics
 
 SUITE = EvalSet(id="s", cases=[EvalCase(id=f"c{number}", prompt="p") for number in range(4)])
 
@@ -157,8 +158,10 @@ def test_an_answer_that_was_scored_again_is_paid_for_once(tmp_path: Path) -> Non
     assert replayed(run).total == 2.0
 
 
-def metrics(spending: Spending, **more: Any) -> dict[str, Any]:
-    return {**spending.to_metrics(n=10, passed=5), **more}
+def metrics(spending: Spending | None = None, **more: Any) -> Metrics:
+    counts = Counts(planned=10, ok=10, error=0, cancelled=0, not_started=0)
+    costs = {} if spending is None else spending.to_metrics(n=10, passed=5)
+    return Metrics(suite="s", n=10, counts=counts, scoring_errors=0, errors={}, scores={}, stats={}, **costs, **more)
 
 
 def test_the_report_says_cost_per_run_per_thousand_and_per_passed_case() -> None:
@@ -188,7 +191,7 @@ def test_the_report_says_plainly_that_the_cost_is_unknown_where_a_price_was_expe
     silent = Spending()
     silent.update(response())
     assert lines(metrics(silent)) == []
-    assert lines({}) == []
+    assert lines(metrics()) == []
 
 
 def test_answers_that_are_only_scored_again_are_said_to_have_cost_then() -> None:

@@ -14,6 +14,7 @@ from steelyard.report.markdown import markdown
 from steelyard.report.summary import summary
 from steelyard.stats.errors import error_name
 from steelyard.transport import CannotConnect, ConnectionLost
+from tests.support.metrics import typed
 
 CASES = [EvalCase(id=f"c{number}", prompt="p") for number in range(8)]
 
@@ -100,7 +101,7 @@ def test_two_types_with_one_status_are_one_kind() -> None:
 
 def test_the_summary_groups_by_kind() -> None:
     metrics = run({"c1": TransientError("HTTP 429: slow down", partial=partial(429)), "c2": CannotConnect("nobody")})
-    text = summary(metrics)
+    text = summary(typed(metrics))
     assert "      1 × 429 rate limited\n            c1: TransientError: HTTP 429: slow down\n" in text
     assert "      1 × cannot connect\n" in text
     assert "× TransientError" not in text
@@ -118,7 +119,7 @@ def test_markdown_groups_by_kind(tmp_path: Path) -> None:
 def test_the_summary_of_an_older_run_groups_by_type() -> None:
     metrics = run({"c1": ValueError("bad")})
     del metrics["error_kinds"], metrics["error_kind_examples"]
-    assert "      1 × ValueError\n            c1: ValueError: bad" in summary(metrics)
+    assert "      1 × ValueError\n            c1: ValueError: bad" in summary(typed(metrics))
 
 
 def test_kinds_of_earlier_sittings_are_counted_and_go_when_their_cases_are_answered(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from steelyard.records import Score
 from steelyard.stats.intervals import bootstrap_mean, wilson
 from steelyard.stats.trials import TrialStats
+from tests.support.metrics import plain
 
 verdict_rows = st.integers(1, 5).flatmap(
     lambda trials: st.lists(
@@ -73,12 +74,12 @@ def variance_of(table, name="judge"):
     for position, row in enumerate(table):
         for trial, samples in enumerate(row):
             stats.update(position, trial, True, [judged(samples, name)])
-    return stats.to_metrics()["scores"][name]["variance"]
+    return plain(stats.to_metrics())["scores"][name]["variance"]
 
 
 @given(verdict_rows)
 def test_pass_at_k_and_pass_hat_k_are_the_shares_of_all_subsets_of_k_trials(rows):
-    metrics = stats_of(rows).to_metrics()
+    metrics = plain(stats_of(rows).to_metrics())
     for k in range(1, len(rows[0]) + 1):
         any_passes, all_pass = [], []
         for row in rows:
@@ -96,7 +97,7 @@ def test_pass_at_k_and_pass_hat_k_are_the_shares_of_all_subsets_of_k_trials(rows
 
 @given(verdict_rows)
 def test_pass_rate_and_spread_are_means_over_cases(rows):
-    metrics = stats_of(rows).to_metrics()
+    metrics = plain(stats_of(rows).to_metrics())
     tried = [decided(row) for row in rows if decided(row)]
     spreads = [statistics.pstdev(map(int, row)) for row in tried if len(row) > 1]
     assert metrics["cases"] == len(tried)
@@ -112,7 +113,7 @@ def test_pass_rate_and_spread_are_means_over_cases(rows):
 
 @given(verdict_rows)
 def test_every_case_with_a_verdict_passed_always_never_or_is_flaky(rows):
-    metrics = stats_of(rows).to_metrics()
+    metrics = plain(stats_of(rows).to_metrics())
     kinds = [{True, False} if len(set(decided(row))) == 2 else set(decided(row)) for row in rows if decided(row)]
     assert metrics["flaky"] == kinds.count({True, False}) == len(metrics["flaky_cases"])
     assert metrics["always"] == kinds.count({True})
@@ -122,19 +123,19 @@ def test_every_case_with_a_verdict_passed_always_never_or_is_flaky(rows):
 def test_flaky_cases_are_listed_the_most_balanced_first_then_in_case_order():
     rows = [[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0], [0, 1, None, None], [0, 0, 0, 0]]
     rows = [[None if values is None else bool(values) for values in row] for row in rows]
-    metrics = stats_of(rows).to_metrics(lambda position: f"case-{position}")
+    metrics = plain(stats_of(rows).to_metrics(lambda position: f"case-{position}"))
     assert metrics["flaky_cases"] == [
         {"id": "case-2", "passed": 2, "tried": 4},
         {"id": "case-4", "passed": 1, "tried": 2},
         {"id": "case-0", "passed": 1, "tried": 4},
         {"id": "case-3", "passed": 3, "tried": 4},
     ]
-    assert stats_of(rows).to_metrics()["flaky_cases"][0]["id"] == "2"
+    assert plain(stats_of(rows).to_metrics())["flaky_cases"][0]["id"] == "2"
 
 
 def test_at_most_fifty_flaky_cases_are_listed_and_all_are_counted():
     balanced, leaning, steady_row = [True, False, None], [True, False, False], [True, True, True]
-    metrics = stats_of([leaning, balanced, leaning, steady_row] * 40 + [leaning] * 2000).to_metrics()
+    metrics = plain(stats_of([leaning, balanced, leaning, steady_row] * 40 + [leaning] * 2000).to_metrics())
     assert (metrics["flaky"], len(metrics["flaky_cases"])) == (2120, 50)
     leaning_ids = [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
     assert [int(case["id"]) for case in metrics["flaky_cases"]] == [*range(1, 160, 4), *leaning_ids]
@@ -145,8 +146,8 @@ def test_the_interval_resamples_whole_cases():
     rng = random.Random(5)
     once = [[rng.random() < 0.6] for _ in range(80)]
     tenfold = [row * 10 for row in once]
-    interval = stats_of(tenfold).to_metrics()["pass_rate_ci95"]
-    assert interval == stats_of(once).to_metrics()["pass_rate_ci95"]
+    interval = plain(stats_of(tenfold).to_metrics())["pass_rate_ci95"]
+    assert interval == plain(stats_of(once).to_metrics())["pass_rate_ci95"]
     assert interval == list(bootstrap_mean([float(row[0]) for row in once]))
     passed = sum(row[0] for row in once)
     low, high = wilson(passed * 10, 800)
@@ -162,7 +163,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says_when_cases_differ():
     for _ in range(repeats):
         difficulty = rng.beta(0.5, 0.5, cases)
         verdicts = rng.random((cases, trials)) < difficulty[:, np.newaxis]
-        low, high = stats_of(verdicts.tolist()).to_metrics()["pass_rate_ci95"]
+        low, high = plain(stats_of(verdicts.tolist()).to_metrics())["pass_rate_ci95"]
         held += low <= 0.5 <= high
         low, high = wilson(int(verdicts.sum()), cases * trials)
         naive += low <= 0.5 <= high
@@ -180,18 +181,18 @@ def test_the_interval_covers_the_truth_as_often_as_it_says_when_cases_differ():
     ],
 )
 def test_cases_that_all_have_one_rate_do_not_make_it_certain(row, expected):
-    assert stats_of([row] * 4).to_metrics()["pass_rate_ci95"] == list(expected)
+    assert plain(stats_of([row] * 4).to_metrics())["pass_rate_ci95"] == list(expected)
 
 
 @given(updates, st.randoms(use_true_random=False), st.integers(0, 20))
 def test_order_merging_and_pickling_change_nothing(items, shuffler, cut):
-    expected = fed(items).to_metrics()
+    expected = plain(fed(items).to_metrics())
     shuffled = items.copy()
     shuffler.shuffle(shuffled)
     merged = fed(shuffled[:cut])
     merged.merge(pickle.loads(pickle.dumps(fed(shuffled[cut:]))))
-    assert fed(shuffled).to_metrics() == expected
-    assert merged.to_metrics() == expected
+    assert plain(fed(shuffled).to_metrics()) == expected
+    assert plain(merged.to_metrics()) == expected
     assert json.loads(json.dumps(expected, allow_nan=False)) == expected
 
 
@@ -204,7 +205,7 @@ def test_the_last_word_on_a_slot_replaces_all_that_was_said_there(first, last):
     judges = {score.name for *_, scores in first for score in scores if score.by or score.samples}
 
     def figures(stats):
-        metrics = stats.to_metrics()
+        metrics = plain(stats.to_metrics())
         # That a name was heard of once, or was once a judge's, is all that stays.
         metrics["scores"] = {n: s for n, s in metrics["scores"].items() if n in names and n not in judges}
         return metrics
@@ -217,7 +218,7 @@ def test_the_last_word_on_a_slot_replaces_all_that_was_said_there(first, last):
 def test_a_slot_fed_again_forgets_the_samples_of_the_first_time():
     stats = fed([(0, 0, True, [judged([0.0, 1.0])]), (0, 1, True, [judged([0.5, 0.5])])])
     stats.update(0, 0, None, [])
-    score = stats.to_metrics()["scores"]["judge"]
+    score = plain(stats.to_metrics())["scores"]["judge"]
     assert (score["cases"], score["mean"], score["spread"], score["variance"]["judge"]) == (1, 0.5, None, 0.0)
 
 
@@ -251,7 +252,7 @@ def test_stats_of_different_sizes_do_not_merge():
 
 @pytest.mark.parametrize("stats", [TrialStats(0, 3), TrialStats(4, 3), fed([(0, 0, None, [])])])
 def test_nothing_decided_gives_no_rates(stats):
-    metrics = stats.to_metrics()
+    metrics = plain(stats.to_metrics())
     assert metrics["cases"] == metrics["flaky"] == metrics["always"] == metrics["never"] == 0
     assert metrics["pass_rate"] is metrics["pass_rate_ci95"] is metrics["spread"] is None
     assert set(metrics["pass_at_k"].values()) == {None}
@@ -263,7 +264,7 @@ def test_a_score_has_the_mean_over_cases_and_the_spread_within_them():
     for position, values in rows.items():
         for trial, value in enumerate(values):
             stats.update(position, trial, None, [Score("similarity", value)])
-    score = stats.to_metrics()["scores"]["similarity"]
+    score = plain(stats.to_metrics())["scores"]["similarity"]
     assert score["cases"] == 3
     assert score["mean"] == pytest.approx((0.5 + 0.5 + 0.25) / 3)
     assert score["mean_ci95"] == list(bootstrap_mean([0.5, 0.5, 0.25]))
@@ -317,15 +318,15 @@ def test_the_split_finds_the_variances_that_made_the_scores(agent, judge, missin
 def test_the_trial_means_of_the_samples_are_split_whatever_the_aggregator_made_of_them():
     """A majority of 1, 1, 0 has the value 1, but it is the mean that the judge's variance is in."""
     samples = [[[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]], [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]]
-    plain = variance_of(samples)
+    expected = variance_of(samples)
     stats = TrialStats(2, 2)
     for position, trial in itertools.product(range(2), repeat=2):
         values = samples[position][trial]
         value = float(sum(values) >= 2)
         score = Score("judge", value, bool(value), samples=values, mean=sum(values) / 3, by="model")
         stats.update(position, trial, bool(value), [score])
-    score = stats.to_metrics()["scores"]["judge"]
-    assert score["variance"] == plain
+    score = plain(stats.to_metrics())["scores"]["judge"]
+    assert score["variance"] == expected
     assert score["spread"] == 0.5
 
 
@@ -367,7 +368,7 @@ def test_it_says_in_words_which_varies_more_and_what_helps(table, dominates, say
 
 def test_with_trials_alone_a_judges_part_cannot_be_told_from_the_agents():
     stats = fed([(0, trial, True, [Score("judge", value, by="model")]) for trial, value in enumerate([0.0, 1.0])])
-    found = stats.to_metrics()["scores"]["judge"]["variance"]
+    found = plain(stats.to_metrics())["scores"]["judge"]["variance"]
     assert (found["between_trials"], found["agent"], found["judge"], found["dominates"]) == (0.5, None, None, None)
     assert found["says"] == (
         "agent and judge together vary between trials: std_dev 0.71: num_runs >= 2 would tell them apart"
@@ -376,7 +377,7 @@ def test_with_trials_alone_a_judges_part_cannot_be_told_from_the_agents():
 
 def test_with_trials_alone_a_deterministic_scorers_variance_is_the_agents():
     stats = fed([(0, trial, True, [Score("exact", value)]) for trial, value in enumerate([0.0, 1.0])])
-    found = stats.to_metrics()["scores"]["exact"]["variance"]
+    found = plain(stats.to_metrics())["scores"]["exact"]["variance"]
     assert (found["agent"], found["judge"], found["dominates"]) == (0.5, None, None)
     assert found["says"] == "the agent varies between trials: std_dev 0.71; no judge was asked"
 
@@ -396,7 +397,7 @@ def test_a_judge_that_never_wavers_is_not_said_to_vary():
 def test_with_neither_nothing_is_said():
     stats = TrialStats(1, 1)
     stats.update(0, 0, True, [Score("exact", 1.0, True)])
-    found = stats.to_metrics()["scores"]["exact"]["variance"]
+    found = plain(stats.to_metrics())["scores"]["exact"]["variance"]
     assert found["agent"] is found["judge"] is found["says"] is None
 
 
@@ -413,7 +414,7 @@ def test_a_hundred_thousand_cases_take_twenty_bytes_a_slot_and_are_summed_up_wit
     for position in range(0, cases, 7):
         stats.update(position, position % trials, position % 3 == 0, score)
     began = time.process_time()
-    stats.to_metrics()
+    plain(stats.to_metrics())
     assert time.process_time() - began < 5
 
 

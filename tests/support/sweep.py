@@ -6,16 +6,30 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from steelyard.errors import TransientError
 from steelyard.load.levels import Level, make_level, parse_slo
 from steelyard.load.search import recommend
 from steelyard.load.sweep import SweepResult
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase, InvocationResponse
+from steelyard.stats.client_load import ClientLoad
+from steelyard.stats.metrics import Counts, Metrics
 from tests.support.report import HOSTILE
 
-QUIET = {"bottleneck": False, "reason": None, "loop_lag_p99": 0.001, "loop_lag_max": 0.002, "loop_cpu_share": 0.1}
-BUSY = {**QUIET, "bottleneck": True, "reason": "its event loop was busy 97% of the time", "loop_cpu_share": 0.97}
+QUIET = ClientLoad(
+    seconds=1.0,
+    loop_lag_p50=0.0,
+    loop_lag_p99=0.001,
+    loop_lag_max=0.002,
+    loop_lag_sustained=0.001,
+    cpu_share=0.1,
+    loop_cpu_share=0.1,
+)
+BUSY = msgspec.structs.replace(
+    QUIET, bottleneck=True, reason="its event loop was busy 97% of the time", loop_cpu_share=0.97
+)
 
 
 def metrics_of(
@@ -26,24 +40,29 @@ def metrics_of(
     peak: int,
     first: float | None = 0.1,
     pass_rate: float | None = 0.9,
-    client: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+    client: ClientLoad | None = None,
+) -> Metrics:
     """The metrics of a run, as far as a sweep looks at them."""
     stats: dict[str, Any] = {"requests_per_minute": per_second * 60, "output_tps": per_second * 24}
     for metric, scale in (("time_to_first_token", 1.0), ("time_to_last_token", 4.0), ("time_per_output_token", 0.05)):
         for name, factor in (("average", 1.1), ("p50", 1.0), ("p90", 1.5), ("p99", 2.0), ("min", 0.5), ("max", 3.0)):
             stats[f"{metric}-{name}"] = None if first is None else first * scale * factor
-    return {
-        "n": requests,
-        "active_seconds": requests / per_second if per_second else 1.0,
-        "error_rate": errors,
-        "pass_rate": pass_rate,
-        "pass_rate_all": pass_rate,
-        "pass_rate_ci95": None if pass_rate is None else [pass_rate - 0.05, pass_rate + 0.05],
-        "peak_in_flight": peak,
-        "client": client or QUIET,
-        "stats": stats,
-    }
+    return Metrics(
+        suite="s",
+        n=requests,
+        counts=Counts(planned=requests, ok=requests, error=0, cancelled=0, not_started=0),
+        scoring_errors=0,
+        errors={},
+        scores={},
+        active_seconds=requests / per_second if per_second else 1.0,
+        error_rate=errors,
+        pass_rate=pass_rate,
+        pass_rate_all=pass_rate,
+        pass_rate_ci95=None if pass_rate is None else (pass_rate - 0.05, pass_rate + 0.05),
+        peak_in_flight=peak,
+        client=client or QUIET,
+        stats=stats,
+    )
 
 
 def level(

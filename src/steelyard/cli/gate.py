@@ -15,7 +15,7 @@ from steelyard.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from steelyard.report.gate import Allowance, Gated
-    from steelyard.report.rules import Rule
+    from steelyard.stats.rules import Rule
 
 _SUMMARY = "GITHUB_STEP_SUMMARY"
 
@@ -91,7 +91,8 @@ def _allowance(flags: Flags) -> Allowance:
 def _suite_rules(run: Path, suite: Path | None) -> list[Rule]:
     """The gate of the suite that was named, or of the run's own where its file is at hand."""
     from steelyard.journal.manifest import read_manifest
-    from steelyard.report.rules import FAILURE_RATE, parse_rule
+    from steelyard.report.rules import parse_rule
+    from steelyard.stats.metrics import FAILURE_RATE
 
     if suite is None:
         manifest = read_manifest(run)

@@ -9,16 +9,16 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import click
 from click.core import ParameterSource
 
 from steelyard.errors import ConfigurationError, JournalError, RunFinished, RunLocked, RunRefused
-from steelyard.journal.files import create, read_metrics
+from steelyard.journal.files import MetricsCore, create, read_core
 from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import Manifest, read_manifest, read_sweep, same_run, sweep_manifest
 from steelyard.run.plan import manifest_of, read_session
@@ -88,12 +88,13 @@ def _go_on(place: Path, what: str, *, force: bool) -> Path:
     return place
 
 
-def _refuse_errors(place: Path, metrics: dict[str, Any]) -> None:
+def _refuse_errors(place: Path, metrics: MetricsCore) -> None:
     """Refuse to start beside a complete run whose errors may be what is really meant."""
-    errors = metrics["counts"]["error"] + metrics["scoring_errors"]
+    errors = metrics.counts.error + metrics.scoring_errors
     if errors:
+        again = does_again(metrics.counts.error, metrics.scoring_errors)
         raise RunFinished(
-            f"{place} is complete with {counted(errors, 'error')}. This {does_again(metrics)}:\n"
+            f"{place} is complete with {counted(errors, 'error')}. This {again}:\n"
             f"  {command_again(place, '--retry-errors')}\n"
             "--new starts another run",
             path=place,
@@ -101,14 +102,14 @@ def _refuse_errors(place: Path, metrics: dict[str, Any]) -> None:
         )
 
 
-def newest_run(runner: Runner, runs: Path = RUNS) -> tuple[Path, dict[str, Any] | None] | None:
+def newest_run(runner: Runner, runs: Path = RUNS) -> tuple[Path, MetricsCore | None] | None:
     """The newest run of the same suite, target and seed, unfinished ones first, with its metrics if complete."""
     found = [(manifest, place) for place in _folders(runs) if (manifest := _manifest(place)) is not None]
     is_ours = _same_as(runner)
     ours = [(manifest.created, place) for manifest, place in found if manifest.load is None and is_ours(manifest)]
-    newest: tuple[Path, dict[str, Any] | None] | None = None
+    newest: tuple[Path, MetricsCore | None] | None = None
     for _, place in sorted(ours, reverse=True):
-        metrics = read_metrics(place)
+        metrics = read_core(place)
         if metrics is None:
             return place, None
         newest = newest or (place, metrics)
@@ -212,8 +213,8 @@ def _program() -> str:
     return "steelyard" if found is not None and os.path.samefile(found, given) else given
 
 
-def does_again(metrics: Mapping[str, Any]) -> str:
+def does_again(errors: int, scoring_errors: int) -> str:
     """What `--retry-errors` does about the errors of a run: those of scorers need no call."""
-    if not metrics["scoring_errors"]:
+    if not scoring_errors:
         return "asks them again"
-    return "asks or scores them again" if metrics["counts"]["error"] else "scores them again"
+    return "asks or scores them again" if errors else "scores them again"

@@ -136,7 +136,7 @@ def _one(run: Path, form: str, cases: EvalSet | None) -> Iterator[str]:
         from steelyard.report.summary import summary
         from steelyard.run.result import Result
 
-        yield summary(Result.load(run).metrics, str(run)) + "\n"
+        yield summary(Result.load(run).typed_metrics, str(run)) + "\n"
 
 
 def _one_sweep(run: Path, sweep: dict[str, Any], form: str) -> str:

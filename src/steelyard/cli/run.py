@@ -162,12 +162,16 @@ def _run(runner: Runner, gate: Gate, flags: Flags, entry: OpenMode) -> int:
     _show(ending.result, flags, place)
     if not ending.result.complete:
         # The same command would stop at once where the budget is spent.
-        more = " a larger --max-cost" if "max_cost" in (ending.result.metrics["stopped"] or "") else ""
+        more = " a larger --max-cost" if "max_cost" in (ending.result.typed_metrics.stopped or "") else ""
         say(f"resume with{more}: {again}")
         return ending.signal_code or TOO_MANY_ERRORS
     # A load run's errors are what it measured: they are allowed, or not, but never retried.
-    metrics = ending.result.metrics
-    remedy = "a load run does not ask them again" if runner.options.is_load else f"--retry-errors {does_again(metrics)}"
+    metrics = ending.result.typed_metrics
+    remedy = (
+        "a load run does not ask them again"
+        if runner.options.is_load
+        else f"--retry-errors {does_again(metrics.counts.error, metrics.scoring_errors)}"
+    )
     return verdict_code(metrics, gate, remedy=remedy)
 
 
@@ -175,7 +179,7 @@ def _show(result: Result, flags: Flags, place: Path) -> None:
     if flags.as_json:
         show_json(result.metrics)
     else:
-        show(summary(result.metrics, str(place)))
+        show(summary(result.typed_metrics, str(place)))
 
 
 def _load(flags: Flags, options: dict[str, Any], engine: dict[str, Any]) -> tuple[Runner, Gate]:

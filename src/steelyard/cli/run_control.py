@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -27,10 +27,11 @@ from steelyard.engine.loop_thread import LoopThread
 from steelyard.errors import ConfigurationError, RunCancelled, SteelyardError
 from steelyard.journal.files import PARTIAL, write_json
 from steelyard.protocols import Engine
-from steelyard.report.rules import Leave, check_rule, figures, parse_rule, refuse_misspelt
+from steelyard.report.rules import Leave, check_rule, parse_rule, refuse_misspelt
 from steelyard.run.config import Gate, build_gate
 from steelyard.run.result import Result
 from steelyard.stats.formatting import safe_text
+from steelyard.stats.metrics import Metrics, figures
 from steelyard.subprocesses import kill_all
 
 # From the first signal the process lives five seconds at most: calls that were cancelled have the first part to
@@ -142,8 +143,8 @@ def _in_time(last_words: Callable[[str | None], T | None], reason: str | None) -
 def partial_result(path: Path, reason: str | None) -> Result:
     """The result of a run that could not close its own books, from its journal; left in partial.json too."""
     result = Result.load(path)
-    result.metrics["stopped"] = reason
-    write_json(path / PARTIAL, result.metrics)
+    result.typed_metrics.stopped = reason
+    write_json(path / PARTIAL, result.typed_metrics)
     return result
 
 
@@ -264,24 +265,24 @@ def with_flags(gate: Gate, **flags: float | None) -> Gate:
     return build_gate({**msgspec.structs.asdict(gate), **given})
 
 
-def verdict_code(metrics: Mapping[str, Any], gate: Gate, *, remedy: str) -> int:
+def verdict_code(metrics: Metrics, gate: Gate, *, remedy: str) -> int:
     """The exit code of a complete run; too many errors outrank a missed gate. `remedy` says what helps against them."""
     # An answer that could not be scored is no better for a gate than one that did not come.
-    rate = metrics["error_rate"] + metrics["scoring_errors"] / metrics["n"]
+    rate = metrics.failure_rate or 0.0
     if rate > gate.max_error_rate:
-        kind = "error rate, scoring errors included," if metrics["scoring_errors"] else "error rate"
+        kind = "error rate, scoring errors included," if metrics.scoring_errors else "error rate"
         say(f"{kind} {rate:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); {remedy}")
         return TOO_MANY_ERRORS
     if gate.min_pass_rate is not None:
-        rate = metrics["pass_rate"]
-        if rate is None or rate < gate.min_pass_rate:
-            shown = "unknown: nothing was scored" if rate is None else f"{rate:.1%}"
+        passed = metrics.pass_rate
+        if passed is None or passed < gate.min_pass_rate:
+            shown = "unknown: nothing was scored" if passed is None else f"{passed:.1%}"
             say(f"pass rate {shown}, below {gate.min_pass_rate:.1%} (--min-pass-rate)")
             return FAILED_GATE
     return _kept(metrics, gate.rules)
 
 
-def _kept(metrics: Mapping[str, Any], rules: Iterable[str]) -> int:
+def _kept(metrics: Metrics, rules: Iterable[str]) -> int:
     """What the suite's own rules say of the figures; every broken one is named."""
     known = figures(metrics)
     broken = []

@@ -94,11 +94,11 @@ def command(
     if as_json:
         show_json(ending.result.metrics)
     else:
-        show(summary(ending.result.metrics, str(place)))
+        show(summary(ending.result.typed_metrics, str(place)))
     if not ending.result.complete:
         say(f"resume with: {again}")
         return ending.signal_code or TOO_MANY_ERRORS
-    return verdict_code(ending.result.metrics, gate, remedy=f"run {run} with --retry-errors to ask its own again")
+    return verdict_code(ending.result.typed_metrics, gate, remedy=f"run {run} with --retry-errors to ask its own again")
 
 
 def _new_place(run: Path, out: Path | None) -> Path:

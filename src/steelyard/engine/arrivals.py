@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 
 from steelyard.errors import ConfigurationError, suggestion
 from steelyard.protocols import derived_rng
+from steelyard.stats.metrics import SendCounts
 from steelyard.units import RateLimit, parse_rate
 
 Kind = Literal["constant", "poisson"]
@@ -49,27 +50,6 @@ def parse_arrivals(value: object, name: str = "arrivals") -> Arrivals:
     if kind not in get_args(Kind):
         raise ConfigurationError(f"{name}: unknown kind {kind!r}; {suggestion(kind, get_args(Kind))}")
     return Arrivals("poisson" if kind == "poisson" else "constant", parse_rate(rate, f"{name}: the rate after {kind}:"))
-
-
-class SendCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the planned sends."""
-
-    planned: int
-    """Moments that came before the end."""
-    sent: int
-    late: int
-    """Of those sent: later than `late_after` seconds."""
-    missed: int
-    """Planned and never sent."""
-    late_after: float
-    worst_lateness: float
-
-    def really_sent(self, sent: int) -> SendCounts:
-        """The same for so many sends: at its moment a call may have been called off, by a budget or a cancellation."""
-        return msgspec.structs.replace(self, sent=sent, missed=self.planned - sent, late=min(self.late, sent))
-
-    def to_metrics(self) -> dict[str, Any]:
-        return msgspec.structs.asdict(self)
 
 
 class Schedule:

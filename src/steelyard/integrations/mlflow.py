@@ -21,8 +21,8 @@ from steelyard.errors import ConfigurationError
 from steelyard.journal.files import MANIFEST, METRICS, OUTPUTS, PARTIAL, REPORT
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.report.page.page import page
-from steelyard.report.rules import figures
 from steelyard.run.result import Result
+from steelyard.stats.metrics import Metrics, figures
 
 _NOT_IN_NAMES = re.compile(r"[^\w.\- ]", re.ASCII)
 _MAX_NAME_LENGTH = 250
@@ -80,7 +80,7 @@ def _new_run(client: Any, result: Result, manifest: Manifest | None, experiment:
     if experiment is None and "MLFLOW_EXPERIMENT_ID" in os.environ:
         experiment_id = os.environ["MLFLOW_EXPERIMENT_ID"]
     else:
-        experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or str(result.metrics["suite"])
+        experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or str(result.typed_metrics.suite)
         known = client.get_experiment_by_name(experiment)
         experiment_id = known.experiment_id if known is not None else client.create_experiment(experiment)
     began = None if manifest is None else int(datetime.fromisoformat(manifest.created).timestamp() * 1000)
@@ -95,10 +95,12 @@ def _log_data(
     now = int(time.time() * 1000)
     numbers = [
         entities.Metric(name_for_mlflow(name), float(value), now, 0)
-        for name, value in figures(result.metrics).items()
+        for name, value in figures(result.typed_metrics).items()
         if value is not None and math.isfinite(value)
     ]
-    params = [entities.Param(name_for_mlflow(name), value) for name, value in _params(manifest, result.metrics).items()]
+    params = [
+        entities.Param(name_for_mlflow(name), value) for name, value in _params(manifest, result.typed_metrics).items()
+    ]
     labels = [entities.RunTag(name_for_mlflow(name), value) for name, value in tags.items()]
     client.log_batch(run_id, metrics=numbers, params=params, tags=labels)
 
@@ -119,16 +121,16 @@ def _log_files(client: Any, run_id: str, place: Path, *, outputs: bool) -> None:
 def _tags(place: Path, result: Result) -> dict[str, str]:
     return {
         "steelyard.run": str(place),
-        "steelyard.suite": str(result.metrics["suite"]),
+        "steelyard.suite": str(result.typed_metrics.suite),
         "steelyard.complete": "true" if result.complete else "false",
         "steelyard.version": __version__,
     }
 
 
-def _params(manifest: Manifest | None, metrics: Mapping[str, Any]) -> dict[str, str]:
+def _params(manifest: Manifest | None, metrics: Metrics) -> dict[str, str]:
     """Collect what decided the answers and scores: the target's identity, the scorers, the options that were set."""
-    params: dict[str, Any] = {"suite": metrics["suite"], "model": metrics["model_id"], "seed": metrics["seed"]}
-    params |= _flat("target", metrics["target"])
+    params: dict[str, Any] = {"suite": metrics.suite, "model": metrics.model_id, "seed": metrics.seed}
+    params |= _flat("target", metrics.target)
     if manifest is not None:
         params |= _flat("options", {name: value for name, value in manifest.options.items() if value not in (None, [])})
         for scorer in manifest.scorers:

@@ -117,7 +117,7 @@ class RunState(enum.Enum):
     COMPLETE = "complete"
 
 
-class _Counts(msgspec.Struct):
+class _CoreCounts(msgspec.Struct):
     planned: int
     ok: int
     error: int
@@ -125,16 +125,26 @@ class _Counts(msgspec.Struct):
     not_started: int
 
 
-class _CompleteMetrics(msgspec.Struct):
-    """What the metrics of a complete run have at the least; a file without it was not written by one."""
+class MetricsCore(msgspec.Struct):
+    """What the metrics of a complete run have at the least, whatever version wrote them.
+
+    It alone decides whether a run is complete: what cannot be read as a whole `Metrics` is another version's, and
+    must not be asked and paid for again.
+    """
 
     suite: str
     n: int
-    counts: _Counts
+    counts: _CoreCounts
     scoring_errors: int
     errors: dict[str, int]
     scores: dict[str, Any]
     stats: dict[str, Any]
+
+
+def read_core(run: Path) -> MetricsCore | None:
+    """What the metrics of a complete run are sure to say; None when it is not complete."""
+    metrics = read_metrics(run)
+    return None if metrics is None else msgspec.convert(metrics, MetricsCore)
 
 
 def read_metrics(run: Path) -> dict[str, Any] | None:
@@ -143,7 +153,7 @@ def read_metrics(run: Path) -> dict[str, Any] | None:
         metrics = read_json_object(run / METRICS)
         if metrics is None or metrics.get("complete") is not True:
             return None
-        msgspec.convert(metrics, _CompleteMetrics)
+        msgspec.convert(metrics, MetricsCore)
     except (NotADirectoryError, IsADirectoryError, msgspec.ValidationError):
         return None
     return metrics
@@ -187,11 +197,11 @@ def enter(run: Path, *, force: bool, retry_errors: bool, keep: str | None = None
 
 def refuse_finished(run: Path) -> None:
     """Raise RunFinished if the run there is complete, naming what can be asked for instead."""
-    metrics = read_metrics(run)
-    if metrics is None:
+    core = read_core(run)
+    if core is None:
         return
 
-    errors = metrics["counts"]["error"] + metrics["scoring_errors"]
+    errors = core.counts.error + core.scoring_errors
     retry = f" --retry-errors asks its {counted(errors, 'errored record')} again;" if errors else ""
-    message = f"{run} is complete ({counted(metrics['n'], 'record')}).{retry} --force starts over there"
+    message = f"{run} is complete ({counted(core.n, 'record')}).{retry} --force starts over there"
     raise RunFinished(message, path=run, errors=errors)

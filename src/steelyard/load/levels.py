@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import operator
-import re
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET
 
 from steelyard.errors import ConfigurationError, suggestion
-from steelyard.stats.errors import error_rows
+from steelyard.stats.client_load import ClientLoad
+from steelyard.stats.errors import ErrorRow, error_rows
+from steelyard.stats.figures import STATS, Figure
 from steelyard.stats.formatting import format_number, format_seconds
-from steelyard.stats.spec import PERCENT, SECONDS, SHORT_NAMES, full_name
+from steelyard.stats.metrics import Metrics, figures, fixed_figures
+from steelyard.stats.rules import COMPARISONS, Rule, read_rule, unit_problem
+from steelyard.stats.spec import SECONDS, SHORT_NAMES
 
 PERCENTILES = ("p50", "p90", "p99")
 """The percentiles of a time that a sweep shows."""
 MIN_REQUESTS_PER_CALL = 10
 """A level sends at least this many requests for each call in flight: fewer are mostly ramp-up and tail."""
 Unit = Literal["seconds", "share", "number"]
-_FIGURES: dict[str, tuple[str, Unit]] = {
-    "error_rate": ("the error rate", "share"),
-    "pass_rate": ("the pass rate", "share"),
-    "pass_rate_all": ("the pass rate, errors included,", "share"),
-    "output_tps": ("output tokens/s", "number"),
-    "requests_per_minute": ("requests/min", "number"),
-}
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_SCALES: dict[Unit, dict[str, Decimal]] = {
-    "seconds": SECONDS,
-    "share": {"%": PERCENT, "": Decimal(1)},
-    "number": {"": Decimal(1)},
-}
-_OBJECTIVE = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(<=|>=|<|>)\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ%]*)\s*", re.IGNORECASE)
+_VERDICTS = ("pass_rate", "pass_rate_ci95", "pass_rate_all")
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,12 +37,12 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     """Answers without errors, over the time the level took."""
     error_rate: float | None
     pass_rate: float | None
-    pass_rate_ci95: list[float] | None
+    pass_rate_ci95: tuple[float, float] | None
     output_tps: float | None
     time_to_first_token: dict[str, float | None]
     time_to_last_token: dict[str, float | None]
     peak_in_flight: int
-    client: dict[str, Any]
+    client: ClientLoad
     invalid: str | None = None
     """Why this client was the bottleneck; None when it was not."""
     broken: list[str] = []
@@ -87,44 +71,58 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_metrics(self) -> dict[str, Any]:
         """Return the level as an entry of sweep.json."""
-        return {**msgspec.structs.asdict(self), "reached": self.reached, "few": self.few}
+        return {**msgspec.to_builtins(self), "reached": self.reached, "few": self.few}
 
 
 def make_level(
     level: int,
     run: str,
-    metrics: Mapping[str, Any],
+    metrics: Metrics,
     objectives: Sequence[Objective],
-    judged: Mapping[str, Any] | None = None,
+    judged: Metrics | None = None,
 ) -> Level:
     """Make a level from a run's metrics; the pass rate is that of `judged` where judges were asked afterwards."""
-    stats, quality = metrics["stats"], metrics if judged is None else judged
-    client = dict(metrics["client"])
-    errors = error_rows(metrics)
-    checked = {**metrics, **{name: quality[name] for name in ("pass_rate", "pass_rate_all")}}
+    stats, quality = metrics.stats, metrics if judged is None else judged
+    client, errors = client_of(metrics), error_rows(metrics)
+    checked = msgspec.structs.replace(metrics, **{name: getattr(quality, name) for name in _VERDICTS})
     return Level(
         level=level,
         run=run,
-        requests=metrics["n"],
-        active_seconds=metrics["active_seconds"],
+        requests=metrics.n,
+        active_seconds=metrics.active_seconds,
         requests_per_second=(stats["requests_per_minute"] or 0.0) / 60,
-        error_rate=metrics["error_rate"],
-        pass_rate=quality["pass_rate"],
-        pass_rate_ci95=quality["pass_rate_ci95"],
+        error_rate=metrics.error_rate,
+        pass_rate=quality.pass_rate,
+        pass_rate_ci95=quality.pass_rate_ci95,
         output_tps=stats["output_tps"],
         time_to_first_token=_percentiles(stats, "time_to_first_token"),
         time_to_last_token=_percentiles(stats, "time_to_last_token"),
-        peak_in_flight=metrics["peak_in_flight"],
+        peak_in_flight=metrics.peak_in_flight or 0,
         client=client,
-        invalid=(client["reason"] or "it had no time to spare") if client["bottleneck"] else None,
+        invalid=(client.reason or "it had no time to spare") if client.bottleneck else None,
         broken=[broken.describe() for broken in check(objectives, checked)],
         error_kinds={row.kind: row.number for row in errors},
-        worst_error=None if not errors else (errors[0].example or {}).get("error") or errors[0].kind,
+        worst_error=_worst_error(errors),
         judged=judged is not None,
     )
 
 
-def _percentiles(stats: Mapping[str, Any], metric: str) -> dict[str, float | None]:
+def client_of(metrics: Metrics) -> ClientLoad:
+    """Return how busy the client of a load run was; every load run says so."""
+    if metrics.client is UNSET:
+        raise ConfigurationError("the metrics of a level do not say how busy the client was: measure it again")
+    return metrics.client
+
+
+def _worst_error(errors: Sequence[ErrorRow]) -> str | None:
+    """Return the message of one error of the most frequent kind."""
+    if not errors:
+        return None
+    kind, _, example = errors[0]
+    return kind if example is None else example.error or kind
+
+
+def _percentiles(stats: Mapping[str, float | None], metric: str) -> dict[str, float | None]:
     return {name: stats[f"{metric}-{name}"] for name in PERCENTILES}
 
 
@@ -163,14 +161,9 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
     limit: float
     unit: Unit
 
-    def value_in(self, metrics: Mapping[str, Any]) -> float | None:
-        """Look up the figure in a run's metrics; None where it was not measured."""
-        value: float | None = metrics[self.figure] if self.figure in metrics else metrics["stats"].get(self.figure)
-        return value
-
     def holds(self, value: float | None) -> bool:
         """Whether a value meets the objective; None, not measured, never does."""
-        return value is not None and _COMPARISONS[self.comparison](value, self.limit)
+        return value is not None and COMPARISONS[self.comparison](value, self.limit)
 
     def describe(self, value: float | None) -> str:
         """Describe a value and the limit: `the error rate is 12% (limit 1%)`."""
@@ -197,43 +190,52 @@ def parse_slo(text: str) -> Objectives:
     return tuple(_parse_one(part) for part in text.split(",") if part.strip())
 
 
-def check(objectives: Sequence[Objective], metrics: Mapping[str, Any]) -> list[Broken]:
+def check(objectives: Sequence[Objective], metrics: Metrics) -> list[Broken]:
     """Return the objectives that these metrics do not meet, in their order."""
-    values = ((objective, objective.value_in(metrics)) for objective in objectives)
+    known = figures(metrics)
+    values = ((objective, known.get(objective.figure)) for objective in objectives)
     return [Broken(objective, value) for objective, value in values if not objective.holds(value)]
 
 
 def _parse_one(part: str) -> Objective:
-    found = _OBJECTIVE.fullmatch(part)
-    if found is None:
-        raise ConfigurationError(f"slo: cannot read {part.strip()!r}; write it like ttft_p99<500ms or error_rate<1%")
-    figure_text, comparison, number, suffix = found[1].lower(), found[2], Decimal(found[3]), found[4].lower()
-    figure, name, unit = _figure(figure_text)
-    limit = float(number * _scale(part.strip(), unit, suffix))
-    if unit == "share" and limit > 1:
-        raise ConfigurationError(f"slo: {part.strip()!r} is a share above 1; did you mean {number:g}%?")
-    return Objective(text=part.strip(), figure=figure, name=name, comparison=comparison, limit=limit, unit=unit)
+    text = part.strip()
+    rule = read_rule(text.lower())
+    if rule is None or rule.operator in ("==", "!=") or rule.limit < 0:
+        raise ConfigurationError(f"slo: cannot read {text!r}; write it like ttft_p99<500ms or error_rate<1%")
+    known = _figures_for_objectives()
+    if rule.name not in known:
+        names = [*(name for name in known if name not in STATS or "-" not in name), *SHORT_NAMES]
+        raise ConfigurationError(f"slo: no figure is named {rule.name!r}; {suggestion(rule.name, names)}")
+    figure = known[rule.name]
+    _check_unit(text, rule, figure)
+    return Objective(
+        text=text,
+        figure=rule.name,
+        name=figure.label or rule.name.replace("_", " ").replace("-", " "),
+        comparison=rule.operator,
+        limit=rule.limit,
+        unit=figure.unit if figure.unit in ("seconds", "share") else "number",
+    )
 
 
-def _figure(text: str) -> tuple[str, str, Unit]:
-    """Find a figure's name in the metrics, its name in a sentence, and its unit."""
-    if text in _FIGURES:
-        name, unit = _FIGURES[text]
-        return text, name, unit
-    if (full := full_name(text)) is not None:
-        return full, full.replace("_", " ").replace("-", " "), "seconds"
-    raise ConfigurationError(f"slo: no figure is named {text!r}; {suggestion(text, [*_FIGURES, *SHORT_NAMES])}")
+def _figures_for_objectives() -> dict[str, Figure]:
+    """Return the figures of quality and speed of which it is known which direction is better."""
+    found = fixed_figures().items()
+    return dict(
+        sorted((name, figure) for name, figure in found if figure.better and figure.kind in ("quality", "speed"))
+    )
 
 
-def _scale(part: str, unit: Unit, suffix: str) -> Decimal:
-    scales = _SCALES[unit]
-    if suffix in scales:
-        return scales[suffix]
-    units = ", ".join(known for known in scales if known)
-    if not units:
-        raise ConfigurationError(f"slo: {part!r} takes a number without a unit, got {suffix!r}")
-    wrong = f"got {suffix!r}" if suffix else "got none"
-    raise ConfigurationError(f"slo: {part!r} needs a unit ({units}), {wrong}")
+def _check_unit(text: str, rule: Rule, figure: Figure) -> None:
+    """Refuse a unit that does not fit. A time must have one: 500 may be meant in ms or in s."""
+    units = {"seconds": tuple(SECONDS), "share": ("%", "")}.get(figure.unit, ("",))
+    if rule.unit not in units:
+        if units == ("",):
+            raise ConfigurationError(f"slo: {text!r} takes a number without a unit, got {rule.unit!r}")
+        wrong = f"got {rule.unit!r}" if rule.unit else "got none"
+        raise ConfigurationError(f"slo: {text!r} needs a unit ({', '.join(filter(None, units))}), {wrong}")
+    if (problem := unit_problem(rule)) is not None:
+        raise ConfigurationError(f"slo: {text!r}: {problem}")
 
 
 def _format(value: float, unit: Unit) -> str:

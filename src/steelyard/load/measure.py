@@ -5,26 +5,27 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.errors import RunCancelled, RunRefused
-from steelyard.journal.files import MANIFEST, PREVIOUS, disk_errors, move_aside, read_metrics
+from steelyard.journal.files import MANIFEST, PREVIOUS, disk_errors, move_aside
 from steelyard.journal.manifest import Manifest, compare, read_manifest
-from steelyard.load.levels import MIN_REQUESTS_PER_CALL, Level, Objective, make_level
+from steelyard.load.levels import MIN_REQUESTS_PER_CALL, Level, Objective, client_of, make_level
 from steelyard.protocols import Identity, InvocationContext, RepeatedJudge, Scorer
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.run.options import RunOptions
 from steelyard.run.plan import cycling, manifest_of, plan_of, read_session
 from steelyard.run.rescore import StoredAnswers
-from steelyard.run.result import Result
+from steelyard.run.result import Result, load_metrics
 from steelyard.run.runner import Runner
 from steelyard.stats.client_load import BUSY
 from steelyard.stats.costs import format_money
+from steelyard.stats.metrics import Metrics
 from steelyard.suite.evalset import EvalSet
 
 log = logging.getLogger("steelyard")
@@ -81,37 +82,39 @@ class LevelRuns:
         session = None if options.initial_session_file is None else read_session(options.initial_session_file)
         return manifest_of(self._runner.target, self._suite, self._immediate_scorers, options, session=session)
 
-    def finished(self, level: int) -> dict[str, Any] | None:
+    def finished(self, level: int) -> Metrics | None:
         """Return the metrics of a level that was already measured with the same options; refuses one of another target.
 
         A level in which this client was the bottleneck does not count, and is measured again.
         """
         place = self.place(level)
-        metrics, old = read_metrics(place), read_manifest(place)
+        metrics, old = load_metrics(place), read_manifest(place)
         if metrics is None or old is None:
             return None
         options = self._options(level)
         compare(place, old, self.manifest(options))
         now = options.for_manifest()
-        if metrics["client"]["bottleneck"]:
+        if client_of(metrics).bottleneck:
             log.info("level %d is measured again: this client was the bottleneck", level)
             return None
         return metrics if all(old.options.get(name) == now[name] for name in _MEASUREMENT_OPTIONS) else None
 
-    async def measure(self, level: int) -> dict[str, Any] | None:
+    async def measure(self, level: int) -> Metrics | None:
         """Run a level and return its metrics, None when it was interrupted.
 
         A level in which this client ran late though it was not busy is measured once more: something else may have
         used the machine just then.
         """
         metrics = await self._measure_once(level)
-        client = {"bottleneck": False} if metrics is None else metrics["client"]
-        if not client["bottleneck"] or client["loop_cpu_share"] >= BUSY:
+        if metrics is None:
+            return None
+        client = client_of(metrics)
+        if not client.bottleneck or client.loop_cpu_share >= BUSY:
             return metrics
-        log.info("level %d is measured once more: this client was the bottleneck: %s", level, client["reason"])
+        log.info("level %d is measured once more: this client was the bottleneck: %s", level, client.reason)
         return await self._measure_once(level)
 
-    async def _measure_once(self, level: int) -> dict[str, Any] | None:
+    async def _measure_once(self, level: int) -> Metrics | None:
         """Run a level once. An earlier run is moved aside: half a level was another load."""
         if not self._has_budget():
             return None
@@ -126,24 +129,24 @@ class LevelRuns:
         self._suite = runner.suite  # cases that can be read only once were saved: the next level reads them there
         return metrics
 
-    async def scored(self, level: int, metrics: Mapping[str, Any]) -> Level | None:
+    async def scored(self, level: int, metrics: Metrics) -> Level | None:
         """Return a level with the scores of all scorers on its answers; None when that was interrupted.
 
         The recorded answers are scored, not requested again: by judges, which do not run during the level, and by
         scorers that were not in the suite when it was measured.
         """
-        self._can_answer |= metrics["counts"]["ok"] > 0
+        self._can_answer |= metrics.counts.ok > 0
         judged = None
         if not _scored_by(self.place(level), self._runner.scorers):
-            judged = await self._judge(level, metrics["n"])
+            judged = await self._judge(level, metrics.n)
             if judged is None:
                 return None
         return make_level(level, self.place(level).name, metrics, self._objectives, judged)
 
-    async def _judge(self, level: int, requests: int) -> dict[str, Any] | None:
+    async def _judge(self, level: int, requests: int) -> Metrics | None:
         """Score a level's answers with all scorers and return the metrics."""
         place, scorers = self.place(level) / JUDGED, self._runner.scorers
-        options, metrics = self._judging_options(place), read_metrics(place)
+        options, metrics = self._judging_options(place), load_metrics(place)
         if metrics is not None and _scored_by(place, scorers, options.num_runs):
             return metrics
         if not self._has_budget():
@@ -168,18 +171,18 @@ class LevelRuns:
         self.stopped = self._budget.describe()
         return False
 
-    async def _run(self, runner: Runner, *, force: bool) -> dict[str, Any] | None:
+    async def _run(self, runner: Runner, *, force: bool) -> Metrics | None:
         """Run to the end and return the metrics; None when something stopped it early, such as its budget."""
         place = Path(runner.options.output_path or "")
         runner.options = runner.options.replace(max_cost=self._budget.left(resumed=None if force else place))
         try:
-            metrics = (await runner.run(force=force)).metrics
+            metrics = (await runner.run(force=force)).typed_metrics
         except RunCancelled:
             return None
-        if not metrics["complete"]:
+        if not metrics.complete:
             # The run's budget is only what was left of the sweep's.
-            spent = "max_cost" in (metrics["stopped"] or "") and metrics["cost"] is not None
-            self.stopped = self._budget.describe() if spent else metrics["stopped"]
+            spent = "max_cost" in (metrics.stopped or "") and metrics.cost is not None
+            self.stopped = self._budget.describe() if spent else metrics.stopped
             return None
         return metrics
 
@@ -322,9 +325,8 @@ class SweepBudget:
 def _cost_of(run: Path) -> float | None:
     """Read the cost of a run; of one that only scored a level's answers, the cost of its judges."""
     try:
-        metrics = Result.load(run).metrics
+        metrics = Result.load(run).typed_metrics
     except RunRefused as error:
         log.warning("the cost of %s is not counted: %s", run, error)
         return None
-    cost: float | None = metrics.get("cost_judges" if "scored_from" in metrics else "cost")
-    return cost
+    return metrics.cost if metrics.scored_from is UNSET else metrics.cost_judges

@@ -45,7 +45,7 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\u
 
 def table_csv(runs: Sequence[Path]) -> Iterator[str]:
     """A header, then a row for each record of each run; a score has three columns, empty where it was not given."""
-    names = list(dict.fromkeys(name for run in runs for name in Result.load(run).metrics["scores"]))
+    names = list(dict.fromkeys(name for run in runs for name in Result.load(run).typed_metrics.scores))
     yield csv_line(["run", "outcome", *_FIELDS, *(f"{name}.{part}" for name in names for part in _OF_A_SCORE)])
     for run in runs:
         for _, record in RunRecords(run):

@@ -15,9 +15,11 @@ from steelyard.report.compare.comparison import SIGNIFICANT, Change, Ratio, sign
 from steelyard.report.compare.pairs import Floats, Pairs, RunCases
 from steelyard.report.junit import attribute, content
 from steelyard.report.markdown import code, markdown_table
-from steelyard.report.rules import Checked, Leave, Rule, bottleneck, check_rule, figures
+from steelyard.report.rules import Checked, Leave, bottleneck, check_rule
 from steelyard.run.result import Result
 from steelyard.stats.formatting import safe_text
+from steelyard.stats.metrics import Metrics, figure_of, figures
+from steelyard.stats.rules import Rule
 
 GATE_VERSION = 1
 
@@ -51,9 +53,9 @@ def hold_to(
     """The run held to every rule; a name that no figure has is a ConfigurationError before any is judged."""
     leave = leave or Leave()
     cases = None if baseline is None else RunCases(run)
-    metrics = Result.load(run).metrics if cases is None else cases.metrics
+    metrics = Result.load(run).typed_metrics if cases is None else cases.metrics
     known = figures(metrics)
-    checks = [_complete(metrics["complete"], metrics["n"], metrics["counts"]["planned"], leave)]
+    checks = [_complete(metrics.complete, metrics.n, metrics.counts.planned, leave)]
     checks += [check_rule(rule, metrics, known, leave) for rule in rules]
     differences: list[str] = []
     if baseline is not None and cases is not None:
@@ -63,8 +65,8 @@ def hold_to(
     return Gated(
         run=str(run),
         baseline=None if baseline is None else str(baseline),
-        suite=metrics["suite"],
-        model_id=metrics["model_id"],
+        suite=metrics.suite,
+        model_id=metrics.model_id,
         passed=all(check.ok for check in checks),
         checks=checks,
         notes=differences,
@@ -187,7 +189,7 @@ def check_regressions(
 def _never_scored(cases: RunCases) -> bool:
     """Whether nobody wanted verdicts of the run, as in a load test: there are answers, and no scorer decided."""
     metrics = cases.metrics
-    return bool(metrics["counts"]["ok"]) and not (metrics["scored"] or metrics["scoring_errors"])
+    return bool(metrics.counts.ok) and not (metrics.scored or metrics.scoring_errors)
 
 
 def _check_drop(pairs: Pairs, name: str, allowed: float) -> Checked:
@@ -197,10 +199,11 @@ def _check_drop(pairs: Pairs, name: str, allowed: float) -> Checked:
     change = change_of(a, b)
     if change is None:
         return Checked(rule=rule, ok=False, value=None, reason="is not known: no case has it in both runs")
-    if pairs.other.metrics["scores"].get(name.removeprefix("score."), {}).get("advisory") and name.startswith("score."):
+    if _is_advisory(pairs.other.metrics, name):
         reason = "is from a judge that is not calibrated: advisory, it cannot pass a gate"
         return Checked(rule=rule, ok=False, value=change.difference, reason=reason)
-    good = change if name != "error_rate" else _turned(change)
+    figure = figure_of(name)
+    good = _turned(change) if figure is not None and figure.better == "lower" else change
     assert good.ci95 is not None
     problem = _shown_worse(name, good, a, b) if not allowed else _not_ruled_out(good, allowed)
     reason = (
@@ -208,6 +211,12 @@ def _check_drop(pairs: Pairs, name: str, allowed: float) -> Checked:
         f"{signed(change.difference, 3)}, 95 % CI {' – '.join(signed(end, 3) for end in change.ci95 or ())}"
     )
     return Checked(rule=rule, ok=problem is None, value=change.difference, reason=reason + (problem or ""))
+
+
+def _is_advisory(metrics: Metrics, name: str) -> bool:
+    """Whether a figure is the score of a judge that is not calibrated."""
+    score = metrics.scores.get(name.removeprefix("score.")) if name.startswith("score.") else None
+    return score is not None and bool(score.advisory)
 
 
 def _values(pairs: Pairs, name: str) -> tuple[Floats, Floats]:

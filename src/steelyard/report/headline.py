@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
-from steelyard.errors import RunRefused
+from steelyard.errors import RunRefused, RunVersionError
 from steelyard.journal.files import OUTPUTS, PARTIAL, read_json_object, read_metrics
 from steelyard.journal.index import PASSED, UNSCORED, counting
 from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import read_manifest
 from steelyard.journal.reader import index_rows
+from steelyard.run.result import load_metrics
 from steelyard.stats.formatting import counted
 from steelyard.stats.intervals import wilson
+from steelyard.stats.metrics import Metrics
 
 _LATELY = 60.0
-_OF_PARTIAL = ("suite", "n", "counts", "scores", "stats", "errors", "pass_rate")
 
 
 class Headline(msgspec.Struct, kw_only=True):
@@ -42,7 +42,7 @@ class Headline(msgspec.Struct, kw_only=True):
     cost: float | None = None
     currency: str | None = None
     problem: str | None = None
-    """Why it counts as damaged."""
+    """Why it counts as damaged, or cannot be read whole."""
 
 
 def read_headline(run: Path) -> Headline:
@@ -51,6 +51,8 @@ def read_headline(run: Path) -> Headline:
     try:
         headline.state = live_state(run)
         _fill(headline, run)
+    except RunVersionError as error:
+        headline.problem = str(error)
     except (RunRefused, OSError) as error:
         headline.state, headline.problem = "damaged", str(error)
     return headline
@@ -72,13 +74,15 @@ def is_writing(run: Path) -> bool:
         return written is not None and time.time() - written < _LATELY
 
 
-def read_partial(run: Path) -> dict[str, Any] | None:
+def read_partial(run: Path) -> Metrics | None:
     """The figures of an interrupted run, unless its journal has grown since they were written."""
     partial, journal = _written(run / PARTIAL), _written(run / OUTPUTS)
     if partial is None or (journal is not None and journal > partial):
         return None
-    metrics = read_json_object(run / PARTIAL)
-    return metrics if metrics is not None and all(name in metrics for name in _OF_PARTIAL) else None
+    try:
+        return msgspec.convert(read_json_object(run / PARTIAL), Metrics)
+    except msgspec.ValidationError:  # none, torn, or written by another version: the journal has it all
+        return None
 
 
 def _written(path: Path) -> float | None:
@@ -94,23 +98,22 @@ def _fill(headline: Headline, run: Path) -> None:
     if manifest is not None:
         headline.suite, headline.model = manifest.suite, manifest.model_id
         headline.created, headline.planned = manifest.created, manifest.planned
-    metrics = read_metrics(run) or (read_partial(run) if headline.state == "interrupted" else None)
+    metrics = load_metrics(run) or (read_partial(run) if headline.state == "interrupted" else None)
     if metrics is not None:
         _fill_from_metrics(headline, metrics)
     elif (run / OUTPUTS).exists():
         _fill_from_index(headline, run)
 
 
-def _fill_from_metrics(headline: Headline, metrics: dict[str, Any]) -> None:
-    stats = metrics["stats"]
-    headline.suite = headline.suite or metrics["suite"]
-    headline.done, headline.planned = metrics["n"], metrics["counts"]["planned"]
-    headline.errors, headline.pass_rate = metrics["counts"]["error"], metrics["pass_rate"]
-    headline.passed, headline.scored = metrics.get("passed") or 0, metrics.get("scored") or 0
-    interval = metrics.get("pass_rate_ci95")
-    headline.pass_rate_ci95 = None if interval is None else (interval[0], interval[1])
-    headline.p50, headline.per_minute = stats.get("time_to_last_token-p50"), stats.get("requests_per_minute")
-    headline.cost, headline.currency = metrics.get("cost"), metrics.get("currency")
+def _fill_from_metrics(headline: Headline, metrics: Metrics) -> None:
+    headline.suite = headline.suite or metrics.suite
+    headline.done, headline.planned = metrics.n, metrics.counts.planned
+    headline.errors, headline.pass_rate = metrics.counts.error, metrics.pass_rate
+    headline.passed, headline.scored = metrics.passed, metrics.scored
+    headline.pass_rate_ci95 = metrics.pass_rate_ci95
+    headline.p50 = metrics.stats.get("time_to_last_token-p50")
+    headline.per_minute = metrics.stats.get("requests_per_minute")
+    headline.cost, headline.currency = metrics.cost, metrics.currency
 
 
 def _fill_from_index(headline: Headline, run: Path) -> None:
@@ -127,7 +130,7 @@ _REPLAYED = "not finished"
 """What a run that was never closed says of why it stopped: no more than its title does."""
 
 
-def notices(metrics: Mapping[str, Any]) -> list[dict[str, str]]:
+def notices(metrics: Metrics) -> list[dict[str, str]]:
     """Warnings first, then what is only good to know: each a level, a title and a text."""
     found = [
         _incomplete(metrics),
@@ -146,63 +149,60 @@ def _notice(level: str, title: str, text: str) -> dict[str, str]:
     return {"level": level, "title": title, "text": text}
 
 
-def _incomplete(metrics: Mapping[str, Any]) -> dict[str, str] | None:
-    if metrics["complete"]:
+def _incomplete(metrics: Metrics) -> dict[str, str] | None:
+    if metrics.complete:
         return None
-    counts = metrics["counts"]
-    text = f"{metrics['n']:,} of {counts['planned']:,} records are here."
-    if metrics["stopped"] and metrics["stopped"] != _REPLAYED:
-        text += f" Stopped: {metrics['stopped']}."
+    text = f"{metrics.n:,} of {metrics.counts.planned:,} records are here."
+    if metrics.stopped and metrics.stopped != _REPLAYED:
+        text += f" Stopped: {metrics.stopped}."
     return _notice("warning", "This run is not complete", f"{text} The figures may change when it is resumed.")
 
 
-def _bottleneck(metrics: Mapping[str, Any]) -> dict[str, str] | None:
-    client = metrics.get("client") or {}
-    if not client.get("bottleneck"):
+def _bottleneck(metrics: Metrics) -> dict[str, str] | None:
+    client = metrics.client
+    if not client or not client.bottleneck:
         return None
-    reason = f"{client['reason']}. " if client.get("reason") else ""
+    reason = f"{client.reason}. " if client.reason else ""
     text = f"{reason}Latency and throughput tell of the machine that measured, not of what was measured."
     return _notice("warning", "The client was the bottleneck", text[:1].upper() + text[1:])
 
 
-def _judges(metrics: Mapping[str, Any]) -> list[dict[str, str]]:
-    advisory = [name for name, score in metrics["scores"].items() if score.get("advisory")]
+def _judges(metrics: Metrics) -> list[dict[str, str]]:
+    advisory = [name for name, score in metrics.scores.items() if score.advisory]
     if not advisory:
         return []
     text = f"{', '.join(advisory)}: not calibrated against people's labels, so it decides nothing here."
     return [_notice("warning", "A judge is only advisory", text)]
 
 
-def _unscored(metrics: Mapping[str, Any]) -> dict[str, str] | None:
-    if not metrics["scoring_errors"]:
+def _unscored(metrics: Metrics) -> dict[str, str] | None:
+    if not metrics.scoring_errors:
         return None
-    text = f"A scorer broke down on {metrics['scoring_errors']:,} of them: --retry-errors scores them again."
+    text = f"A scorer broke down on {metrics.scoring_errors:,} of them: --retry-errors scores them again."
     return _notice("warning", "Some answers could not be scored", text)
 
 
-def _cost(metrics: Mapping[str, Any]) -> dict[str, str] | None:
-    if metrics.get("cost") is not None or not metrics.get("cost_unknown_because"):
+def _cost(metrics: Metrics) -> dict[str, str] | None:
+    if metrics.cost is not None or not metrics.cost_unknown_because:
         return None
-    return _notice("info", "The cost is unknown", f"{metrics['cost_unknown_because']}")
+    return _notice("info", "The cost is unknown", f"{metrics.cost_unknown_because}")
 
 
-def _source(metrics: Mapping[str, Any]) -> dict[str, str] | None:
-    if "scored_from" not in metrics:
+def _source(metrics: Metrics) -> dict[str, str] | None:
+    if metrics.scored_from is UNSET:
         return None
-    return _notice(
-        "info", "Scored again", f"Answers and times are those of {metrics['scored_from']}; nothing was asked."
-    )
+    return _notice("info", "Scored again", f"Answers and times are those of {metrics.scored_from}; nothing was asked.")
 
 
-def _cached(metrics: Mapping[str, Any]) -> dict[str, str] | None:
-    if not metrics.get("cached"):
+def _cached(metrics: Metrics) -> dict[str, str] | None:
+    if not metrics.cached:
         return None
-    text = f"{metrics['cached']:,} of {metrics['n']:,} answers were not asked for; their times and costs are left out."
+    text = f"{metrics.cached:,} of {metrics.n:,} answers were not asked for; their times and costs are left out."
     return _notice("info", "From the cache", text)
 
 
-def _left_out(metrics: Mapping[str, Any]) -> dict[str, str] | None:
-    if not metrics["left_out"]:
+def _left_out(metrics: Metrics) -> dict[str, str] | None:
+    if not metrics.left_out:
         return None
-    left_out = counted(metrics["left_out"], "record")
+    left_out = counted(metrics.left_out, "record")
     return _notice("info", "Left out", f"{left_out} of cases that are not in this run any more.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from xml.sax.saxutils import escape
 
 from steelyard.journal.manifest import read_manifest
@@ -13,6 +12,7 @@ from steelyard.records import Record
 from steelyard.report.records import RunRecords, state_of, why_failed
 from steelyard.run.result import Result
 from steelyard.stats.formatting import cut, one_line, visible
+from steelyard.stats.metrics import Metrics
 from steelyard.stats.scores import is_scoring_error
 
 _LONGEST_MESSAGE = 300
@@ -37,7 +37,7 @@ _STATS = ("requests_per_minute", "output_tps", "time_to_first_token-p50", "time_
 
 def junit(runs: Sequence[Path]) -> Iterator[str]:
     """The document, piece by piece. Failed answers are failures, records without one errors, unscored ones skipped."""
-    loaded = [(run, Result.load(run).metrics) for run in runs]
+    loaded = [(run, Result.load(run).typed_metrics) for run in runs]
     yield '<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n'
     for number, (run, metrics) in enumerate(loaded):
         yield from _suite(run, metrics, number)
@@ -55,10 +55,10 @@ def content(text: str) -> str:
     return escape(visible(text))
 
 
-def _suite(run: Path, metrics: Mapping[str, Any], number: int) -> Iterator[str]:
+def _suite(run: Path, metrics: Metrics, number: int) -> Iterator[str]:
     records, manifest = RunRecords(run), read_manifest(run)
     counts = records.counts
-    name = metrics["suite"] or run.name or "run"
+    name = metrics.suite or run.name or "run"
     about = {
         "name": name,
         "package": name,
@@ -69,7 +69,7 @@ def _suite(run: Path, metrics: Mapping[str, Any], number: int) -> Iterator[str]:
         "failures": counts["failed"],
         "errors": counts["error"],
         "skipped": counts["unscored"],
-        "time": _decimal(metrics["active_seconds"]),
+        "time": _decimal(metrics.active_seconds),
     }
     yield f"  <testsuite {_attributes(about)}>\n    <properties>\n"
     for key, value in _properties(run, metrics):
@@ -112,20 +112,21 @@ def _skipped(record: Record) -> str:
 _OUTCOMES = {"passed": lambda record: "", "failed": _failure, "error": _error, "unscored": _skipped}  # noqa: ARG005
 
 
-def _properties(run: Path, metrics: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+def _properties(run: Path, metrics: Metrics) -> Iterator[tuple[str, object]]:
     """The headline figures, those that there are."""
     yield "run", run
     for key in _HEADLINE:
-        if metrics.get(key) is not None:
-            yield key, str(metrics[key]).lower() if isinstance(metrics[key], bool) else metrics[key]
-    if metrics["pass_rate_ci95"] is not None:
-        yield "pass_rate_ci95", "{} {}".format(*metrics["pass_rate_ci95"])
+        value = getattr(metrics, key)
+        if value is not None:
+            yield key, str(value).lower() if isinstance(value, bool) else value
+    if metrics.pass_rate_ci95 is not None:
+        yield "pass_rate_ci95", "{} {}".format(*metrics.pass_rate_ci95)
     for key in _STATS:
-        if metrics["stats"].get(key) is not None:
-            yield key, metrics["stats"][key]
-    for name, score in metrics["scores"].items():
-        if score["mean"] is not None:
-            yield f"score.{name}.mean", score["mean"]
+        if metrics.stats.get(key) is not None:
+            yield key, metrics.stats[key]
+    for name, score in metrics.scores.items():
+        if score.mean is not None:
+            yield f"score.{name}.mean", score.mean
 
 
 def _attributes(values: Mapping[str, object]) -> str:

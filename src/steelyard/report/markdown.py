@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from steelyard._version import __version__
 from steelyard.journal.manifest import read_manifest
@@ -17,6 +16,7 @@ from steelyard.run.result import Result
 from steelyard.stats.costs import format_money
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import format_number, format_seconds, one_line
+from steelyard.stats.metrics import ErrorExample, Metrics
 from steelyard.suite.evalset import EvalSet
 
 # All that Markdown or GitHub could make something of: emphasis, code, links, tables, mentions, references, formulas.
@@ -31,8 +31,8 @@ _TIMES = {"time_to_first_token": "first token", "time_to_last_token": "last toke
 
 def markdown(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
     """The headline, warnings, scores, latencies, errors, and the first cases that failed, folded."""
-    metrics = Result.load(run).metrics
-    named = " on ".join(code(name) for name in (metrics["suite"], metrics["model_id"]) if name)
+    metrics = Result.load(run).typed_metrics
+    named = " on ".join(code(name) for name in (metrics.suite, metrics.model_id) if name)
     yield f"## {named}: {_headline(metrics)}\n\n"
     for notice in notices(metrics):
         yield f"> [!{'WARNING' if notice['level'] == 'warning' else 'NOTE'}]\n"
@@ -65,43 +65,43 @@ def _escaped(text: str) -> str:
     return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text)
 
 
-def _headline(metrics: Mapping[str, Any]) -> str:
-    counts = metrics["counts"]
-    done = f"{metrics['n']:,} of {counts['planned']:,} done" if not metrics["complete"] else f"{metrics['n']:,} records"
-    passed = "" if metrics["pass_rate"] is None else f"{metrics['pass_rate']:.1%} passed, "
+def _headline(metrics: Metrics) -> str:
+    counts = metrics.counts
+    done = f"{metrics.n:,} of {counts.planned:,} done" if not metrics.complete else f"{metrics.n:,} records"
+    passed = "" if metrics.pass_rate is None else f"{metrics.pass_rate:.1%} passed, "
     return f"{passed}{done}"
 
 
-def _figures(metrics: Mapping[str, Any]) -> Iterator[list[str]]:
-    if metrics["pass_rate"] is not None:
-        share = f"**{metrics['pass_rate']:.1%}** ({metrics['passed']:,} of {metrics['scored']:,})"
-        yield ["passed", share, _interval(metrics["pass_rate_ci95"], "{:.1%}")]
-    if metrics["error_rate"] is not None:
-        yield ["errors", f"{metrics['error_rate']:.1%} ({metrics['counts']['error']:,} of {metrics['n']:,})", ""]
-    if metrics["unscored"]:
-        yield ["unscored", f"{metrics['unscored']:,}", ""]
-    for name, score in metrics["scores"].items():
-        mean = "–" if score["mean"] is None else f"{score['mean']:.3f}"
-        advisory = ", advisory" if score.get("advisory") else ""
+def _figures(metrics: Metrics) -> Iterator[list[str]]:
+    if metrics.pass_rate is not None:
+        share = f"**{metrics.pass_rate:.1%}** ({metrics.passed:,} of {metrics.scored:,})"
+        yield ["passed", share, _interval(metrics.pass_rate_ci95, "{:.1%}")]
+    if metrics.error_rate is not None:
+        yield ["errors", f"{metrics.error_rate:.1%} ({metrics.counts.error:,} of {metrics.n:,})", ""]
+    if metrics.unscored:
+        yield ["unscored", f"{metrics.unscored:,}", ""]
+    for name, score in metrics.scores.items():
+        mean = "–" if score.mean is None else f"{score.mean:.3f}"
+        advisory = ", advisory" if score.advisory else ""
         yield [
             f"score {code(name, 60)}{advisory}",
-            f"{mean} (n {score['n']:,})",
-            _interval(score["mean_ci95"], "{:.3f}"),
+            f"{mean} (n {score.n:,})",
+            _interval(score.mean_ci95, "{:.3f}"),
         ]
-    trials = metrics.get("trials")
-    if trials and trials["trials"] > 1 and trials["cases"]:
-        yield ["flaky cases", f"{trials['flaky']:,} of {trials['cases']:,} in {trials['trials']:,} trials", ""]
-    if metrics.get("cost"):
-        yield ["cost", format_money(metrics["cost"], code(metrics["currency"], 20)), ""]
-    stats = metrics["stats"]
-    if "scored_from" not in metrics and stats["requests_per_minute"] is not None and metrics["n"]:
+    trials = metrics.trials
+    if trials and trials.trials > 1 and trials.cases:
+        yield ["flaky cases", f"{trials.flaky:,} of {trials.cases:,} in {trials.trials:,} trials", ""]
+    if metrics.cost:
+        yield ["cost", format_money(metrics.cost, code(metrics.currency or "", 20)), ""]
+    stats = metrics.stats
+    if not metrics.scored_from and stats["requests_per_minute"] is not None and metrics.n:
         yield ["throughput", f"{format_number(stats['requests_per_minute'])} a minute", ""]
 
 
-def _latencies(metrics: Mapping[str, Any]) -> Iterator[str]:
-    stats, columns = metrics["stats"], ("p50", "p90", "p99", "max")
+def _latencies(metrics: Metrics) -> Iterator[str]:
+    stats, columns = metrics.stats, ("p50", "p90", "p99", "max")
     rows = [
-        [label, *(format_seconds(stats[f"{name}-{column}"]) for column in columns)]
+        [label, *(format_seconds(stats[f"{name}-{column}"] or 0.0) for column in columns)]
         for name, label in _TIMES.items()
         if stats[f"{name}-average"] is not None
     ]
@@ -109,11 +109,11 @@ def _latencies(metrics: Mapping[str, Any]) -> Iterator[str]:
         yield markdown_table(["time to", *columns], rows) + "\n\n"
 
 
-def _errors(metrics: Mapping[str, Any]) -> Iterator[str]:
+def _errors(metrics: Metrics) -> Iterator[str]:
     rows = []
     for row in error_rows(metrics)[:_MOST_KINDS]:
-        example = row.example or {"id": "", "error": ""}
-        rows.append([code(row.kind, 60), f"{row.number:,}", code(example["id"], 60), code(example["error"])])
+        example = row.example or ErrorExample(id="", error="")
+        rows.append([code(row.kind, 60), f"{row.number:,}", code(example.id, 60), code(example.error)])
     if rows:
         yield markdown_table(["error", "", "for example", ""], rows) + "\n\n"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections.abc import Mapping
-from typing import Any
 
 from steelyard.stats.costs import format_money
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import counted, format_number, format_seconds, safe_text, trim
+from steelyard.stats.metrics import Metrics, NodeMetrics, SendCounts, TrialMetrics, TrialScoreMetrics
 
 _TIMES = {
     "time_to_first_token": "time to first token",
@@ -31,119 +31,117 @@ _WIDTH = 80
 _LONGEST_ID = 40
 
 
-def summary(metrics: Mapping[str, Any], place: str | None = None) -> str:
+def summary(metrics: Metrics, place: str | None = None) -> str:
     """The headline, the verdicts, the latencies and the errors of a run."""
     judges = _judges(metrics)
-    repeated = trial_lines(metrics["trials"]) if "trials" in metrics else []
+    repeated = trial_lines(metrics.trials) if metrics.trials else []
     speed, cost, errors = _speed(metrics), cost_lines(metrics), _errors(metrics)
-    nodes = node_lines(metrics.get("nodes", {}))
+    nodes = node_lines(metrics.nodes or {})
     parts = [_headline(metrics), _sending(metrics), _quality(metrics), judges, repeated, speed, nodes, cost, errors]
     if place is not None:
         parts.append([f"results in {safe_text(place)}"])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def _headline(metrics: Mapping[str, Any]) -> list[str]:
-    counts = metrics["counts"]
-    state = "complete" if metrics["complete"] else "not complete"
-    named = " on ".join(safe_text(name) for name in (metrics["suite"], metrics["model_id"]) if name)
-    lines = [f"{named}: {metrics['n']:,} of {counts['planned']:,} done, {state}"]
-    if metrics["stopped"] and not metrics["complete"]:
-        lines.append(f"  stopped: {safe_text(metrics['stopped'])}")
-    left = [f"{counts[key]:,} {key.replace('_', ' ')}" for key in ("cancelled", "not_started") if counts[key]]
-    if metrics["to_redo"]:
-        left.append(f"{metrics['to_redo']:,} to ask or score again")
+def _headline(metrics: Metrics) -> list[str]:
+    counts = metrics.counts
+    state = "complete" if metrics.complete else "not complete"
+    named = " on ".join(safe_text(name) for name in (metrics.suite, metrics.model_id) if name)
+    lines = [f"{named}: {metrics.n:,} of {counts.planned:,} done, {state}"]
+    if metrics.stopped and not metrics.complete:
+        lines.append(f"  stopped: {safe_text(metrics.stopped)}")
+    amounts = {"cancelled": counts.cancelled, "not started": counts.not_started}
+    left = [f"{amount:,} {name}" for name, amount in amounts.items() if amount]
+    if metrics.to_redo:
+        left.append(f"{metrics.to_redo:,} to ask or score again")
     if left:
         lines.append(f"  left: {', '.join(left)}")
-    if metrics["left_out"]:
-        lines.append(f"  left out: {counted(metrics['left_out'], 'record')} of cases that are not in this run any more")
+    if metrics.left_out:
+        lines.append(f"  left out: {counted(metrics.left_out, 'record')} of cases that are not in this run any more")
     return lines
 
 
-def _sending(metrics: Mapping[str, Any]) -> list[str]:
+def _sending(metrics: Metrics) -> list[str]:
     """What must be known of how the calls were sent before the figures are read."""
     lines = []
-    client, load = metrics.get("client") or {}, metrics.get("load") or {}
-    if client.get("bottleneck"):
-        lines += [f"  the client was the bottleneck: {client['reason']}", "  the times below are its own, in part"]
-    history = metrics.get("parallelism_history")
-    if history:
-        peak = metrics["peak_in_flight"]
-        lines.append(f"  parallelism auto: {history[-1][1]:,} at the end, {peak:,} in flight at most")
-    if (sends := load.get("sends")) and (sends["missed"] or sends["late"]):
-        lines += _late_sends(metrics, sends)
+    client, load = metrics.client, metrics.load
+    if client and client.bottleneck:
+        lines += [f"  the client was the bottleneck: {client.reason}", "  the times below are its own, in part"]
+    if metrics.parallelism_history:
+        _, last, _ = metrics.parallelism_history[-1]
+        lines.append(f"  parallelism auto: {last:,} at the end, {metrics.peak_in_flight:,} in flight at most")
+    if load and load.sends and (load.sends.missed or load.sends.late):
+        lines += _late_sends(metrics, load.sends)
     return lines
 
 
-def _late_sends(metrics: Mapping[str, Any], sends: Mapping[str, Any]) -> list[str]:
+def _late_sends(metrics: Metrics, sends: SendCounts) -> list[str]:
     """How far the plan of an open loop was not kept, and whether more places would have kept it."""
-    late = f"{sends['late']:,} were late, by {format_seconds(sends['worst_lateness'])} at worst"
-    lines = [f"  of {sends['planned']:,} planned sends {late}, and {sends['missed']:,} not made"]
-    if metrics["peak_in_flight"] >= metrics["parallelism"]:
-        lines.append(f"  all {metrics['parallelism']:,} places were taken at times; -j says how many there are")
+    late = f"{sends.late:,} were late, by {format_seconds(sends.worst_lateness)} at worst"
+    lines = [f"  of {sends.planned:,} planned sends {late}, and {sends.missed:,} not made"]
+    if isinstance(metrics.parallelism, int) and (metrics.peak_in_flight or 0) >= metrics.parallelism:
+        lines.append(f"  all {metrics.parallelism:,} places were taken at times; -j says how many there are")
     return lines
 
 
-def _quality(metrics: Mapping[str, Any]) -> list[str]:
+def _quality(metrics: Metrics) -> list[str]:
     rows = []
-    if metrics["scored"]:
-        passed = f"{metrics['passed']:,} of {metrics['scored']:,}"
-        rows.append(("passed", _percent(metrics["pass_rate"]), passed, _interval(metrics["pass_rate_ci95"])))
-    counts = metrics["counts"]
-    if metrics["n"]:
-        rows.append(("errors", _percent(metrics["error_rate"]), f"{counts['error']:,} of {metrics['n']:,}", ""))
-    if metrics.get("cached"):
-        rows.append(("cached", "", f"{metrics['cached']:,} of {metrics['n']:,}", "not asked; left out of the times"))
-    if metrics["unscored"]:
-        rows.append(("unscored", "", f"{metrics['unscored']:,}", ""))
-    if metrics["scoring_errors"]:
-        rows.append(("scoring errors", "", f"{metrics['scoring_errors']:,}", "--retry-errors scores again"))
-    for name, score in metrics["scores"].items():
-        mean = "" if score["mean"] is None else f"{score['mean']:.3f}"
-        rows.append(
-            (f"score {safe_text(name)}", mean, f"n {score['n']:,}", _interval(score["mean_ci95"], percent=False))
-        )
+    if metrics.scored:
+        passed = f"{metrics.passed:,} of {metrics.scored:,}"
+        rows.append(("passed", _percent(metrics.pass_rate), passed, _interval(metrics.pass_rate_ci95)))
+    counts = metrics.counts
+    if metrics.n:
+        rows.append(("errors", _percent(metrics.error_rate), f"{counts.error:,} of {metrics.n:,}", ""))
+    if metrics.cached:
+        rows.append(("cached", "", f"{metrics.cached:,} of {metrics.n:,}", "not asked; left out of the times"))
+    if metrics.unscored:
+        rows.append(("unscored", "", f"{metrics.unscored:,}", ""))
+    if metrics.scoring_errors:
+        rows.append(("scoring errors", "", f"{metrics.scoring_errors:,}", "--retry-errors scores again"))
+    for name, score in metrics.scores.items():
+        mean = "" if score.mean is None else f"{score.mean:.3f}"
+        rows.append((f"score {safe_text(name)}", mean, f"n {score.n:,}", _interval(score.mean_ci95, percent=False)))
     width = max((len(row[0]) for row in rows), default=0)
     share = max((len(row[2]) for row in rows), default=0)
     return [f"  {label:<{width}}  {value:>6}  {part:>{share}}  {note}".rstrip() for label, value, part, note in rows]
 
 
-def _judges(metrics: Mapping[str, Any]) -> list[str]:
+def _judges(metrics: Metrics) -> list[str]:
     """Who judged, how often only because others had said no, and whether their word counts."""
     lines = []
-    for name, score in metrics["scores"].items():
-        if not score.get("by"):
+    for name, score in metrics.scores.items():
+        if not score.by:
             continue
-        lines.append(trim(f"  {safe_text(name)} is {safe_text(', '.join(score['by']))}", _WIDTH))
-        if score["escalated"]:
-            failed = counted(score["escalated"], "answer")
+        lines.append(trim(f"  {safe_text(name)} is {safe_text(', '.join(score.by))}", _WIDTH))
+        if score.escalated:
+            failed = counted(score.escalated, "answer")
             lines.append(f"    asked about {failed} that the scorers before it had failed")
-        if score["advisory"]:
+        if score.advisory:
             lines.append("    advisory: not calibrated, so it decides nothing")
     return lines
 
 
-def _speed(metrics: Mapping[str, Any]) -> list[str]:
-    stats = metrics["stats"]
+def _speed(metrics: Metrics) -> list[str]:
+    stats = metrics.stats
     rows = []
     for metric, label in {**_TIMES, **_told_apart(stats), **_TOKENS}.items():
         if stats[f"{metric}-average"] is not None:
             show = _format_tokens if metric in _TOKENS else format_seconds
-            rows.append([label, *(show(stats[f"{metric}-{column}"]) for column in _COLUMNS)])
+            rows.append([label, *(show(stats[f"{metric}-{column}"] or 0.0) for column in _COLUMNS)])
     lines = []
     if rows:
         lines = [f"  {'':<22}" + "".join(f"{column:>9}" for column in _COLUMNS)]
         lines += [f"  {row[0]:<22}" + "".join(f"{cell:>9}" for cell in row[1:]) for row in rows]
-    if "scored_from" in metrics:
-        lines.append(f"  answers and times of {safe_text(metrics['scored_from'])}; nothing was asked")
-    elif stats["requests_per_minute"] is not None and metrics["n"]:
+    if metrics.scored_from:
+        lines.append(f"  answers and times of {safe_text(metrics.scored_from)}; nothing was asked")
+    elif stats["requests_per_minute"] is not None and metrics.n:
         tokens = f", {stats['output_tps']:,.0f} output tokens/s" if stats["total_output_tokens"] else ""
-        active = format_seconds(metrics["active_seconds"])
+        active = format_seconds(metrics.active_seconds)
         lines.append(f"  {stats['requests_per_minute']:,.0f} requests/min{tokens} over {active}")
     return lines
 
 
-def _told_apart(stats: Mapping[str, Any]) -> dict[str, str]:
+def _told_apart(stats: Mapping[str, float | None]) -> dict[str, str]:
     """The details worth a line: content and reasoning where there are both, waiting where there was any."""
     told = {metric: label for metric, label in _DETAILS.items() if stats.get(f"{metric}-average") is not None}
     if "time_to_first_reasoning_token" not in told:
@@ -156,19 +154,19 @@ def _format_tokens(count: float) -> str:
     return f"{count / 1e6:,.1f}M" if count >= 1e6 else format_number(count)
 
 
-def _errors(metrics: Mapping[str, Any]) -> list[str]:
+def _errors(metrics: Metrics) -> list[str]:
     errors = error_rows(metrics)
     lines = []
     for kind, count, example in errors[:_MOST_ERRORS]:
         lines.append(f"  {count:>7,} × {safe_text(kind)}")
         if example is not None:
-            lines += _told(safe_text(f"{trim(example['id'], _LONGEST_ID)}: {example['error']}"))
+            lines += _told(safe_text(f"{trim(example.id, _LONGEST_ID)}: {example.error}"))
     if len(errors) > _MOST_ERRORS:
         lines.append(f"  and {len(errors) - _MOST_ERRORS} more kinds")
-    for name, score in metrics["scores"].items():
-        if "error_example" in score:
-            lines.append(f"  {score['errors']:>7,} × {safe_text(name)} could not score")
-            lines += _told(safe_text(score["error_example"]))
+    for name, score in metrics.scores.items():
+        if score.error_example:
+            lines.append(f"  {score.errors:>7,} × {safe_text(name)} could not score")
+            lines += _told(safe_text(score.error_example))
     return lines
 
 
@@ -189,53 +187,47 @@ def _interval(interval: list[float] | tuple[float, float] | None, *, percent: bo
     return f"95 % CI {shown}"
 
 
-_PARTS = {"cost_judges": "judges", "cost_errors": "failed calls"}
-_UNKNOWN = {
-    "cost_unknown": ("answer", "answers"),
-    "cost_unknown_errors": ("failed call", "failed calls"),
-    "cost_unknown_judges": ("call of judges", "calls of judges"),
-}
-
-
-def cost_lines(metrics: Mapping[str, Any]) -> list[str]:
+def cost_lines(metrics: Metrics) -> list[str]:
     """The cost of the run; that it is unknown, where a price was to be expected; nothing where nothing is sold."""
-    cost = metrics.get("cost")
-    if cost is None:
-        because = metrics.get("cost_unknown_because")
+    if metrics.cost is None:
+        because = metrics.cost_unknown_because
         return [f"  cost unknown: {safe_text(because)}"] if because else []
-    if not cost:
+    if not metrics.cost:
         return []
-    if "scored_from" in metrics:
+    if metrics.scored_from:
         return [_scored(metrics), *_details(metrics)]
-    shares = [
-        f"{_money(metrics, key)} per {label}"
-        for key, label in {"cost_per_1000_cases": "1,000 cases", "cost_per_passed_case": "passed case"}.items()
-        if metrics[key] is not None
-    ]
-    return [f"  cost {_money(metrics, 'cost')}: {', '.join(shares)}", *_of_it(metrics), *_details(metrics)]
+    per = {"1,000 cases": metrics.cost_per_1000_cases, "passed case": metrics.cost_per_passed_case}
+    shares = [f"{_money(metrics, amount)} per {label}" for label, amount in per.items() if amount is not None]
+    return [f"  cost {_money(metrics, metrics.cost)}: {', '.join(shares)}", *_of_it(metrics), *_details(metrics)]
 
 
-def _scored(metrics: Mapping[str, Any]) -> str:
+def _scored(metrics: Metrics) -> str:
     """Answers that are only scored again were paid for by the run that they come from."""
-    judges = f"; judges now {_money(metrics, 'cost_judges')}" if metrics["cost_judges"] else ""
-    return f"  the answers cost {_money(metrics, 'cost_answers')} back then{judges}"
+    judges = f"; judges now {_money(metrics, metrics.cost_judges)}" if metrics.cost_judges else ""
+    return f"  the answers cost {_money(metrics, metrics.cost_answers)} back then{judges}"
 
 
-def _of_it(metrics: Mapping[str, Any]) -> list[str]:
-    parts = [f"{label} {_money(metrics, key)}" for key, label in _PARTS.items() if metrics[key]]
+def _of_it(metrics: Metrics) -> list[str]:
+    amounts = {"judges": metrics.cost_judges, "failed calls": metrics.cost_errors}
+    parts = [f"{label} {_money(metrics, amount)}" for label, amount in amounts.items() if amount]
     return [f"    of it {', '.join(parts)}"] if parts else []
 
 
-def _details(metrics: Mapping[str, Any]) -> list[str]:
-    missing = [counted(metrics[key], *names) for key, names in _UNKNOWN.items() if metrics[key]]
+def _details(metrics: Metrics) -> list[str]:
+    unknown = (
+        (metrics.cost_unknown, "answer", "answers"),
+        (metrics.cost_unknown_errors, "failed call", "failed calls"),
+        (metrics.cost_unknown_judges, "call of judges", "calls of judges"),
+    )
+    missing = [counted(number, *names) for number, *names in unknown if number]
     found = [f"    not in it, as their cost is unknown: {', '.join(missing)}"] if missing else []
-    if metrics["cost_estimated"]:
-        found.append(f"    by an estimated number of tokens: {counted(metrics['cost_estimated'], 'answer')}")
+    if metrics.cost_estimated:
+        found.append(f"    by an estimated number of tokens: {counted(metrics.cost_estimated, 'answer')}")
     return found
 
 
-def _money(metrics: Mapping[str, Any], key: str) -> str:
-    return format_money(metrics[key], safe_text(metrics["currency"]))
+def _money(metrics: Metrics, amount: float | None) -> str:
+    return format_money(amount or 0.0, safe_text(metrics.currency or ""))
 
 
 _FEWEST = 20
@@ -245,7 +237,7 @@ _MORE_ERRORS = 0.02
 _TWICE = 2.0
 
 
-def node_lines(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def node_lines(nodes: Mapping[str, NodeMetrics]) -> list[str]:
     """How many nodes there were, and a line for each that is slower or fails more often than the others."""
     if not nodes:
         return []
@@ -257,16 +249,16 @@ def node_lines(nodes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return said
 
 
-def _trouble(node: Mapping[str, Any], others: list[Mapping[str, Any]]) -> str:
-    if node["requests"] < _FEWEST:
+def _trouble(node: NodeMetrics, others: list[NodeMetrics]) -> str:
+    if node.requests < _FEWEST:
         return ""
     said = []
-    rate = node["failed"] / node["requests"]
-    elsewhere = sum(other["failed"] for other in others) / max(1, sum(other["requests"] for other in others))
+    rate = node.failed / node.requests
+    elsewhere = sum(other.failed for other in others) / max(1, sum(other.requests for other in others))
     if rate > elsewhere * _TWICE and rate > elsewhere + _MORE_ERRORS:
         said.append(f"{rate:.1%} errors, {elsewhere:.1%} elsewhere")
-    medians = [p50 for other in others if (p50 := other["time_to_last_token-p50"]) is not None]
-    if medians and (own := node["time_to_last_token-p50"]) is not None and own > _SLOWER * statistics.median(medians):
+    medians = [p50 for other in others if (p50 := other.p50) is not None]
+    if medians and (own := node.p50) is not None and own > _SLOWER * statistics.median(medians):
         usual = format_seconds(statistics.median(medians))
         said.append(f"its median time to last token is {format_seconds(own)}, {usual} elsewhere")
     return "; ".join(said)
@@ -279,34 +271,34 @@ _LABEL = 10
 _MISSING = "–"
 
 
-def trial_lines(trials_metrics: Mapping[str, Any]) -> list[str]:
+def trial_lines(trials: TrialMetrics) -> list[str]:
     """The pass rate by case, pass@k and pass^k, the spread, the flaky cases, and whether agent or judge varies more.
 
     With a single trial only the judges' part is left to tell; nothing at all gives no lines.
     """
-    several = trials_metrics["trials"] > 1
+    several = trials.trials > 1
     found = []
-    if several and trials_metrics["cases"]:
-        found += [*_verdicts(trials_metrics), *_estimates(trials_metrics), *_flaky(trials_metrics)]
-    for name, score in trials_metrics["scores"].items():
+    if several and trials.cases:
+        found += [*_verdicts(trials), *_estimates(trials), *_flaky(trials)]
+    for name, score in trials.scores.items():
         found += _score(name, score, several=several)
     return found
 
 
-def _verdicts(metrics: Mapping[str, Any]) -> list[str]:
-    low, high = metrics["pass_rate_ci95"]
-    spread = "" if metrics["spread"] is None else f", spread {metrics['spread']:.2f} between trials"
+def _verdicts(metrics: TrialMetrics) -> list[str]:
+    low, high = metrics.pass_rate_ci95 or (0.0, 1.0)
+    spread = "" if metrics.spread is None else f", spread {metrics.spread:.2f} between trials"
     return [
-        f"  {metrics['trials']:,} trials of {metrics['cases']:,} cases{spread}",
-        f"  {'passed':<{_LABEL}}{_percent(metrics['pass_rate']):>7}  95 % CI {low:.1%} – {high:.1%}, clustered by case",
+        f"  {metrics.trials:,} trials of {metrics.cases:,} cases{spread}",
+        f"  {'passed':<{_LABEL}}{_percent(metrics.pass_rate):>7}  95 % CI {low:.1%} – {high:.1%}, clustered by case",
     ]
 
 
-def _estimates(metrics: Mapping[str, Any]) -> list[str]:
-    ks = [str(k) for k in _columns(metrics["trials"])]
+def _estimates(metrics: TrialMetrics) -> list[str]:
+    ks = [str(k) for k in _columns(metrics.trials)]
     rows = [f"  {'k':<{_LABEL}}" + "".join(f"{k:>8}" for k in ks).removeprefix(" ")]
-    for label, key in (("pass@k", "pass_at_k"), ("pass^k", "pass_hat_k")):
-        cells = "".join(f"{_percent(metrics[key][k]):>8}" for k in ks).removeprefix(" ")
+    for label, rates in (("pass@k", metrics.pass_at_k), ("pass^k", metrics.pass_hat_k)):
+        cells = "".join(f"{_percent(rates[k]):>8}" for k in ks).removeprefix(" ")
         rows.append(f"  {label:<{_LABEL}}{cells}")
     return rows
 
@@ -319,23 +311,23 @@ def _columns(trials: int) -> list[int]:
     return [*doubling, trials]
 
 
-def _flaky(metrics: Mapping[str, Any]) -> list[str]:
-    flaky = metrics["flaky"]
+def _flaky(metrics: TrialMetrics) -> list[str]:
+    flaky = metrics.flaky
     if not flaky:
         return ["  flaky     none: every case passed in all of its trials or in none"]
-    shown = metrics["flaky_cases"][:_MOST_FLAKY]
-    found = [f"  flaky     {flaky:,} of {metrics['cases']:,} cases passed in some trials, not in others:"]
-    found += [trim(f"    {case['passed']:,} of {case['tried']:,}  {safe_text(case['id'])}", _WIDTH) for case in shown]
+    shown = metrics.flaky_cases[:_MOST_FLAKY]
+    found = [f"  flaky     {flaky:,} of {metrics.cases:,} cases passed in some trials, not in others:"]
+    found += [trim(f"    {case.passed:,} of {case.tried:,}  {safe_text(case.id)}", _WIDTH) for case in shown]
     if flaky > len(shown):
         found.append(f"    and {flaky - len(shown):,} more")
     return found
 
 
-def _score(name: str, score: Mapping[str, Any], *, several: bool) -> list[str]:
+def _score(name: str, score: TrialScoreMetrics, *, several: bool) -> list[str]:
     """A score's spread between trials and, where a judge was asked, whose it is."""
-    variance = score["variance"]
-    said = textwrap.wrap(variance["says"], _WIDTH - 4) if variance["judged"] and variance["says"] else []
+    variance = score.variance
+    said = textwrap.wrap(variance.says, _WIDTH - 4) if variance.judged and variance.says else []
     shown = f"  score {trim(safe_text(name), _LONGEST_NAME)}"
-    if several and score["spread"] is not None:
-        return [f"{shown}: spread {score['spread']:.2f} between trials", *(f"    {line}" for line in said)]
+    if several and score.spread is not None:
+        return [f"{shown}: spread {score.spread:.2f} between trials", *(f"    {line}" for line in said)]
     return [shown, *(f"    {line}" for line in said)] if said else []

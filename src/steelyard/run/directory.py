@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -46,6 +45,7 @@ from steelyard.run.result import about_run
 from steelyard.run.send_policy import SendPolicy
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.formatting import counted
+from steelyard.stats.metrics import Metrics
 from steelyard.stats.scores import verdict
 from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
@@ -186,7 +186,7 @@ class RunDirectory:
 
     def finish(
         self, manifest: Manifest, recorder: Recorder, tally: Tally, stopped: str | None, send_policy: SendPolicy
-    ) -> dict[str, Any]:
+    ) -> Metrics:
         """Commit every record, then write metrics.json, or partial.json if anything is left to do."""
         self._close_journal()
         books = recorder.close(tally, stopped)

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from steelyard.cache.cached import Cached
 from steelyard.cache.store import EvaluationDataStore, ManagedStore, open_store
@@ -32,6 +31,7 @@ from steelyard.run.stop_rules import StopRules
 from steelyard.scoring.judge.calibration import is_trusted
 from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.stats.formatting import counted
+from steelyard.stats.metrics import Metrics
 from steelyard.stats.prices import over_budget
 from steelyard.stats.spec import parse_progress_bar_stats
 from steelyard.stats.trials import TrialStats
@@ -296,10 +296,10 @@ class Execution:
             metrics=metrics,
             path=path,
             responses=self._responses(),
-            cancelled=stopped is not None and not metrics["complete"],
+            cancelled=stopped is not None and not metrics.complete,
         )
 
-    def _metrics(self, tally: Tally, stopped: str | None) -> dict[str, Any]:
+    def _metrics(self, tally: Tally, stopped: str | None) -> Metrics:
         if self._directory is not None:
             return self._directory.finish(self._manifest, self._recorder, tally, stopped, self._send_policy)
         return compose(

@@ -8,17 +8,18 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from steelyard.errors import CountsError
 from steelyard.records import Record
 from steelyard.stats.costs import Spending
 from steelyard.stats.errors import ErrorName, by_kind, by_type, error_name
 from steelyard.stats.intervals import rate_over_cases
+from steelyard.stats.metrics import Counts, ErrorExample, Metrics, ScoreMetrics, TrialMetrics
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats
 
-METRICS_VERSION = 1
-_LONGEST_EXAMPLE = 300
+_MAX_EXAMPLE = 300
 
 
 class RunCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,13 +72,13 @@ class Errors:
             "error_kind_examples": self._shown(attrgetter("kind")),
         }
 
-    def _shown(self, group: Callable[[ErrorName], str]) -> dict[str, dict[str, str]]:
+    def _shown(self, group: Callable[[ErrorName], str]) -> dict[str, ErrorExample]:
         """An example for each group of errors."""
         found: dict[str, Record] = {}
         for name, record in self._examples.items():
             found[group(name)] = min(record, found.get(group(name), record), key=_case_order)
         return {
-            name: {"id": record.id, "error": (record.error or "")[:_LONGEST_EXAMPLE]}
+            name: ErrorExample(id=record.id, error=(record.error or "")[:_MAX_EXAMPLE])
             for name, record in sorted(found.items())
         }
 
@@ -95,59 +96,58 @@ def compose(
     errors: Errors,
     left_out: int,
     stopped: str | None,
-    trials: Mapping[str, Any] | None = None,
+    trials: TrialMetrics | None = None,
     spending: Spending | None = None,
-    sent: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """The metrics of a run as they stand on disk. The books are checked first.
+    sent: Callable[[Mapping[str, float | None]], Mapping[str, Any]] | None = None,
+) -> Metrics:
+    """The metrics of a run. The counts are checked first.
 
     `sent` says, given the statistics, under which conditions the calls were made.
     """
     books.check(stats, scores)
     flat = stats.to_stats()
     interval = scores.pass_rate_ci95
-    if trials is not None and trials["trials"] > 1:
-        interval = trials["pass_rate_ci95"]  # trials of one case are not independent: clustered by case
-    return {
-        "v": METRICS_VERSION,
-        "complete": books.complete,
-        "stopped": stopped,
+    if trials is not None and trials.trials > 1:
+        interval = trials.pass_rate_ci95  # trials of one case are not independent: clustered by case
+    return Metrics(
+        complete=books.complete,
+        stopped=stopped,
         **about,
-        "n": books.ok + books.error,
-        "counts": {name: getattr(books, name) for name in ("planned", "ok", "error", "cancelled", "not_started")},
-        "to_redo": books.to_redo,
-        "pass_rate": scores.pass_rate,
-        "pass_rate_ci95": None if interval is None else list(interval),
-        "pass_rate_all": scores.pass_rate_all,
-        "error_rate": scores.error_rate,
-        "p50_latency_s": flat["time_to_last_token-p50"],
-        "scored": scores.scored,
-        "passed": scores.passed,
-        "unscored": scores.unscored,
-        "scoring_errors": scores.scoring_errors,
-        "cached": stats.cached_requests,
-        "left_out": left_out,
-        "active_seconds": stats.active_seconds,
+        n=books.ok + books.error,
+        counts=Counts(**{name: getattr(books, name) for name in Counts.__struct_fields__}),
+        to_redo=books.to_redo,
+        pass_rate=scores.pass_rate,
+        pass_rate_ci95=interval,
+        pass_rate_all=scores.pass_rate_all,
+        error_rate=scores.error_rate,
+        p50_latency_s=flat["time_to_last_token-p50"],
+        scored=scores.scored,
+        passed=scores.passed,
+        unscored=scores.unscored,
+        scoring_errors=scores.scoring_errors,
+        cached=stats.cached_requests,
+        left_out=left_out,
+        active_seconds=stats.active_seconds,
         **({} if spending is None else spending.to_metrics(n=books.ok + books.error, passed=scores.passed)),
         **errors.to_metrics(),
-        "scores": _named_scores(scores, trials),
-        "stats": flat,
-        **({"nodes": stats.nodes.to_metrics()} if stats.nodes else {}),
-        **(sent(flat) if sent is not None else {}),
-        **({"trials": trials} if trials is not None else {}),
-    }
+        scores=_named_scores(scores, trials),
+        stats=flat,
+        nodes=stats.nodes.to_metrics() if stats.nodes else UNSET,
+        **({} if sent is None else sent(flat)),
+        trials=UNSET if trials is None else trials,
+    )
 
 
-def _named_scores(scores: ScoreStats, trials: Mapping[str, Any] | None) -> dict[str, Any]:
+def _named_scores(scores: ScoreStats, trials: TrialMetrics | None) -> dict[str, ScoreMetrics]:
     """The figures of each scorer, with intervals over cases where each was tried several times.
 
     Trials of one case are not independent: counted as if they were, they would make a figure look more certain.
     """
-    named: dict[str, Any] = scores.to_metrics()["scores"]
-    if trials is not None and trials["trials"] > 1:
+    named = scores.to_metrics()
+    if trials is not None and trials.trials > 1:
         for name, score in named.items():
-            over_cases = trials["scores"][name]
-            score["mean_ci95"] = over_cases["mean_ci95"]
-            if score["pass_rate"] is not None and over_cases["cases"]:
-                score["pass_rate_ci95"] = list(rate_over_cases(score["pass_rate"], over_cases["cases"]))
+            over_cases = trials.scores[name]
+            score.mean_ci95 = over_cases.mean_ci95
+            if score.pass_rate is not None and over_cases.cases:
+                score.pass_rate_ci95 = rate_over_cases(score.pass_rate, over_cases.cases)
     return named

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from steelyard.run.metrics import Errors, RunCounts
 from steelyard.run.plan import Plan
 from steelyard.stats.costs import Spending
 from steelyard.stats.formatting import counted, safe_text
+from steelyard.stats.metrics import TrialMetrics
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, is_scoring_error, verdict
 from steelyard.stats.trials import TrialStats
@@ -210,14 +210,14 @@ class Recorder:
             cut_short=stopped is not None and self._plan.is_open_ended,
         )
 
-    def trial_metrics(self) -> dict[str, Any] | None:
+    def trial_metrics(self) -> TrialMetrics | None:
         """What repeating showed, with the flaky cases by name; None when nothing was repeated."""
         if self._trials is None:
             return None
         metrics = self._trials.to_metrics()
-        names = self._plan.ids_at({int(case["id"]) for case in metrics["flaky_cases"]})
-        for case in metrics["flaky_cases"]:
-            case["id"] = names.get(int(case["id"]), case["id"])
+        names = self._plan.ids_at({int(case.id) for case in metrics.flaky_cases})
+        for case in metrics.flaky_cases:
+            case.id = names.get(int(case.id), case.id)
         return metrics
 
     def _count(self, state: int) -> int:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from steelyard.errors import ConfigurationError
+from steelyard._version import __version__
+from steelyard.errors import ConfigurationError, RunVersionError
 from steelyard.journal.answers import AnswerLog
-from steelyard.journal.files import OUTPUTS, RunState, read_metrics, run_state
+from steelyard.journal.files import MANIFEST, METRICS, OUTPUTS, RunState, read_json_object, read_metrics, run_state
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import iter_records
 from steelyard.journal.replay import DONE, ERRORED, Replay
 from steelyard.records import Record
 from steelyard.run.metrics import Errors, RunCounts, compose
 from steelyard.stats.costs import Spending
+from steelyard.stats.metrics import Metrics
 from steelyard.stats.prices import read_prices
 
 
@@ -25,13 +29,20 @@ class Result:
     """The outcome of a run: `metrics` as in metrics.json, and its records."""
 
     def __init__(
-        self, *, metrics: dict[str, Any], path: Path | None, responses: list[Record], cancelled: bool = False
+        self, *, metrics: Metrics, path: Path | None, responses: list[Record], cancelled: bool = False
     ) -> None:
-        self.metrics = metrics
+        self.typed_metrics = metrics
+        """The figures as a `Metrics`, by attribute."""
         self.path = path
         self.responses = responses
         """The records in case order; empty after a low-memory run or `Result.load`: see `load_responses`."""
         self.cancelled = cancelled
+
+    @functools.cached_property
+    def metrics(self) -> dict[str, Any]:
+        """The figures as in metrics.json."""
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.typed_metrics))
+        return plain
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -42,7 +53,7 @@ class Result:
     @property
     def complete(self) -> bool:
         """Whether every planned case has a record."""
-        return bool(self.metrics["complete"])
+        return self.typed_metrics.complete
 
     def load_responses(self) -> list[Record]:
         """All records, in case order: from memory if they are there, else from disk."""
@@ -58,7 +69,7 @@ class Result:
     def load(cls, path: str | Path) -> Result:
         """The result in a run directory. A complete run's figures are read, an unfinished one's are replayed."""
         run = Path(path)
-        metrics = read_metrics(run)
+        metrics = load_metrics(run)
         if metrics is not None:
             return cls(metrics=metrics, path=run, responses=[])
         if run_state(run) is RunState.FRESH:
@@ -66,12 +77,41 @@ class Result:
         return cls(metrics=_replayed_metrics(run), path=run, responses=[])
 
     def __repr__(self) -> str:
-        counts = self.metrics["counts"]
+        metrics = self.typed_metrics
         state = "complete" if self.complete else "incomplete"
-        return f"<Result {state} n={self.metrics['n']} ok={counts['ok']} error={counts['error']} path={self.path}>"
+        counted = f"n={metrics.n} ok={metrics.counts.ok} error={metrics.counts.error}"
+        return f"<Result {state} {counted} path={self.path}>"
 
 
-def _replayed_metrics(run: Path) -> dict[str, Any]:
+def load_metrics(run: Path) -> Metrics | None:
+    """The figures of a complete run; None when it is not complete. RunVersionError when they cannot be read by type.
+
+    Whether a run is complete is for `read_metrics` to say, which looks at less: a run that another version wrote
+    stays complete, or it would be asked and paid for again.
+    """
+    found = read_metrics(run)
+    if found is None:
+        return None
+    try:
+        return msgspec.convert(found, Metrics)
+    except msgspec.ValidationError as error:
+        raise RunVersionError(
+            f"{run / METRICS} was written by {_writer_of(run)} and cannot be read by this one, {__version__}: {error}. "
+            f"The run is complete; read it with the version that wrote it",
+            path=run,
+        ) from error
+
+
+def _writer_of(run: Path) -> str:
+    """Which version of Steelyard wrote to a run last, as far as its manifest tells."""
+    manifest = read_json_object(run / MANIFEST) or {}
+    launches = manifest.get("launches")
+    last = launches[-1] if isinstance(launches, list) and launches else None
+    version = last.get("steelyard") if isinstance(last, dict) else None
+    return f"Steelyard {version}" if isinstance(version, str) else "another version of Steelyard"
+
+
+def _replayed_metrics(run: Path) -> Metrics:
     """The figures of an unfinished run, from its journal alone."""
     manifest = read_manifest(run)
     slots = _AsRecorded()
@@ -99,7 +139,8 @@ def _replayed_metrics(run: Path) -> dict[str, Any]:
         spending=_spending(run, replay, manifest),
     )
     # Every record may be there and the metrics not: until they are written the run is not complete.
-    return {**metrics, "complete": False}
+    metrics.complete = False
+    return metrics
 
 
 def _spending(run: Path, replay: Replay, manifest: Manifest | None) -> Spending:

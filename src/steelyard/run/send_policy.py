@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from steelyard.engine.adaptive import AdaptivePermits
-from steelyard.engine.arrivals import Schedule, SendCounts, parse_arrivals
+from steelyard.engine.arrivals import Schedule, parse_arrivals
 from steelyard.engine.rate_limit import EndpointLimits, RateLimited
 from steelyard.protocols import Pace, RemoteTarget, RepeatedJudge, Scorer, Tally, Target
 from steelyard.run.options import RunOptions
 from steelyard.stats.client_load import ClientLoad, LoopMonitor, judge_client, with_earlier
 from steelyard.stats.costs import Spending
+from steelyard.stats.metrics import LoadMetrics, SendCounts
 from steelyard.stats.prices import Priced, Prices, check_budget, is_paid, read_prices
 from steelyard.tokens import estimate_input_tokens
 from steelyard.units import parse_rate
@@ -128,38 +131,37 @@ class SendPolicy:
         self._load = max(elsewhere, key=lambda load: (load.loop_cpu_share, load.loop_lag_sustained), default=own)
         self._sends = self.schedule.counts() if self.schedule is not None else None
 
-    def to_metrics(self, tally: Tally, stats: dict[str, Any]) -> dict[str, Any]:
+    def to_metrics(self, tally: Tally, stats: Mapping[str, float | None]) -> dict[str, Any]:
         """What metrics.json says of how the calls were sent."""
         metrics: dict[str, Any] = {
             "parallelism": "auto" if self.permits is not None else self.parallelism,
             "peak_in_flight": tally.peak_in_flight,
         }
         if self.permits is not None:
-            metrics["parallelism_history"] = [list(step) for step in self.permits.history]
+            metrics["parallelism_history"] = list(self.permits.history)
         if self._load is not None:
             load = self._judged(self._load, stats)
-            metrics["client"] = (load if self.earlier is None else with_earlier(self.earlier, load)).to_metrics()
+            metrics["client"] = load if self.earlier is None else with_earlier(self.earlier, load)
         if self._options.is_load or self.warmed_up:
             metrics["load"] = self._load_metrics(tally)
         return metrics
 
-    def _judged(self, load: ClientLoad, stats: dict[str, Any]) -> ClientLoad:
+    def _judged(self, load: ClientLoad, stats: Mapping[str, float | None]) -> ClientLoad:
         """Whether the client was the bottleneck; a target in this very process keeps it busy by its nature."""
         if not (self._options.is_load or isinstance(self._target, RemoteTarget)):
             return load
         first = stats["time_to_first_token-p50"]
         return judge_client(load, stats["time_to_last_token-p50"] if first is None else first)
 
-    def _load_metrics(self, tally: Tally) -> dict[str, Any]:
+    def _load_metrics(self, tally: Tally) -> LoadMetrics:
         options = self._options
-        sends = {"sends": self._sends.really_sent(tally.started).to_metrics()} if self._sends is not None else {}
-        return {
-            "requests": options.requests,
-            "duration": options.duration,
-            "arrivals": options.arrivals,
-            "warmup": self.warmed_up,
-            **sends,
-        }
+        return LoadMetrics(
+            requests=options.requests,
+            duration=options.duration,
+            arrivals=options.arrivals,
+            warmup=self.warmed_up,
+            sends=UNSET if self._sends is None else self._sends.really_sent(tally.started),
+        )
 
     def _most_at_once(self) -> int:
         wanted = self._options.parallelism

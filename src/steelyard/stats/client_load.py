@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
+from steelyard.stats.figures import Figure
 from steelyard.stats.formatting import format_seconds
 from steelyard.stats.sketch import PercentileSketch
 
@@ -38,34 +39,34 @@ _FOLD_EVERY = 1024
 _WORST = ("loop_lag_p50", "loop_lag_p99", "loop_lag_max", "loop_lag_sustained")
 _EARLIER = "in an earlier launch "
 
+_TIME = Figure("seconds", None, "client")
+_LAG = Figure("seconds", "lower", "client")
+_BUSY = Figure("ratio", "lower", "client")
+
 
 class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
     """How busy this process was during a measurement, and whether it was the bottleneck."""
 
-    seconds: float
+    seconds: Annotated[float, _TIME]
     """How long it was observed, without the time it was suspended."""
-    loop_lag_p50: float
-    loop_lag_p99: float
-    loop_lag_max: float
-    loop_lag_sustained: float
+    loop_lag_p50: Annotated[float, _LAG]
+    loop_lag_p99: Annotated[float, _LAG]
+    loop_lag_max: Annotated[float, _LAG]
+    loop_lag_sustained: Annotated[float, _LAG]
     """The 99th percentile or, where that would be one or two ticks, the third largest lag."""
-    cpu_share: float
+    cpu_share: Annotated[float, _BUSY]
     """CPU time of all threads over the time observed: 1.0 is one whole core."""
-    loop_cpu_share: float
+    loop_cpu_share: Annotated[float, _BUSY]
     """The same of the event loop's thread alone."""
-    peak_rss: int | None = None
+    peak_rss: Annotated[int | None, Figure("bytes", "lower", "client")] = None
     """Peak memory of the process so far, in bytes; None where the system does not report it."""
-    stood_still: float = 0.0
+    stood_still: Annotated[float, _LAG] = 0.0
     """Seconds in which the whole process seems to have been suspended: each such time counts as one late tick."""
     bottleneck: bool = False
     reason: str | None = None
     """Why it was, in words."""
-    launches: int = 1
+    launches: Annotated[int, Figure("count", None, "client")] = 1
     """Number of launches of the run that these figures cover."""
-
-    def to_metrics(self) -> dict[str, Any]:
-        """The same as it stands in metrics.json."""
-        return msgspec.structs.asdict(self)
 
 
 def judge_client(load: ClientLoad, p50_first_token: float | None) -> ClientLoad:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+from msgspec import UNSET
+
+from steelyard.stats.metrics import ErrorExample, Metrics
 
 _STATUSES = {
     400: "bad request",
@@ -101,11 +105,12 @@ class ErrorRow(NamedTuple):
 
     kind: str
     number: int
-    example: Mapping[str, str] | None
+    example: ErrorExample | None
 
 
-def error_rows(metrics: Mapping[str, Any]) -> list[ErrorRow]:
-    """Return the kinds of errors in a run's metrics; exception types where an older run has no kinds."""
-    names = ("error_kinds", "error_kind_examples") if "error_kinds" in metrics else ("errors", "error_examples")
-    counts, examples = (metrics.get(name, {}) for name in names)
+def error_rows(metrics: Metrics) -> list[ErrorRow]:
+    """Return the kinds of errors of a run; exception types where an older run has no kinds."""
+    counts, examples = metrics.error_kinds, metrics.error_kind_examples or {}
+    if counts is UNSET:
+        counts, examples = metrics.errors, metrics.error_examples
     return [ErrorRow(kind, count, examples.get(kind)) for kind, count in counts.items()]

@@ -10,17 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from steelyard.stats.metrics import NodeMetrics
 from steelyard.stats.sketch import LIMIT, Blocks, PercentileSketch
-from steelyard.stats.spec import METRICS, ProgressSpec, ProgressStat, parse_progress_bar_stats
-
-DETAILS = (
-    "time_to_first_content_token",
-    "time_to_first_reasoning_token",
-    "time_queued",
-    "time_waiting",
-    "time_in_backoff",
-    "time_from_planned",
-)
+from steelyard.stats.spec import DETAILS, METRICS, ProgressSpec, ProgressStat, parse_progress_bar_stats
 
 _FOLD_EVERY = 1024
 _PERCENTILES = (50, 90, 95, 99)
@@ -145,20 +137,15 @@ class NodeStats:
         for figures in self._nodes.values():
             figures.latencies.seal()
 
-    def to_metrics(self) -> dict[str, dict[str, Any]]:
-        """The same as it stands in metrics.json."""
+    def to_metrics(self) -> dict[str, NodeMetrics]:
+        """What each node served, as metrics.json has it."""
         return {node: _described(figures) for node, figures in sorted(self._nodes.items())}
 
 
-def _described(figures: NodeFigures) -> dict[str, Any]:
+def _described(figures: NodeFigures) -> NodeMetrics:
     latencies = figures.latencies.joined()
     p50, p99 = np.percentile(latencies, (50, 99)).tolist() if len(latencies) else (None, None)
-    return {
-        "requests": figures.requests,
-        "failed": figures.failed,
-        "time_to_last_token-p50": p50,
-        "time_to_last_token-p99": p99,
-    }
+    return NodeMetrics(requests=figures.requests, failed=figures.failed, p50=p50, p99=p99)
 
 
 class Measured(Detailed, Served, Protocol):
@@ -280,7 +267,7 @@ class RunningStats:
         self._fold()
         return {stat.label: self._live_value(stat) for stat in parse_progress_bar_stats(spec)}
 
-    def to_stats(self) -> dict[str, Any]:
+    def to_stats(self) -> dict[str, int | float | None]:
         """Return the final figures, flat and exact; None where there is no value."""
         self._fold()
         described: dict[str, float | None] = {}

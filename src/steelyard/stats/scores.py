@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from steelyard.records import Score
 from steelyard.stats.intervals import Interval, mean_interval, wilson
+from steelyard.stats.metrics import ScoreMetrics
 from steelyard.stats.sketch import Blocks
 
 _SEAL_EVERY = 1024
@@ -107,19 +108,23 @@ class _NamedScores:
         self.spreads.extend(other.spreads.joined())
         self.values.extend(other.values.joined())
 
-    def to_metrics(self) -> dict[str, Any]:
+    def to_metrics(self) -> ScoreMetrics:
         values = self.values.joined()
-        return {
-            "n": self.n,
-            "mean": _mean(values),
-            "mean_ci95": _as_list(mean_interval(values)),
-            "passed": self.passed,
-            "pass_rate": _rate(self.passed, self.decided),
-            "pass_rate_ci95": _as_list(wilson(self.passed, self.decided)),
-            "errors": self.errors,
-            **({"error_example": self.error_example} if self.error_example is not None else {}),
-            **self._judge_metrics(),
-        }
+        metrics = ScoreMetrics(
+            n=self.n,
+            mean=_mean(values),
+            mean_ci95=mean_interval(values),
+            passed=self.passed,
+            pass_rate=_rate(self.passed, self.decided),
+            pass_rate_ci95=wilson(self.passed, self.decided),
+            errors=self.errors,
+            error_example=UNSET if self.error_example is None else self.error_example,
+        )
+        if self.judges:
+            metrics.by = sorted(self.judges)
+            metrics.std_dev = _mean(self.spreads.joined())
+            metrics.escalated, metrics.advisory = self.escalated, self.advisory
+        return metrics
 
     def _keep_example(self, error: str) -> None:
         """Keep the alphabetically first error, which does not depend on the order of records."""
@@ -133,17 +138,6 @@ class _NamedScores:
         self.advisory = self.advisory or score.advisory
         if score.std_dev is not None:
             self.spreads.append(score.std_dev)
-
-    def _judge_metrics(self) -> dict[str, Any]:
-        """Return who judged, how many were escalated, and whether the judge is advisory; empty for other scorers."""
-        if not self.judges:
-            return {}
-        return {
-            "by": sorted(self.judges),
-            "std_dev": _mean(self.spreads.joined()),
-            "escalated": self.escalated,
-            "advisory": self.advisory,
-        }
 
 
 class ScoreStats:
@@ -233,21 +227,9 @@ class ScoreStats:
         """The pass rate's 95 % confidence interval (Wilson)."""
         return wilson(self.passed, self.scored)
 
-    def to_metrics(self) -> dict[str, Any]:
-        """The figures of all cases, and under `scores` those of each score name; None where nothing divides."""
-        return {
-            "n": self.n,
-            "errors": self.errors,
-            "scored": self.scored,
-            "passed": self.passed,
-            "unscored": self.unscored,
-            "scoring_errors": self.scoring_errors,
-            "pass_rate": self.pass_rate,
-            "pass_rate_ci95": _as_list(self.pass_rate_ci95),
-            "pass_rate_all": self.pass_rate_all,
-            "error_rate": self.error_rate,
-            "scores": {name: self._by_name[name].to_metrics() for name in sorted(self._by_name)},
-        }
+    def to_metrics(self) -> dict[str, ScoreMetrics]:
+        """The figures of each scorer, by its name; None where nothing divides."""
+        return {name: self._by_name[name].to_metrics() for name in sorted(self._by_name)}
 
     def _named(self, name: str) -> _NamedScores:
         scores = self._by_name.get(name)
@@ -265,7 +247,3 @@ def _mean(values: npt.NDArray[np.float64]) -> float | None:
         return None
     # Rounding may carry the mean of equal values past them.
     return min(max(math.fsum(values) / len(values), float(values.min())), float(values.max()))
-
-
-def _as_list(interval: Interval | None) -> list[float] | None:
-    return None if interval is None else list(interval)

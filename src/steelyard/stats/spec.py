@@ -18,6 +18,15 @@ METRICS = (
     "num_tokens_input",
     "num_tokens_output",
 )
+DETAILS = (
+    "time_to_first_content_token",
+    "time_to_first_reasoning_token",
+    "time_queued",
+    "time_waiting",
+    "time_in_backoff",
+    "time_from_planned",
+)
+"""Times that only some targets and ways of sending have."""
 COUNTERS = ("total", "failed", "input_tokens", "output_tokens", "requests_per_minute", "output_tps")
 AGGREGATES = ("average", "min", "max", "sum")
 

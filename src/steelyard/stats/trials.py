@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from steelyard.records import Score
 from steelyard.stats.intervals import Floats, Interval, bootstrap_mean, mean_interval, rate_over_cases
+from steelyard.stats.metrics import FlakyCase, TrialMetrics, TrialScoreMetrics, VarianceMetrics
 
 Counts: TypeAlias = npt.NDArray[np.int32]
 
@@ -81,31 +82,31 @@ class TrialStats:
         passed = (verdicts == _PASSED).sum(axis=1, dtype=np.int32)
         return passed, (verdicts >= _FAILED).sum(axis=1, dtype=np.int32)
 
-    def to_metrics(self, ids: Callable[[int], str] | None = None) -> dict[str, Any]:
-        """The figures, JSON-able; `ids` names the case at a position, else the position does.
+    def to_metrics(self, ids: Callable[[int], str] | None = None) -> TrialMetrics:
+        """The figures; `ids` names the case at a position, else the position does.
 
         `cases` has those with a verdict: each of them is flaky, passed `always` or passed `never`. `spread` is the
         mean over cases, of those with two trials or more, of the population standard deviation.
         """
         passed, tried = self.case_counts()
         flaky = _flaky(passed, tried)
-        return {
-            "trials": self.trials,
+        return TrialMetrics(
+            trials=self.trials,
             **_rates(passed[tried > 0], tried[tried > 0]),
             **_estimates(passed, tried, self.trials),
-            "always": int(((passed == tried) & (tried > 0)).sum()),
-            "never": int(((passed == 0) & (tried > 0)).sum()),
-            "flaky": len(flaky),
-            "flaky_cases": [
-                {
-                    "id": str(position) if ids is None else ids(position),
-                    "passed": int(passed[position]),
-                    "tried": int(tried[position]),
-                }
+            always=int(((passed == tried) & (tried > 0)).sum()),
+            never=int(((passed == 0) & (tried > 0)).sum()),
+            flaky=len(flaky),
+            flaky_cases=[
+                FlakyCase(
+                    id=str(position) if ids is None else ids(position),
+                    passed=int(passed[position]),
+                    tried=int(tried[position]),
+                )
                 for position in flaky[:_MAX_FLAKY].tolist()
             ],
-            "scores": {name: self._by_name[name].to_metrics(self.cases, self.trials) for name in sorted(self._by_name)},
-        }
+            scores={name: self._by_name[name].to_metrics(self.cases, self.trials) for name in sorted(self._by_name)},
+        )
 
     def _named(self, name: str) -> TrialScores:
         named = self._by_name.get(name)
@@ -122,7 +123,7 @@ def _rates(passed: Counts, tried: Counts) -> dict[str, Any]:
     return {
         "cases": len(rates),
         "pass_rate": mean_or_none(rates),
-        "pass_rate_ci95": None if interval is None else list(interval),
+        "pass_rate_ci95": interval,
         "spread": mean_or_none(np.sqrt(several * (1 - several))),
     }
 
@@ -142,7 +143,7 @@ def _clustered_interval(passed: Counts, tried: Counts) -> Interval | None:
     return rate_over_cases(float(rates[0]), cases)
 
 
-def _estimates(passed: Counts, tried: Counts, trials: int) -> dict[str, dict[str, Any]]:
+def _estimates(passed: Counts, tried: Counts, trials: int) -> dict[str, Any]:
     """pass@k (any of k trials passes) and pass^k (all k do), unbiased, over the cases with k verdicts or more.
 
     Both are ratios of binomials, 1 − C(n−c, k)/C(n, k) and C(c, k)/C(n, k), each k's made from the one before.
@@ -245,20 +246,20 @@ class VarianceSplit(msgspec.Struct, frozen=True, kw_only=True):
         floored = " (the judge alone explains more than the trials differ, so the agent's is taken as 0)"
         return f"{more}: more judge runs help" + (floored if self.floored else "")
 
-    def to_metrics(self) -> dict[str, Any]:
+    def to_metrics(self) -> VarianceMetrics:
         """The parts, their roots and the words."""
-        return {
-            "judged": self.judged,
-            "between_trials": self.between_trials,
-            "agent": self.agent,
-            "agent_floored": self.floored,
-            "judge": self.judge,
-            "judge_in_mean": self.judge_in_mean,
-            "agent_std_dev": None if self.agent is None else math.sqrt(self.agent),
-            "judge_std_dev": None if self.judge is None else math.sqrt(self.judge),
-            "dominates": self.dominates,
-            "says": self.says,
-        }
+        return VarianceMetrics(
+            judged=self.judged,
+            between_trials=self.between_trials,
+            agent=self.agent,
+            agent_floored=self.floored,
+            judge=self.judge,
+            judge_in_mean=self.judge_in_mean,
+            agent_std_dev=None if self.agent is None else math.sqrt(self.agent),
+            judge_std_dev=None if self.judge is None else math.sqrt(self.judge),
+            dominates=self.dominates,
+            says=self.says,
+        )
 
 
 class TrialScores:
@@ -326,18 +327,18 @@ class TrialScores:
         if self._means is not None or theirs._means is not None:
             self._means = _overlaid(self._means or _missing(slots), theirs._means or _missing(slots), seen)
 
-    def to_metrics(self, cases: int, trials: int) -> dict[str, Any]:
+    def to_metrics(self, cases: int, trials: int) -> TrialScoreMetrics:
         """The mean over cases with its interval clustered by case, the spread between trials, and whose it is."""
         counts, means, squares = _by_case(np.asarray(self._values).reshape(cases, trials))
         means = means[counts > 0]
         several = counts > 1
-        return {
-            "cases": len(means),
-            "mean": mean_or_none(means),
-            "mean_ci95": None if (interval := mean_interval(means)) is None else list(interval),
-            "spread": mean_or_none(np.sqrt(squares[several] / counts[several])),
-            "variance": self.split(cases, trials).to_metrics(),
-        }
+        return TrialScoreMetrics(
+            cases=len(means),
+            mean=mean_or_none(means),
+            mean_ci95=mean_interval(means),
+            spread=mean_or_none(np.sqrt(squares[several] / counts[several])),
+            variance=self.split(cases, trials).to_metrics(),
+        )
 
     def split(self, cases: int, trials: int) -> VarianceSplit:
         """The variance between trials, split into the agent's and the judge's."""

@@ -30,7 +30,6 @@ from steelyard.journal.files import (
     SWEEP,
     SWEEP_PARTIAL,
     RunState,
-    read_metrics,
     run_state,
 )
 from steelyard.journal.manifest import Manifest, read_manifest
@@ -41,7 +40,8 @@ from steelyard.report.headline import Headline, is_writing, notices, read_headli
 from steelyard.report.page.page import about
 from steelyard.report.records import Asked, Expectations, open_suite
 from steelyard.report.sweep.page import checked_sweep, sweep_markup, sweep_title
-from steelyard.run.result import Result
+from steelyard.run.result import Result, load_metrics
+from steelyard.stats.metrics import Metrics
 from steelyard.suite.evalset import EvalSet
 from steelyard.view.cases import CaseTable
 from steelyard.view.pages import NO_CHARTS
@@ -223,7 +223,7 @@ class Overviews:
 
     def __init__(self, suites: Suites) -> None:
         self._suites = suites
-        self._replayed: OrderedDict[tuple[Path, Signature], dict[str, Any]] = OrderedDict()
+        self._replayed: OrderedDict[tuple[Path, Signature], Metrics] = OrderedDict()
 
     def of(self, run: Path, table: CaseTable) -> dict[str, Any]:
         """What the first view shows, in the form that the report's scripts read; the charts come later."""
@@ -231,16 +231,16 @@ class Overviews:
         _, note = self._suites.open(run, manifest)
         return _overview(run, table, self._metrics(run), manifest, note)
 
-    def _metrics(self, run: Path) -> dict[str, Any]:
+    def _metrics(self, run: Path) -> Metrics:
         """The figures of a run: as written when it ended or was stopped, else replayed from its journal."""
-        written = read_metrics(run) or read_partial(run)
+        written = load_metrics(run) or read_partial(run)
         if written is not None:
             return written
         key = (run, signature_of(run))
         replayed = self._replayed.pop(key, None)
         if replayed is None:
-            replayed = Result.load(run).metrics
-            replayed["suite"] = sayable(replayed["suite"])  # without a manifest it is the folder's name
+            replayed = Result.load(run).typed_metrics
+            replayed.suite = sayable(replayed.suite)  # without a manifest it is the folder's name
         self._replayed[key] = replayed
         while len(self._replayed) > _MOST_REPLAYED:
             self._replayed.popitem(last=False)
@@ -248,13 +248,13 @@ class Overviews:
 
 
 def _overview(
-    run: Path, table: CaseTable, metrics: dict[str, Any], manifest: Manifest | None, note: str | None
+    run: Path, table: CaseTable, metrics: Metrics, manifest: Manifest | None, note: str | None
 ) -> dict[str, Any]:
     return {
         "about": about(Path(sayable(str(run))), metrics, manifest, table.trials, note),
         "metrics": metrics,
         "counts": table.record_counts,
-        "score_names": list(metrics["scores"]),
+        "score_names": list(metrics.scores),
         "notices": notices(metrics),
         "charts": NO_CHARTS,
         "chunks": [],

@@ -592,7 +592,7 @@ def test_figures_by_node_merge_exactly() -> None:
         parts[number % 2].update(one)
     parts[0].merge(parts[1])
     assert parts[0].nodes.to_metrics() == whole.nodes.to_metrics()
-    assert whole.nodes.to_metrics()["n0"]["requests"] == 100
+    assert whole.nodes.to_metrics()["n0"].requests == 100
 
 
 def test_without_a_cluster_there_are_no_nodes() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from steelyard.load.levels import make_level
 from steelyard.report.sweep.table import sweep_table
+from steelyard.stats.metrics import ErrorExample
 from tests.support.sweep import level, metrics_of, swept
 
 
@@ -70,8 +71,9 @@ def test_names_cannot_steer_the_terminal(suite: str) -> None:
 
 def test_the_errors_of_a_level_are_told_by_kind_with_the_words_of_one() -> None:
     kinds = {"429 rate limited": 1200, "timeout": 30, "a": 3, "b": 2, "c": 1}
-    examples = {"429 rate limited": {"id": "c1", "error": "TransientError: HTTP 429: slow down"}}
-    metrics = {**metrics_of(10, errors=0.5, peak=1), "error_kinds": kinds, "error_kind_examples": examples}
+    examples = {"429 rate limited": ErrorExample(id="c1", error="TransientError: HTTP 429: slow down")}
+    metrics = metrics_of(10, errors=0.5, peak=1)
+    metrics.error_kinds, metrics.error_kind_examples = kinds, examples
     table = sweep_table(swept([make_level(1, "level-1", metrics, ())]))
     assert "1: 1,200 × 429 rate limited, 30 × timeout, 3 × a, 2 × b and 1 others;" in table
     assert "mostly TransientError: HTTP 429: slow down" in " ".join(table.split())

@@ -50,7 +50,7 @@ def compare_runs(runs: Sequence[Path], *, with_edited: bool = False, most: int |
             )
         against.append(_against(pairs, label, most))
     _correct(against)
-    currency = str(baseline.metrics.get("currency") or "")
+    currency = str(baseline.metrics.currency or "")
     return Comparison(baseline=_facts(baseline, labels[0]), currency=currency, against=against)
 
 
@@ -145,7 +145,7 @@ def _scores(pairs: Pairs) -> tuple[dict[str, Change], int]:
 
 def _cost(pairs: Pairs) -> Ratio | None:
     """What the paired cases cost; None where it is not known of both runs, or not in one currency."""
-    if pairs.baseline.metrics.get("currency") != pairs.other.metrics.get("currency"):
+    if pairs.baseline.metrics.currency != pairs.other.metrics.currency:
         return None
     a, b = pairs.both(pairs.baseline.costs(), pairs.other.costs())
     if not len(a):
@@ -206,9 +206,9 @@ def _facts(run: RunCases, label: str) -> RunFacts:
     return RunFacts(
         run=str(run.run),
         label=label,
-        suite=metrics["suite"],
-        model_id=metrics["model_id"],
-        complete=metrics["complete"],
+        suite=metrics.suite,
+        model_id=metrics.model_id,
+        complete=metrics.complete,
         cases=len(run.ids),
         trials=run.trials,
     )
@@ -253,12 +253,12 @@ def notes(pairs: Pairs) -> list[str]:
 
 def _unfinished(run: RunCases, name: str) -> Iterator[str]:
     metrics = run.metrics
-    if not metrics["complete"]:
-        yield f"{name} is not complete: {metrics['n']:,} of {metrics['counts']['planned']:,} done"
+    if not metrics.complete:
+        yield f"{name} is not complete: {metrics.n:,} of {metrics.counts.planned:,} done"
 
 
 def _suites(pairs: Pairs) -> Iterator[str]:
-    a, b = pairs.baseline.metrics["suite"], pairs.other.metrics["suite"]
+    a, b = pairs.baseline.metrics.suite, pairs.other.metrics.suite
     if a != b:
         yield f"suite: {_show(a)} in the baseline, {_show(b)} here"
     if pairs.asked_otherwise * 2 > pairs.shared:
@@ -279,16 +279,16 @@ def _graders(pairs: Pairs) -> Iterator[str]:
         yield from _of_mapping(f"scorer {name} ", a[name], b[name])
     if a == b and pairs.graded_otherwise * 2 > pairs.shared:
         yield f"{pairs.graded_otherwise:,} of {pairs.shared:,} cases expect another answer"
-    scores = {**pairs.baseline.metrics["scores"], **pairs.other.metrics["scores"]}
-    for name in sorted(name for name, score in scores.items() if score.get("advisory")):
+    scores = {**pairs.baseline.metrics.scores, **pairs.other.metrics.scores}
+    for name in sorted(name for name, score in scores.items() if score.advisory):
         yield f"score {name} is advisory: its judge is not calibrated, so it decides nothing"
 
 
 def _clients(a: RunCases, b: RunCases) -> Iterator[str]:
     for run, name in ((a, "the baseline"), (b, "this run")):
-        client = run.metrics.get("client") or {}
-        if client.get("bottleneck"):
-            why = client.get("reason") or "it had no time to spare"
+        client = run.metrics.client
+        if client and client.bottleneck:
+            why = client.reason or "it had no time to spare"
             yield f"in {name} the client was the bottleneck ({why}): its times say nothing of the target"
         if run.cached:
             yield f"{run.cached:,} answers of {name} came from the cache: their times and costs are left out"

@@ -6,7 +6,7 @@ import math
 import os
 from array import array
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -53,7 +53,7 @@ class RunCases:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        self.metrics: dict[str, Any] = Result.load(run).metrics
+        self.metrics = Result.load(run).typed_metrics
         self.manifest: Manifest | None = read_manifest(run)
         rows = winners(index_rows(run)) if (run / OUTPUTS).exists() else np.empty(0, dtype=ROWS)
         self.ids, first, self._case_of = np.unique(rows["id"], return_index=True, return_inverse=True)

@@ -25,6 +25,7 @@ from steelyard.report.page.frame import asset, escaped, filled, policy, program,
 from steelyard.report.records import Expectations, RunRecords, open_suite
 from steelyard.report.summary import summary
 from steelyard.run.result import Result
+from steelyard.stats.metrics import Metrics
 from steelyard.suite.evalset import EvalSet
 
 PARTS = ("dom.js", "theme.js", "charts.js", "overview.js", "cases.js", "table.js", "diff.js", "drawer.js", "views.js")
@@ -45,7 +46,8 @@ def page(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
     if suite is None:
         suite, note = open_suite(run, manifest)
     records = RunRecords(run)
-    names = list(result.metrics["scores"])
+    metrics = result.typed_metrics
+    names = list(metrics.scores)
     with tempfile.TemporaryFile(prefix=_DRAFT) as bodies, tempfile.TemporaryFile(prefix=_DRAFT) as columns:
         packed = _Packed(bodies, columns, Columns(names), text_limit(len(records)))
         expectations = Expectations(suite, manifest)
@@ -53,11 +55,11 @@ def page(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
             packed.add(record, offset, expectations)
         packed.finish()
         overview = {
-            "about": about(run, result.metrics, manifest, records.trials, note or expectations.problem),
-            "metrics": result.metrics,
+            "about": about(run, metrics, manifest, records.trials, note or expectations.problem),
+            "metrics": metrics,
             "counts": records.counts,
             "score_names": names,
-            "notices": notices(result.metrics),
+            "notices": notices(metrics),
             "charts": packed.curves.to_page(),
             "chunks": packed.starts,
         }
@@ -144,13 +146,13 @@ def _assembled(overview: dict[str, Any], packed: _Packed) -> Iterator[str]:
 
 
 def about(
-    run: Path, metrics: dict[str, Any], manifest: Manifest | None, trials: int, suite_note: str | None
+    run: Path, metrics: Metrics, manifest: Manifest | None, trials: int, suite_note: str | None
 ) -> dict[str, Any]:
     """What the page says of the run itself."""
     return {
         "run": str(run),
-        "suite": metrics["suite"],
-        "model": metrics["model_id"],
+        "suite": metrics.suite,
+        "model": metrics.model_id,
         "trials": trials,
         "created": manifest.created if manifest is not None else "",
         "suite_note": suite_note,
@@ -159,11 +161,11 @@ def about(
 
 
 def _groups(
-    run: Path, metrics: dict[str, Any], manifest: Manifest | None, suite_note: str | None
+    run: Path, metrics: Metrics, manifest: Manifest | None, suite_note: str | None
 ) -> list[tuple[str, list[tuple[str, str]]]]:
     """What the page tells of a run's settings: titles, and pairs of words under each."""
-    about: dict[str, Any] = {"directory": str(run), "suite": metrics["suite"], "expected answers": suite_note}
-    groups: dict[str, dict[str, Any]] = {"Run": about, "Target": metrics["target"]}
+    about: dict[str, Any] = {"directory": str(run), "suite": metrics.suite, "expected answers": suite_note}
+    groups: dict[str, dict[str, Any]] = {"Run": about, "Target": metrics.target}
     if manifest is not None:
         about |= {"suite file": manifest.suite_file, "load": manifest.load, "launches": len(manifest.launches)}
         about |= manifest.versions

@@ -1,0 +1,245 @@
+"""The figures of a run as a tree of types: what `metrics.json` and `partial.json` hold, and what reads them.
+
+A figure that a run cannot tell is None; a group that a run does not have is UNSET and is not written.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from steelyard.stats.client_load import ClientLoad
+from steelyard.stats.figures import STATS, Figure, as_expression, patterns, values
+from steelyard.stats.intervals import Interval
+
+METRICS_VERSION = 1
+
+FAILURE_RATE = "failure_rate"
+"""The share of records without an answer, or whose scoring broke down: what a suite's `max_error_rate` limits."""
+
+_COUNT = Figure("count")
+_FAULTS = Figure("count", "lower")
+_PASS_RATE = Figure("share", "higher", "quality", "the pass rate")
+_QUALITY = Figure("share", "higher", "quality")
+_SPREAD = Figure("share", "lower", "quality")
+_TIME = Figure("seconds", "lower", "speed")
+_COST = Figure("money", "lower", "cost")
+_VARIANCE = Figure("number", None, "quality")
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """Where each planned (case, trial) is, each counted once."""
+
+    planned: Annotated[int, _COUNT]
+    ok: Annotated[int, _COUNT]
+    error: Annotated[int, _FAULTS]
+    cancelled: Annotated[int, _FAULTS]
+    not_started: Annotated[int, _FAULTS]
+
+
+class ErrorExample(msgspec.Struct, kw_only=True):
+    """One of the cases that failed in some way, and its message."""
+
+    id: str
+    error: str
+
+
+class ScoreMetrics(msgspec.Struct, kw_only=True):
+    """What one scorer found over all records."""
+
+    n: Annotated[int, _COUNT]
+    mean: Annotated[float | None, _QUALITY]
+    mean_ci95: Annotated[Interval | None, _QUALITY] = None
+    passed: Annotated[int, _COUNT] = 0
+    pass_rate: Annotated[float | None, _QUALITY] = None
+    pass_rate_ci95: Annotated[Interval | None, _QUALITY] = None
+    errors: Annotated[int, _FAULTS] = 0
+    error_example: str | UnsetType = UNSET
+    by: list[str] | UnsetType = UNSET
+    """Who judged; only of judges, as are the fields below."""
+    std_dev: Annotated[float | UnsetType | None, _SPREAD] = UNSET
+    escalated: Annotated[int | UnsetType, _COUNT] = UNSET
+    advisory: bool | UnsetType = UNSET
+
+
+class NodeMetrics(msgspec.Struct, kw_only=True):
+    """What one node of a cluster served."""
+
+    requests: Annotated[int, _COUNT]
+    failed: Annotated[int, _FAULTS]
+    p50: Annotated[float | None, _TIME] = msgspec.field(name="time_to_last_token-p50")
+    p99: Annotated[float | None, _TIME] = msgspec.field(name="time_to_last_token-p99")
+
+
+class SendCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the planned sends."""
+
+    planned: Annotated[int, _COUNT]
+    """Moments that came before the end."""
+    sent: Annotated[int, _COUNT]
+    late: Annotated[int, _FAULTS]
+    """Of those sent: later than `late_after` seconds."""
+    missed: Annotated[int, _FAULTS]
+    """Planned and never sent."""
+    late_after: Annotated[float, Figure("seconds", None, "client")]
+    worst_lateness: Annotated[float, Figure("seconds", "lower", "client")]
+
+    def really_sent(self, sent: int) -> SendCounts:
+        """The same for so many sends: at its moment a call may have been called off, by a budget or a cancellation."""
+        return msgspec.structs.replace(self, sent=sent, missed=self.planned - sent, late=min(self.late, sent))
+
+
+class LoadMetrics(msgspec.Struct, kw_only=True):
+    """How a load run was to send its requests, and what became of the plan."""
+
+    requests: Annotated[int | None, _COUNT]
+    duration: Annotated[float | None, Figure("seconds")]
+    arrivals: str | None
+    warmup: Annotated[int, _COUNT]
+    sends: SendCounts | UnsetType = UNSET
+
+
+class FlakyCase(msgspec.Struct, kw_only=True):
+    """A case that passed in some of its trials and not in others."""
+
+    id: str
+    passed: int
+    tried: int
+
+
+class VarianceMetrics(msgspec.Struct, kw_only=True):
+    """What of a score's variance is the agent's and what the judge's; None where it cannot be known."""
+
+    judged: bool
+    between_trials: Annotated[float | None, _VARIANCE]
+    agent: Annotated[float | None, _VARIANCE]
+    agent_floored: bool
+    judge: Annotated[float | None, _VARIANCE]
+    judge_in_mean: Annotated[float | None, _VARIANCE]
+    agent_std_dev: Annotated[float | None, _VARIANCE]
+    judge_std_dev: Annotated[float | None, _VARIANCE]
+    dominates: str | None
+    says: str | None
+
+
+class TrialScoreMetrics(msgspec.Struct, kw_only=True):
+    """A score by case, over its trials."""
+
+    cases: Annotated[int, _COUNT]
+    mean: Annotated[float | None, _QUALITY]
+    mean_ci95: Annotated[Interval | None, _QUALITY]
+    spread: Annotated[float | None, _SPREAD]
+    variance: VarianceMetrics
+
+
+class TrialMetrics(msgspec.Struct, kw_only=True):
+    """What repeating each case showed."""
+
+    trials: Annotated[int, _COUNT]
+    cases: Annotated[int, _COUNT]
+    pass_rate: Annotated[float | None, _QUALITY]
+    pass_rate_ci95: Annotated[Interval | None, _QUALITY]
+    spread: Annotated[float | None, _SPREAD]
+    cases_at_k: Annotated[dict[str, int], _COUNT]
+    pass_at_k: Annotated[dict[str, float | None], _QUALITY]
+    pass_hat_k: Annotated[dict[str, float | None], _QUALITY]
+    always: Annotated[int, _COUNT]
+    never: Annotated[int, _COUNT]
+    flaky: Annotated[int, _FAULTS]
+    flaky_cases: list[FlakyCase]
+    scores: dict[str, TrialScoreMetrics]
+
+
+class Metrics(msgspec.Struct, kw_only=True):
+    """The figures of a run: what `metrics.json` holds, field by field.
+
+    Fixed figures are fields; those whose names depend on the run (scorers, errors, nodes) are mappings. Fields that
+    came later have a default, so that what an older version wrote can be read.
+    """
+
+    v: int = METRICS_VERSION
+    complete: bool = False
+    stopped: str | None = None
+    suite: str
+    target: dict[str, Any] = {}
+    model_id: str | None = None
+    seed: int = 0
+    scored_from: str | UnsetType = UNSET
+    n: Annotated[int, _COUNT]
+    counts: Counts
+    to_redo: Annotated[int, _FAULTS] = 0
+    pass_rate: Annotated[float | None, _PASS_RATE] = None
+    pass_rate_ci95: Annotated[Interval | None, _QUALITY] = None
+    pass_rate_all: Annotated[float | None, Figure("share", "higher", "quality", "the pass rate, errors included,")] = (
+        None
+    )
+    error_rate: Annotated[float | None, Figure("share", "lower", "quality", "the error rate")] = None
+    p50_latency_s: Annotated[float | None, _TIME] = None
+    scored: Annotated[int, _COUNT] = 0
+    passed: Annotated[int, _COUNT] = 0
+    unscored: Annotated[int, _FAULTS] = 0
+    scoring_errors: Annotated[int, _FAULTS]
+    cached: Annotated[int, _COUNT] = 0
+    left_out: Annotated[int, _COUNT] = 0
+    active_seconds: Annotated[float, Figure("seconds", None, "speed")] = 0.0
+    cost: Annotated[float | None, _COST] = None
+    cost_answers: Annotated[float | None, _COST] = None
+    cost_errors: Annotated[float | None, _COST] = None
+    cost_judges: Annotated[float | None, _COST] = None
+    cost_per_1000_cases: Annotated[float | None, _COST] = None
+    cost_per_passed_case: Annotated[float | None, _COST] = None
+    cost_unknown: Annotated[int, _FAULTS] = 0
+    cost_unknown_errors: Annotated[int, _FAULTS] = 0
+    cost_unknown_judges: Annotated[int, _FAULTS] = 0
+    cost_unknown_because: str | None = None
+    cost_estimated: Annotated[int, _COUNT] = 0
+    currency: str | None = None
+    errors: Annotated[dict[str, int], _FAULTS]
+    error_examples: dict[str, ErrorExample] = {}
+    error_kinds: Annotated[dict[str, int] | UnsetType, _FAULTS] = UNSET
+    error_kind_examples: dict[str, ErrorExample] | UnsetType = UNSET
+    scores: dict[str, ScoreMetrics]
+    stats: dict[str, int | float | None]
+    """Latency, tokens and throughput, flat: `time_to_first_token-p99`; `figures.STATS` has their units."""
+    nodes: dict[str, NodeMetrics] | UnsetType = UNSET
+    parallelism: Annotated[int | Literal["auto"] | UnsetType, _COUNT] = UNSET
+    peak_in_flight: Annotated[int | UnsetType, _COUNT] = UNSET
+    parallelism_history: list[tuple[float, int, str]] | UnsetType = UNSET
+    client: ClientLoad | UnsetType = UNSET
+    load: LoadMetrics | UnsetType = UNSET
+    trials: TrialMetrics | UnsetType = UNSET
+
+    @property
+    def failure_rate(self) -> float | None:
+        """The share of records without an answer, or whose scoring broke down."""
+        return (self.counts.error + self.scoring_errors) / self.n if self.n else None
+
+
+def figures(metrics: Metrics) -> dict[str, float | None]:
+    """Every figure of a run by the name that rules, objectives and reports call it; None for one that is not known."""
+    return {**dict(values(metrics)), **metrics.stats, FAILURE_RATE: metrics.failure_rate}
+
+
+@functools.cache
+def fixed_figures() -> dict[str, Figure]:
+    """The figures that can be named before there is a run: those whose names do not depend on it."""
+    named = {name: figure for name, figure in patterns(Metrics) if "*" not in name}
+    return {**named, **STATS, FAILURE_RATE: Figure("share", "lower", "quality")}
+
+
+@functools.cache
+def _open_figures() -> list[tuple[re.Pattern[str], Figure]]:
+    return [(as_expression(name), figure) for name, figure in patterns(Metrics) if "*" in name]
+
+
+@functools.cache
+def figure_of(name: str) -> Figure | None:
+    """What is known of a figure by its name alone; None for a name that no run's figure has."""
+    found = fixed_figures().get(name)
+    if found is not None:
+        return found
+    return next((figure for expression, figure in _open_figures() if expression.fullmatch(name)), None)
