@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from steelyard import EvalCase, EvalSet, InvocationContext, Judge, Record, Runner, Score
+from steelyard import EvalCase, EvalSet, InvocationContext, Judge, Metrics, Record, Runner, Score
 from steelyard.journal import files
 from steelyard.journal.answers import JudgeCall
 from steelyard.journal.lock import Holder
@@ -84,3 +84,11 @@ def test_a_run_writes_no_file_that_the_page_does_not_know(tmp_path: Path) -> Non
     assert found == expected
     for line in (tmp_path / "outputs.jsonl").read_text().splitlines():
         assert set(json.loads(line)) <= rows(section("`outputs.jsonl`"))
+
+
+def test_the_fields_of_the_metrics_are_those_on_the_page_of_statistics() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "statistics.md").read_text(encoding="utf-8")
+    _, _, rest = page.partition("## `metrics.json`\n")
+    table = re.split(r"^#+ ", rest, maxsplit=1, flags=re.M)[0]
+    told = {name for row in re.findall(r"^\| .*$", table, flags=re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert [name for name in Metrics.__struct_fields__ if name not in told] == []

@@ -20,9 +20,10 @@ from steelyard import EvalCase, EvalSet, Runner, Score
 from steelyard.errors import ConfigurationError
 from steelyard.integrations.mlflow import log_run, name_for_mlflow
 from steelyard.report.page.page import page
-from steelyard.report.rules import figures
 from steelyard.scoring import Contains
+from steelyard.stats.metrics import figures
 from steelyard.targets import Simulated
+from tests.support.metrics import typed
 
 _GOOD_NAME = re.compile(r"[/\w.\- ]{1,250}", re.ASCII)
 
@@ -105,7 +106,7 @@ def test_params_figures_tags_and_files_are_logged(tracking: Tracking, run: Path)
     assert logged.metrics["time_to_last_token-p99"] == metrics["stats"]["time_to_last_token-p99"]
     assert logged.metrics["score.exact.mean"] == metrics["scores"]["exact"]["mean"]
     assert logged.metrics["counts.planned"] == 8
-    assert len(logged.metrics) == sum(value is not None for value in figures(metrics).values())
+    assert len(logged.metrics) == sum(value is not None for value in figures(typed(metrics)).values())
     assert logged.params["suite"] == "capitals"
     assert logged.params["model"] == "small"
     assert logged.params["seed"] == "7"
@@ -185,7 +186,7 @@ def test_more_figures_and_parameters_than_a_request_may_hold_are_all_logged(trac
     plain = [Contains(name=f"contains {number}") for number in range(120)]
     Runner(target, suite, [many, *plain], progress="off", output_path=place).run_sync()
     logged = tracking.run(log_run(place))
-    known = figures(json.loads((place / "metrics.json").read_bytes()))
+    known = figures(typed(json.loads((place / "metrics.json").read_bytes())))
     assert len(logged.metrics) == sum(value is not None for value in known.values()) > 1000
     assert sum(name.startswith("scorer.") for name in logged.params) == 121
 

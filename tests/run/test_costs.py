@@ -16,6 +16,7 @@ from steelyard.report.summary import summary
 from steelyard.scoring import Judge
 from steelyard.targets import OpenAIChat
 from tests.support.cli import Workshop, run_cli
+from tests.support.metrics import typed
 
 PRICES = {"m": {"input": 2.0, "output": 8.0}, "j": {"input": 1.0, "output": 1.0}}
 SUITE = EvalSet(id="s", cases=[EvalCase(id=f"c{number}", prompt="p", expected="a") for number in range(20)])
@@ -56,7 +57,7 @@ def test_a_run_says_what_it_cost_and_its_judges_apart() -> None:
     assert (metrics["cost_answers"], metrics["cost_judges"], metrics["cost"]) == (20 * EACH, 0.02, 0.072)
     assert metrics["cost_per_1000_cases"] == 3.6
     assert "  cost 0.072 USD: 3.60 USD per 1,000 cases, 0.0036 USD per passed case\n    of it judges 0.02" in summary(
-        metrics
+        typed(metrics)
     )
 
 
