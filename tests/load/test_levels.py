@@ -26,6 +26,9 @@ from tests.support.sweep import metrics_of
         ("error_rate<=7%", "error_rate", "<=", 0.07),
         ("output_tps>1000", "output_tps", ">", 1000.0),
         ("requests_per_minute>=600", "requests_per_minute", ">=", 600.0),
+        ("pass_rate.ci_low>=80%", "pass_rate.ci_low", ">=", 0.8),
+        ("failure_rate<1%", "failure_rate", "<", 0.01),
+        ("p50_latency_s<2s", "p50_latency_s", "<", 2.0),
     ],
 )
 def test_an_objective_is_a_figure_a_comparison_and_a_limit(

@@ -286,11 +286,11 @@ def trial_lines(trials: TrialMetrics) -> list[str]:
 
 
 def _verdicts(metrics: TrialMetrics) -> list[str]:
-    low, high = metrics.pass_rate_ci95 or (0.0, 1.0)
     spread = "" if metrics.spread is None else f", spread {metrics.spread:.2f} between trials"
+    interval = _interval(metrics.pass_rate_ci95)
     return [
         f"  {metrics.trials:,} trials of {metrics.cases:,} cases{spread}",
-        f"  {'passed':<{_LABEL}}{_percent(metrics.pass_rate):>7}  95 % CI {low:.1%} – {high:.1%}, clustered by case",
+        f"  {'passed':<{_LABEL}}{_percent(metrics.pass_rate):>7}  {interval}, clustered by case",
     ]
 
 
