@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from steelyard.cache.fingerprint import CacheKey, CaseFingerprint
     from steelyard.cache.sqlite import SqliteTaskResultStore
     from steelyard.cache.store import EvaluationDataStore, StoreError
+    from steelyard.engine.base import Engine
     from steelyard.engine.cancellation import CancellationToken
+    from steelyard.engine.local import LocalEngine
     from steelyard.engine.ray.engine import RayEngine
     from steelyard.errors import (
         ConfigurationError,
@@ -43,6 +45,7 @@ _HOMES = {
     "CancellationToken": "steelyard.engine.cancellation",
     "CaseFingerprint": "steelyard.cache.fingerprint",
     "ConfigurationError": "steelyard.errors",
+    "Engine": "steelyard.engine.base",
     "EvalCase": "steelyard.records",
     "EvalSet": "steelyard.suite.evalset",
     "EvaluationDataStore": "steelyard.cache.store",
@@ -50,6 +53,7 @@ _HOMES = {
     "InvocationResponse": "steelyard.records",
     "JournalError": "steelyard.errors",
     "Judge": "steelyard.scoring.judge.judge",
+    "LocalEngine": "steelyard.engine.local",
     "LocalFileTaskResultStore": "steelyard.cache.files",
     "Metrics": "steelyard.stats.metrics",
     "RayEngine": "steelyard.engine.ray.engine",
@@ -83,6 +87,7 @@ __all__ = [
     "CancellationToken",
     "CaseFingerprint",
     "ConfigurationError",
+    "Engine",
     "EvalCase",
     "EvalSet",
     "EvaluationDataStore",
@@ -90,6 +95,7 @@ __all__ = [
     "InvocationResponse",
     "JournalError",
     "Judge",
+    "LocalEngine",
     "LocalFileTaskResultStore",
     "Metrics",
     "RayEngine",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -262,28 +262,6 @@ class Pace(Protocol):
 
         Returns at once when that moment has passed. Awaited by one worker at a time.
         """
-
-
-class Engine(Protocol):
-    """Runs work over jobs, at most `parallelism` at once, in order of taking.
-
-    `jobs` may yield None: there is none yet, and whoever asked should let others have a turn before asking again.
-    `permits` may allow fewer than `parallelism` for a while. With a `pace` a job is taken when its moment has come.
-    """
-
-    async def run(
-        self,
-        work: Work,
-        jobs: Iterator[Job | None],
-        emit: Emit,
-        *,
-        parallelism: int,
-        token: Cancellation,
-        permits: Permits | None = None,
-        pace: Pace | None = None,
-    ) -> Tally: ...
-
-    def in_flight(self) -> InFlight: ...
 
 
 class DriverCallback:

@@ -1,4 +1,4 @@
-"""What every engine promises (contracts.Engine). A new backend adds itself to BACKENDS and runs this same file.
+"""What every engine promises (steelyard.Engine). A new backend adds itself to BACKENDS and runs this same file.
 
 Work may be done in another process: it tells what happens on a board of files, and travels there by pickle.
 """
@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steelyard.engine.base import Engine
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError
-from steelyard.protocols import Emit, Engine, Tally, Work
+from steelyard.protocols import Emit, Tally, Work
 from steelyard.records import Job
 from tests.support.board import Board, BoardWork, new_board
 from tests.support.engine import drop, make_job, make_jobs

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from steelyard.engine.base import Engine
 from steelyard.errors import TransientError
-from steelyard.protocols import Emit, Tally
+from steelyard.protocols import Emit, InFlight, Tally
 from steelyard.records import EvalCase, InvocationResponse, Job, UnscoredAnswer
 from tests.support.board import Board
 from tests.support.journal import a_record
@@ -145,10 +146,10 @@ class DiesBeforeJudging:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Watched:
+class Watched(Engine):
     """An engine that notes on a board which records have been taken in, and may take its time about each."""
 
-    works_elsewhere = True
+    runs_in_other_processes = True
 
     def __init__(
         self, engine: Any, board: Board, seconds: float = 0.0, look: Callable[[], None] = lambda: None
@@ -157,7 +158,6 @@ class Watched:
         self._board = board
         self._seconds = seconds
         self._look = look
-        self.in_flight = engine.in_flight
         self.taken = 0
         self.nodes: set[str] = set()
 
@@ -172,6 +172,10 @@ class Watched:
 
         tally: Tally = await self._engine.run(work, jobs, noting, **options)
         return tally
+
+    def in_flight(self) -> InFlight:
+        flight: InFlight = self._engine.in_flight()
+        return flight
 
 
 def called_when_journalled(board: Board) -> list[str]:

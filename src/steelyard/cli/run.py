@@ -113,15 +113,15 @@ def command(**given: Any) -> int:
             return _run(runner, gate, flags, entry)
     finally:
         remove_if_unused(place)
-        if (close := getattr(runner.engine, "close", None)) is not None:
-            close()
+        if runner.engine is not None:
+            runner.engine.close()
 
 
 def _traced(runner: Runner, wanted: bool) -> AbstractContextManager[None]:
     """What exports the run's spans while it goes on, where that is wanted."""
     if not wanted:
         return nullcontext()
-    if getattr(runner.engine, "works_elsewhere", False):
+    if runner.engine is not None and runner.engine.runs_in_other_processes:
         raise ConfigurationError("--otel needs the local engine: spans are made by the process that makes the calls")
     from steelyard.integrations.otel import exported
 

@@ -21,12 +21,12 @@ import msgspec
 
 from steelyard.cli.main import FAILED_GATE, TOO_MANY_ERRORS
 from steelyard.cli.output import hurry, say
+from steelyard.engine.base import Engine
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.engine.loop_thread import LoopThread
 from steelyard.errors import ConfigurationError, RunCancelled, SteelyardError
 from steelyard.journal.files import PARTIAL, write_json
-from steelyard.protocols import Engine
 from steelyard.report.rules import Leave, check_rule, parse_rule, refuse_misspelt
 from steelyard.run.config import Gate, build_gate
 from steelyard.run.result import Result

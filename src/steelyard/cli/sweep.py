@@ -90,8 +90,8 @@ def command(**given: Any) -> int:
         return _run(sweep, flags, place)
     finally:
         remove_if_unused(place)
-        if (close := getattr(runner.engine, "close", None)) is not None:
-            close()
+        if runner.engine is not None:
+            runner.engine.close()
 
 
 def _load(flags: Flags, options: dict[str, Any], engine: dict[str, Any]) -> Runner:

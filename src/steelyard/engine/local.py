@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from steelyard.engine.adaptive import AdaptivePermits
+from steelyard.engine.base import Engine
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Cancellation, Emit, InFlight, Pace, Permits, Tally, Work
 from steelyard.records import EvalCase, Job, Record, StoredSample, UnscoredAnswer
@@ -21,7 +22,7 @@ _LONGEST_TURN = 0.005
 _NO_MORE = Job(index=-1, trial=0, case=EvalCase(), case_fp="", scored_by="")
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Exactly `parallelism` calls in flight while work remains; never a task per case.
 
     With `permits`, as many as they allow. With a `pace`, what was planned: when all workers are busy at a planned

@@ -157,7 +157,8 @@ class LevelRuns:
             suite = sent_requests(self._suite, self._options(level), requests)
             runner = self._runner_of(answers, suite, scorers, options)
             runner.scored_from = str(self.place(level))
-            if getattr(runner.engine, "works_elsewhere", False):  # the answers are in a file of this process
+            # The answers are in a file of this process.
+            if runner.engine is not None and runner.engine.runs_in_other_processes:
                 runner.engine = None
             # Complete, but by other scorers: scored again. An interrupted one is resumed.
             return await self._run(runner, force=metrics is not None)

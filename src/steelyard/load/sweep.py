@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from steelyard.engine.base import Engine
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.loop_thread import LoopFactory, LoopThread
 from steelyard.errors import ConfigurationError, RunFinished
@@ -30,7 +31,6 @@ from steelyard.journal.manifest import PLOTS, compare, read_sweep, refuse_run, s
 from steelyard.load.levels import Level, Objective, parse_levels, parse_slo
 from steelyard.load.measure import LevelRuns, SweepBudget
 from steelyard.load.search import Recommendation, next_level, recommend
-from steelyard.protocols import Engine
 from steelyard.run.runner import Runner
 from steelyard.stats.prices import read_prices
 

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from steelyard.engine.base import Engine
 from steelyard.errors import ConfigurationError, SuiteError, describe, reject_unknown
 from steelyard.plugins import BUILT_IN, Kind, find, load_object, takes
-from steelyard.protocols import Engine, Scorer, Target
+from steelyard.protocols import Scorer, Target
 from steelyard.run.options import Option, RunOptions, options_of, read_suite_options, run_checks
 from steelyard.scoring.base import FunctionScorer, as_scorers
 from steelyard.stats.prices import read_prices

@@ -12,12 +12,13 @@ from pathlib import Path
 from steelyard.cache.cached import Cached
 from steelyard.cache.store import EvaluationDataStore, ManagedStore, open_store
 from steelyard.daemon_threads import DaemonThreads
+from steelyard.engine.base import Engine
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import RunCancelled, SuiteError
 from steelyard.journal.reader import iter_records
 from steelyard.progress.display import LiveDisplay
-from steelyard.protocols import CallByCall, DriverCallback, Engine, RepeatedJudge, Scorer, Session, Tally, Target
+from steelyard.protocols import CallByCall, DriverCallback, RepeatedJudge, Scorer, Session, Tally, Target
 from steelyard.records import Job, Record
 from steelyard.run.case import CaseRunner
 from steelyard.run.directory import OpenMode, RunDirectory
@@ -63,8 +64,6 @@ class Execution:
         self._session: Session | None = None
         self._store: EvaluationDataStore | None = None
         self._send_policy = SendPolicy(target, scorers, options)
-        self._works_elsewhere = bool(getattr(engine, "works_elsewhere", False))
-        """Whether the calls are made by other processes, which open and watch their own connections."""
 
     def follow(self, token: CancellationToken) -> Callable[[], None]:
         """Stop when the caller's token is cancelled; what stops this run leaves that token alone."""
@@ -93,8 +92,7 @@ class Execution:
         self._send_policy.check()
         # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
         plan = None if self.suite.one_shot else self._make_plan()
-        if (check_engine := getattr(self._engine, "check", None)) is not None:
-            check_engine(pace=self._options.arrivals is not None)
+        self._engine.check(pace=self._options.arrivals is not None)
         self._manifest = manifest_of(self._target, self.suite, self._scorers, self._options, session=self._session)
         for name, value in self.origin.items():
             setattr(self._manifest, name, value)
@@ -138,7 +136,7 @@ class Execution:
 
     async def _work(self) -> Result:
         """Run the jobs under the live display, then close the books."""
-        if not self._works_elsewhere:
+        if not self._engine.runs_in_other_processes:
             await self._send_policy.open()
         try:
             work = self._case_work()
@@ -146,7 +144,7 @@ class Execution:
                 await self._warm_up(work)
             tally = await self._run_shown(work)
         finally:
-            if not self._works_elsewhere:
+            if not self._engine.runs_in_other_processes:
                 await self._send_policy.close()
         return self._finish(tally)
 
@@ -166,7 +164,7 @@ class Execution:
             return await self._run_engine(work)
         finally:
             ticker.cancel()
-            self._send_policy.stop_watching(getattr(self._engine, "loads", ()))
+            self._send_policy.stop_watching(self._engine.client_loads())
             display.close(self._recorder.done, self._recorder.stats)
 
     async def _warm_up(self, work: CaseRunner) -> None:

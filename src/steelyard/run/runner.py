@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Unpack
 
+from steelyard.engine.base import Engine
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.engine.loop_thread import LoopFactory, LoopThread
 from steelyard.errors import ConfigurationError
-from steelyard.protocols import Engine
 from steelyard.run.directory import OpenMode
 from steelyard.run.execution import Execution
 from steelyard.run.options import RunChanges, RunOptions
@@ -47,6 +47,8 @@ class Runner:
             raise ConfigurationError(
                 f"the target's default_parallelism must be >= 1, got {self.target.default_parallelism!r}"
             )
+        if engine is not None and not isinstance(engine, Engine):
+            raise ConfigurationError(f"engine must be an Engine, got {type(engine).__name__}")
         self.engine = engine
         self.token = token
         self.suite_file: str | None = None

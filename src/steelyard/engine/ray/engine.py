@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.daemon_threads import DaemonThreads
+from steelyard.engine.base import Engine
 from steelyard.engine.ray.connect import RayConnection, check_installed, check_same_versions
 from steelyard.engine.workers.driver import DriverRun
 from steelyard.engine.workers.messages import WorkerInfo
@@ -25,7 +26,7 @@ _MAX_CONCURRENT_CALLS = 1000
 """Actor calls at once: messages, exchanges and handshakes, never the cases themselves."""
 
 
-class RayEngine:
+class RayEngine(Engine):
     """Runs work on the actors of a Ray cluster; the same contract as LocalEngine.
 
     `address` is `host:port` or `auto`; without it a cluster is started on this machine. `workers` is how many actors,
@@ -35,7 +36,7 @@ class RayEngine:
     Workers stay until `close()`, or the end of a `with` block, so that the next run finds them ready.
     """
 
-    works_elsewhere = True
+    runs_in_other_processes = True
 
     def __init__(
         self,
@@ -51,8 +52,7 @@ class RayEngine:
         if max_reschedules < 0:
             raise ConfigurationError(f"max_reschedules must be >= 0, got {max_reschedules}")
         check_installed()
-        self.loads: list[ClientLoad] = []
-        """Each worker's own load in the last run."""
+        self._loads: list[ClientLoad] = []
         self._connection = RayConnection(address, working_dir)
         self._workers = workers
         self._max_reschedules = max_reschedules
@@ -61,12 +61,6 @@ class RayEngine:
         self._opening = threading.Lock()
         self._numbers = itertools.count(1)
         self._runs: list[DriverRun] = []
-
-    def __enter__(self) -> RayEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def check(self, *, pace: bool = False) -> None:
         """Connect to the cluster and start a first worker; raises ConfigurationError for what cannot be done.
@@ -127,7 +121,11 @@ class RayEngine:
             return await run.run()
         finally:
             self._runs.remove(run)
-            self.loads = run.loads
+            self._loads = run.loads
+
+    def client_loads(self) -> list[ClientLoad]:
+        """Return how busy each worker was during the last run."""
+        return self._loads
 
     def in_flight(self) -> InFlight:
         """Count the calls that are in flight or waiting on a worker, and find the oldest."""

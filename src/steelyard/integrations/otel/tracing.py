@@ -16,13 +16,13 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
 from steelyard._version import __version__
+from steelyard.engine.base import Engine
 from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError
 from steelyard.integrations.otel.spans import Spans, Traced, TracedRemote
 from steelyard.protocols import (
     Cancellation,
     Emit,
-    Engine,
     Identity,
     InFlight,
     InvocationContext,
@@ -38,6 +38,7 @@ from steelyard.protocols import (
 )
 from steelyard.records import EvalCase, InvocationResponse, Job, Record, Sample, Score, StoredSample, UnscoredAnswer
 from steelyard.run.runner import Runner
+from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.scores import verdict
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _flush(provider: TracerProvider, seconds: float) -> None:
         log.warning("not all spans could be exported within %g s", seconds)
 
 
-class TracedEngine:
+class TracedEngine(Engine):
     """An engine with a span for each run, and one inside it for each case. A warm-up is a separate run."""
 
     def __init__(self, engine: Engine, spans: Spans, name: str, attributes: Mapping[str, Any]) -> None:
@@ -157,6 +158,7 @@ class TracedEngine:
         self._spans = spans
         self._name = name
         self._attributes = attributes
+        self.runs_in_other_processes = engine.runs_in_other_processes
 
     async def run(
         self,
@@ -186,6 +188,15 @@ class TracedEngine:
 
     def in_flight(self) -> InFlight:
         return self._engine.in_flight()
+
+    def check(self, *, pace: bool = False) -> None:
+        self._engine.check(pace=pace)
+
+    def client_loads(self) -> Sequence[ClientLoad]:
+        return self._engine.client_loads()
+
+    def close(self) -> None:
+        self._engine.close()
 
 
 class _TracedWork:
