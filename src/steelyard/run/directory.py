@@ -37,7 +37,7 @@ from steelyard.journal.reader import RecordReader, mend_tail, salvage
 from steelyard.journal.replay import DONE, Replay
 from steelyard.journal.writer import JournalWriter
 from steelyard.protocols import Tally
-from steelyard.records import Job, Score, id_digest
+from steelyard.records import Job, Record, Score, id_digest
 from steelyard.run.metrics import compose
 from steelyard.run.plan import Plan
 from steelyard.run.recorder import Recorder
@@ -46,6 +46,7 @@ from steelyard.run.send_policy import SendPolicy
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.formatting import counted
 from steelyard.stats.metrics import Metrics
+from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import verdict
 from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
@@ -128,6 +129,7 @@ class RunDirectory:
         judged: bool,
         trials: TrialStats | None,
         check: Callable[[], None],
+        watch: Callable[[Record, RunningStats], bool],
     ) -> Recorder:
         """Recover what is there and get ready to append; the ledger knows what is left to do."""
         with disk_errors(self.path):
@@ -135,7 +137,9 @@ class RunDirectory:
             self._reader = RecordReader(self.path / OUTPUTS)
             invocations = self._invocations(plan, replay) if judged else None
         assert self._writer is not None
-        recorder = Recorder(plan, replay=replay, writer=self._writer, invocations=invocations, trials=trials, keep=keep)
+        recorder = Recorder(
+            plan, replay=replay, writer=self._writer, invocations=invocations, trials=trials, keep=keep, watch=watch
+        )
         self._left_out = replay.left_out
         manifest.launches.append(Launch(started=now(), done_before=recorder.done_before))
         write_manifest(self.path, manifest)

@@ -107,12 +107,13 @@ class Execution:
         keep = not self._options.low_memory
         repeated = not self._options.is_load and (self._options.trials > 1 or self._options.num_runs > 1)
         trials = TrialStats(plan.cases, plan.trials) if repeated else None
+        watch = StopRules(self._options, self._engine.in_flight, self.token.cancel).check
         if self._directory is None:
-            self._recorder = Recorder(plan, replay=None, writer=None, trials=trials, keep=keep)
+            self._recorder = Recorder(plan, replay=None, writer=None, trials=trials, keep=keep, watch=watch)
         else:
             judged = any(isinstance(scorer, RepeatedJudge) for scorer in self._scorers)
             self._recorder = self._directory.open(
-                plan, self._manifest, keep=keep, judged=judged, trials=trials, check=self._check
+                plan, self._manifest, keep=keep, judged=judged, trials=trials, check=self._check, watch=watch
             )
         self._send_policy.tell_prices(self._recorder.spending)
         if self._recorder.resumed:
@@ -187,7 +188,6 @@ class Execution:
         )
         if self._options.max_cost is not None:
             jobs = self._until_spent(jobs, self._options.max_cost)
-        self._recorder.on_record = self._stop_rules().look
         send_policy = self._send_policy
         running = asyncio.create_task(
             self._engine.run(
@@ -207,14 +207,6 @@ class Execution:
             self.token.cancel("the task was cancelled")
             self._finish(await running)
             raise
-
-    def _stop_rules(self) -> StopRules:
-        """What looks at each record, until nothing it could see would end the run."""
-
-        def done() -> None:
-            self._recorder.on_record = None
-
-        return StopRules(self._options, self._recorder.stats, self._engine.in_flight, self.token.cancel, done)
 
     def _until_the_suite_changes(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
         """The jobs; a suite that is edited under us ends them, and what is in flight may finish."""

@@ -37,7 +37,11 @@ _STARTED = 0x80
 
 
 class Recorder:
-    """What is done, what is counted and, unless memory is to stay low, the records themselves."""
+    """Progress of one run: writes each record to disk, then updates the counters.
+
+    `watch` is called with each record whose answer was requested in this launch and with the statistics so far, until
+    it returns False. With `keep` the records stay in memory too.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class Recorder:
         keep: bool,
         invocations: AnswerLog | None = None,
         trials: TrialStats | None = None,
+        watch: Callable[[Record, RunningStats], bool] | None = None,
     ) -> None:
         self._plan = plan
         # Mostly a slot is its case's place in the suite, and asking the plan would take longer than to know that.
@@ -70,12 +75,11 @@ class Recorder:
         self.kept: list[Record] | None = [] if keep else None
         self.done_before = self._count(DONE)
         self.resumed = any(self._states)
-        self.on_record: Callable[[Record], None] | None = None
-        """Hears of each record whose answer was asked for in this launch."""
+        self._watch = watch
         self._broken_down: set[str] = set()
         """The scorers of which that was said."""
         self._only_scored: set[int] = set()
-        """The slots of the jobs under way that need no answer; kept only while somebody listens."""
+        """The slots of the jobs under way that need no answer; kept only while records are watched."""
 
     def begin(self) -> None:
         """Count the time of this launch from now on."""
@@ -116,7 +120,7 @@ class Recorder:
             if self._invocations is not None:
                 job.stored = job.stored or self._invocations.answer(slot)
                 job.samples = self._invocations.samples(slot)
-            if job.stored is not None and self.on_record is not None:
+            if job.stored is not None and self._watch is not None:
                 self._only_scored.add(slot)
             states[slot] |= _STARTED
             yield job
@@ -163,8 +167,8 @@ class Recorder:
             self.kept.append(record)
         if slot in self._only_scored:
             self._only_scored.remove(slot)
-        elif self.on_record is not None:
-            self.on_record(record)
+        elif self._watch is not None and not self._watch(record, self.stats):
+            self._watch = None
 
     def _tell_of_breakdowns(self, record: Record) -> None:
         """Say, once for each scorer, that it could not score: a run in which none can should not go on unnoticed."""

@@ -1,4 +1,4 @@
-"""When a run should end before its time: nothing that it asks is answered, or too much of it fails."""
+"""When to stop a run early: every first call fails for one lasting reason, or too many calls fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steelyard.stats.running import RunningStats
 from steelyard.transport import errors
 
 _LASTING_STATUSES = frozenset({401, 402, 403, 404, 405})
-"""A key that is wrong, a bill that is not paid, a model or a path that is not there."""
+"""A wrong key, an unpaid bill, a model or a path that does not exist."""
 _NO_CONNECTION = frozenset(
     kind.__name__
     for kind in (
@@ -28,70 +28,59 @@ _NO_CONNECTION = frozenset(
     )
 )
 _UNREACHED = "no connection"
-_PATIENCE = 10
-_ENOUGH_TO_STOP = 50
+_WAIT_FACTOR = 10
+"""How many times the limit may fail while an older call could still be answered."""
+_MIN_REQUESTS = 50
+"""Before this many, an error rate says too little to stop a run."""
 
 
 class StopRules:
-    """Looks at the records of a run as they come, and cancels it when it should go no further.
+    """Checks each record of a run as it comes, and cancels the run when a rule says so."""
 
-    `done` is called when there is nothing left to look for.
-    """
-
-    def __init__(
-        self,
-        options: RunOptions,
-        stats: RunningStats,
-        in_flight: Callable[[], InFlight],
-        cancel: Callable[[str], None],
-        done: Callable[[], None],
-    ) -> None:
+    def __init__(self, options: RunOptions, in_flight: Callable[[], InFlight], cancel: Callable[[str], None]) -> None:
         self._first = FirstErrors(options.stop_first_errors)
-        self._most = options.stop_error_rate
-        self._stats = stats
+        self._max_error_rate = options.stop_error_rate
         self._in_flight = in_flight
         self._cancel = cancel
-        self._done = done
 
-    def look(self, record: Record) -> None:
-        """Take one more record into account."""
+    def check(self, record: Record, stats: RunningStats) -> bool:
+        """Take one more record into account; False when no later record could stop the run."""
         if not self._first.is_over:
             reason = self._first.take(record, self._in_flight().oldest_seconds)
             if reason is not None:
                 self._cancel(reason)
-        if self._most is not None:
-            self._stop_above(self._most)
-        elif self._first.is_over:
-            self._done()
+        if self._max_error_rate is None:
+            return not self._first.is_over
+        self._stop_above(self._max_error_rate, stats)
+        return True
 
-    def _stop_above(self, limit: float) -> None:
-        if self._stats.total_requests >= _ENOUGH_TO_STOP:
-            rate = self._stats.failed_requests / self._stats.total_requests
+    def _stop_above(self, limit: float, stats: RunningStats) -> None:
+        if stats.total_requests >= _MIN_REQUESTS:
+            rate = stats.failed_requests / stats.total_requests
             if rate > limit:
                 self._cancel(f"error rate {rate:.1%} is above stop_error_rate {limit:.1%}")
 
 
 class FirstErrors:
-    """Says when the first so many calls of a launch have all failed for one lasting reason; 0 is never.
+    """Detects that the first `limit` calls of a launch all failed for one lasting reason; 0 switches it off.
 
-    The tries of a case that nobody listened to count one by one. The first answer, or an error of another kind, is
-    proof that the endpoint can be asked: from there on a case that fails fails alone. A refusal comes sooner than an
-    answer: while a call is under way that was sent before the first of them failed, it is waited for, until ten times
-    as many have failed.
+    Each attempt of a case counts. The first answer, or an error of another kind, shows that the endpoint works: from
+    then on a case that fails fails alone. A refusal comes sooner than an answer: while a call is in flight that was
+    sent before the first of them failed, it is waited for, until ten times as many have failed.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._calls = 0
         self._reason = ""
         self._since = math.inf
-        """When the first of them had failed."""
-        self.is_over = most == 0
-        """Whether no record need be looked at any more."""
+        """When the first of them failed."""
+        self.is_over = limit == 0
+        """Whether no later record can change the outcome."""
 
     def take(self, record: Record, oldest: float = 0.0) -> str | None:
-        """Why the run should end, if with this record it should; `oldest` seconds is a call under way at most."""
-        if self.is_over or record.cached:  # an answer out of the cache says nothing of the endpoint
+        """Return why the run should stop, if it should; the oldest call in flight was sent `oldest` seconds ago."""
+        if self.is_over or record.cached:  # an answer from the cache says nothing about the endpoint
             return None
         reason = _lasting_reason(record)
         if reason is None:
@@ -101,7 +90,7 @@ class FirstErrors:
         if reason != self._reason:
             self._calls, self._reason, self._since = 0, reason, now
         self._calls += record.attempts
-        if self._calls < self._most or (now - oldest < self._since and self._calls < _PATIENCE * self._most):
+        if self._calls < self._limit or (now - oldest < self._since and self._calls < _WAIT_FACTOR * self._limit):
             return None
         self.is_over = True
         found = "nothing answers there" if reason == _UNREACHED else "every call is refused"
@@ -109,7 +98,7 @@ class FirstErrors:
 
 
 def _lasting_reason(record: Record) -> str | None:
-    """What the next call would fail of as well; None for an answer, and for a fault that may be this case's alone."""
+    """Name the fault that the next call would meet as well; None for an answer or a fault of this case alone."""
     if record.status == "ok":
         return None
     if record.error_type in _NO_CONNECTION:
