@@ -20,7 +20,7 @@ from steelyard.journal.reader import (
     decode_entry,
     entries_backward,
     lines_forward,
-    mend_tail,
+    repair_tail,
     salvage,
 )
 from tests.support.crash import without_clocks
@@ -284,9 +284,9 @@ def test_entries_come_newest_first_with_their_places(finished: Finished, tmp_pat
 def test_mending_twice_changes_nothing_more(finished: Finished, tmp_path: Path) -> None:
     path = tmp_path / "outputs.jsonl"
     path.write_bytes(finished.data[:-7])
-    assert mend_tail(path) > 0
+    assert repair_tail(path) > 0
     mended = path.read_bytes()
-    assert mend_tail(path) == 0
+    assert repair_tail(path) == 0
     assert path.read_bytes() == mended
     assert all(decode_entry(line) is not None for line in mended.splitlines())
 

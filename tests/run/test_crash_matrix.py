@@ -94,7 +94,7 @@ WORKING = [
 RECOVERING = [
     ("after the lock is taken", 1),
     ("after the torn line is cut, before the sync", 1),
-    ("after the torn line is mended", 1),
+    ("after the torn line is repaired", 1),
     ("in the middle of the replay", 60),
     ("before the index is renamed", 1),
     ("between the index and the writer", 1),

@@ -187,7 +187,7 @@ def readable_end(descriptor: int) -> int:
     return end if not tail or decode_entry(tail) is not None else start
 
 
-def mend_tail(path: Path) -> int:
+def repair_tail(path: Path) -> int:
     """Make the file end after a whole line; returns how many torn bytes were cut off.
 
     A whole last line that only lacks its newline gets it; anything else after the last newline goes.

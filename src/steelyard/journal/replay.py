@@ -54,10 +54,19 @@ class Slots(Protocol):
 
 
 class Replay:
-    """A journal read once, from its end: the newest word on each slot counts, the last ok record before all."""
+    """Reads a journal once, from its end: the last ok record of a slot counts, else its last error.
+
+    `add_row` gets the index rows of the records that count; `on_done` is called for each slot that needs no more work,
+    with its scores.
+    """
 
     def __init__(
-        self, run: Path, slots: Slots, states: bytearray, add_row: Callable[[bytes], None] | None = None
+        self,
+        run: Path,
+        slots: Slots,
+        states: bytearray,
+        add_row: Callable[[bytes], None] | None = None,
+        on_done: Callable[[int, list[Score]], None] | None = None,
     ) -> None:
         self._path = run / OUTPUTS
         self._slots = slots
@@ -70,8 +79,7 @@ class Replay:
         self._kinds = _ErrorKinds()
         self.left_out = 0
         self._offsets: array[int] | None = None
-        self.on_done: Callable[[int, list[Score]], None] | None = None
-        """Called for each slot that needs no more work, with its scores."""
+        self._on_done = on_done
 
     def read(self, check: Callable[[], None] = lambda: None) -> None:
         """Read the whole journal; `check` is called now and then and may raise to give up."""
@@ -151,9 +159,9 @@ class Replay:
         for entry in entries:
             self.spending.update(entry)
         self.scores.take_all([entry.scores for entry in entries])
-        if self.on_done is not None:
+        if self._on_done is not None:
             for slot, entry in zip(slots.tolist(), entries, strict=True):
-                self.on_done(slot, entry.scores)
+                self._on_done(slot, entry.scores)
 
     def _counts(self, slot: int, entry: Entry, offset: int) -> bool:
         """Whether the entry is of a case as it stands now, and the one that counts for it."""
@@ -187,8 +195,8 @@ class Replay:
         else:
             self.states[slot] = DONE
             self.scores.update(entry.scores, failed=False)
-            if self.on_done is not None:
-                self.on_done(slot, entry.scores)
+            if self._on_done is not None:
+                self._on_done(slot, entry.scores)
         return True
 
 

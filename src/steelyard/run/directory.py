@@ -1,11 +1,10 @@
-"""A run directory held by this process: locked, recovered, written to, and closed with its metrics."""
+"""A run directory held by this process: locked, recovered, and written to until its metrics are there."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -33,20 +32,15 @@ from steelyard.journal.files import (
 from steelyard.journal.index import IndexBuilder, pack_columns
 from steelyard.journal.lock import RunLock
 from steelyard.journal.manifest import Launch, Manifest, compare, now, read_manifest, refuse_sweep, write_manifest
-from steelyard.journal.reader import RecordReader, mend_tail, salvage
+from steelyard.journal.reader import RecordReader, repair_tail, salvage
 from steelyard.journal.replay import DONE, Replay
 from steelyard.journal.writer import JournalWriter
-from steelyard.protocols import Tally
-from steelyard.records import Job, Record, Score, id_digest
-from steelyard.run.metrics import compose
+from steelyard.records import Score, id_digest
 from steelyard.run.plan import Plan
-from steelyard.run.recorder import Recorder
-from steelyard.run.result import about_run
-from steelyard.run.send_policy import SendPolicy
+from steelyard.run.recorder import OpenJournal
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.formatting import counted
 from steelyard.stats.metrics import Metrics
-from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import verdict
 from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
@@ -55,7 +49,7 @@ log = logging.getLogger("steelyard")
 
 
 class OpenMode(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be done with what is found in the directory."""
+    """What may be done with a run that is already in the directory."""
 
     force: bool = False
     retry_errors: bool = False
@@ -63,111 +57,112 @@ class OpenMode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunDirectory:
-    """A run directory that this process may write to, until it is closed."""
+    """A run directory that this process holds the lock of, until it is closed.
 
-    def __init__(self, path: Path, entry: OpenMode) -> None:
+    `prepare` checks what is there, `open` recovers its journal, `begin_launch` writes run.json; `commit` and
+    `write_metrics` end the launch.
+    """
+
+    def __init__(self, path: Path, mode: OpenMode) -> None:
         create(path)
         self.path = path
-        self._entry = entry
+        self._mode = mode
         self._lock = RunLock(path)
         self._lock.acquire()
         self._writer: JournalWriter | None = None
         self._reader: RecordReader | None = None
-        self._invoked: AnswerLog | None = None
-        self._left_out = 0
-        self._earlier: ClientLoad | None = None
+        self._answers: AnswerLog | None = None
+        self._earlier_load: ClientLoad | None = None
 
-    def enter(self, manifest: Manifest, suite: EvalSet) -> None:
-        """Check that this run belongs here, and only then move aside what it replaces."""
+    @property
+    def earlier_client_load(self) -> ClientLoad | None:
+        """How busy the client was in earlier launches, as far as that is known."""
+        return self._earlier_load
+
+    def prepare(self, manifest: Manifest, suite: EvalSet) -> Manifest:
+        """Check that this run belongs here, and only then move aside what it replaces.
+
+        Returns the manifest, with the launches of the run that is resumed.
+        """
         with disk_errors(self.path):
             clear_drafts(self.path)
             refuse_sweep(self.path)
-            old = None if self._entry.force else read_manifest(self.path)
+            old = None if self._mode.force else read_manifest(self.path)
             if old is not None and (old.load is not None or manifest.load is not None):
-                old = self._load_run_anew(old, manifest)
+                old = self._restart_load_run(old, manifest)
             if old is not None:
-                if not self._entry.retry_errors:
+                if not self._mode.retry_errors:
                     refuse_finished(self.path)
                 for difference in compare(self.path, old, manifest):
                     log.warning("%s: changed since the run began: %s", self.path, difference)
-                manifest.created, manifest.launches = old.created, old.launches
-            if not self._entry.force:
-                self._earlier = _earlier_client(self.path)
+                manifest = msgspec.structs.replace(manifest, created=old.created, launches=old.launches)
+            if not self._mode.force:
+                self._earlier_load = _earlier_client(self.path)
             in_use = suite.path is not None and suite.path.absolute() == (self.path / CASES).absolute()
             self._state = enter(
                 self.path,
-                force=self._entry.force,
-                retry_errors=self._entry.retry_errors,
+                force=self._mode.force,
+                retry_errors=self._mode.retry_errors,
                 keep=CASES if in_use else None,
             )
+        return manifest
 
-    def _load_run_anew(self, old: Manifest, manifest: Manifest) -> Manifest | None:
-        """An unfinished load run is measured from its beginning: half a measurement cannot be gone on with."""
-        if self._entry.retry_errors:
+    def _restart_load_run(self, old: Manifest, manifest: Manifest) -> Manifest | None:
+        """Start an unfinished load run over: half a measurement cannot be continued."""
+        if self._mode.retry_errors:
             raise RunRefused(f"{self.path} is a load run: its errors are what it measured", path=self.path)
         refuse_finished(self.path)
         if old.load is None or manifest.load is None:
-            there, now_asked = (
-                ("a load run", "an evaluation") if old.load is not None else ("an evaluation", "a load run")
-            )
-            difference = f"{there} there, {now_asked} now"
+            there, here = ("a load run", "an evaluation") if old.load is not None else ("an evaluation", "a load run")
+            difference = f"{there} there, {here} now"
             raise RunMismatch(
                 f"{self.path} holds something else: {difference}\nuse another --out, or --force to start over there",
                 path=self.path,
                 differences=[difference],
             )
-        log.warning("%s: the unfinished load run there is measured anew; what it had is kept in previous/", self.path)
-        self._entry = msgspec.structs.replace(self._entry, force=True)
+        log.warning("%s: measuring the unfinished load run again; its files are kept in previous/", self.path)
+        self._mode = msgspec.structs.replace(self._mode, force=True)
         return None
 
     def open(
-        self,
-        plan: Plan,
-        manifest: Manifest,
-        *,
-        keep: bool,
-        judged: bool,
-        trials: TrialStats | None,
-        check: Callable[[], None],
-        watch: Callable[[Record, RunningStats], bool],
-    ) -> Recorder:
-        """Recover what is there and get ready to append; the ledger knows what is left to do."""
+        self, plan: Plan, *, with_answers: bool, trials: TrialStats | None, check: Callable[[], None]
+    ) -> OpenJournal:
+        """Recover what is there and get ready to append; `check` is called now and then and may raise to give up."""
         with disk_errors(self.path):
             replay = self._recover(PlanSlots(plan), plan.slots, trials, check)
             self._reader = RecordReader(self.path / OUTPUTS)
-            invocations = self._invocations(plan, replay) if judged else None
+            if with_answers:
+                self._answers = self._open_answers(plan, replay)
         assert self._writer is not None
-        recorder = Recorder(
-            plan, replay=replay, writer=self._writer, invocations=invocations, trials=trials, keep=keep, watch=watch
-        )
-        self._left_out = replay.left_out
-        manifest.launches.append(Launch(started=now(), done_before=recorder.done_before))
-        write_manifest(self.path, manifest)
-        return recorder
+        return OpenJournal(replay, self._writer, self._reader, self._answers)
 
-    def _invocations(self, plan: Plan, replay: Replay) -> AnswerLog:
-        """The answers and judgements of slots that were not finished, found again."""
-        self._invoked = AnswerLog(self.path)
+    def begin_launch(self, manifest: Manifest, done_before: int) -> None:
+        """Write run.json with one more launch."""
+        launches = [*manifest.launches, Launch(started=now(), done_before=done_before)]
+        write_manifest(self.path, msgspec.structs.replace(manifest, launches=launches))
+
+    def _open_answers(self, plan: Plan, replay: Replay) -> AnswerLog:
+        """Open answers.jsonl, and find in it what belongs to slots that are not finished."""
+        answers = AnswerLog(self.path)
 
         def unfinished(case_id: str, trial: int) -> int | None:
             found = plan.slot_of(np.array([id_digest(case_id)], dtype=np.uint64), np.array([trial]))
             slot = int(found[0])
             return None if slot < 0 or replay.states[slot] == DONE else slot
 
-        self._invoked.read(unfinished, plan.is_of_case)
-        return self._invoked
+        answers.read(unfinished, plan.is_of_case)
+        return answers
 
     def _recover(self, slots: PlanSlots, count: int, trials: TrialStats | None, check: Callable[[], None]) -> Replay:
-        """Mend and read the journal, build its index anew, and open both for more."""
+        """Repair and read the journal, rebuild its index, and open both for more."""
         path = self.path / OUTPUTS
         index = IndexBuilder(self.path)
         try:
-            replay = Replay(self.path, slots, bytearray(count), index.add)
-            if trials is not None:
-                replay.on_done = slots.into(trials)
+            on_done = slots.into(trials) if trials is not None else None
+            replay = Replay(self.path, slots, bytearray(count), index.add, on_done)
             size = 0
             if self._state is RunState.INCOMPLETE and path.exists():
-                self._mend(path)
+                self._repair(path)
                 replay.read(check)
                 size = path.stat().st_size
             indexing = index.finish(size)
@@ -177,70 +172,49 @@ class RunDirectory:
         self._writer = JournalWriter(self.path, slots.make_rows, indexing=indexing)
         return replay
 
-    def _mend(self, path: Path) -> None:
-        if cut := mend_tail(path):
-            log.warning("%s: cut off a torn last line of %s; its case is asked again", path, counted(cut, "byte"))
-        if self._entry.salvage and (bad := salvage(self.path)):
+    def _repair(self, path: Path) -> None:
+        if cut := repair_tail(path):
+            log.warning("%s: cut off a torn last line of %s; its case will be retried", path, counted(cut, "byte"))
+        if self._mode.salvage and (bad := salvage(self.path)):
             lines = counted(bad, "unreadable line")
-            log.warning("%s: moved %s to %s; what was in there is asked again", path, lines, DAMAGED)
+            log.warning("%s: moved %s to %s; their cases will be retried", path, lines, DAMAGED)
 
-    def jobs(self, recorder: Recorder) -> Iterator[Job | None]:
-        """The jobs that are left, stored responses attached where only the scores are missing."""
-        return recorder.jobs(self._reader)
+    def commit(self) -> None:
+        """Close the journal: every record is on the disk when this returns."""
+        if self._answers is not None:
+            answers, self._answers = self._answers, None
+            answers.close()
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close()
 
-    def finish(
-        self, manifest: Manifest, recorder: Recorder, tally: Tally, stopped: str | None, send_policy: SendPolicy
-    ) -> Metrics:
-        """Commit every record, then write metrics.json, or partial.json if anything is left to do."""
-        self._close_journal()
-        books = recorder.close(tally, stopped)
-        send_policy.earlier = self._earlier
-        metrics = compose(
-            about=about_run(manifest, self.path),
-            books=books,
-            stats=recorder.stats,
-            scores=recorder.scores,
-            errors=recorder.errors,
-            left_out=self._left_out,
-            stopped=stopped,
-            trials=recorder.trial_metrics(),
-            spending=recorder.spending,
-            sent=partial(send_policy.to_metrics, tally),
-        )
-        if books.complete:
+    def write_metrics(self, metrics: Metrics) -> None:
+        """Write metrics.json, or partial.json if the run is not complete. The journal must be committed before."""
+        if metrics.complete:
             write_json(self.path / METRICS, metrics)
             with disk_errors(self.path):
                 (self.path / PARTIAL).unlink(missing_ok=True)
         else:
             write_json(self.path / PARTIAL, metrics)
-        return metrics
 
     def spool(self, suite: EvalSet, limit: int | None) -> EvalSet:
-        """A one-shot suite's cases, written down first so that they can be read again."""
+        """Write the cases of a one-shot suite to cases.jsonl, so that they can be read again."""
         with disk_errors(self.path):
             return suite.spool(self.path / CASES, limit)
 
     def close(self) -> None:
-        """Commit what landed and let go of the directory; for every way out."""
+        """Commit what was recorded and release the directory; for every way out."""
         try:
-            with contextlib.suppress(JournalError):  # a failing disk has already been reported by what met it first
-                self._close_journal()
+            with contextlib.suppress(JournalError):  # a failing disk was already reported when it first failed
+                self.commit()
             if self._reader is not None:
                 self._reader.close()
         finally:
             self._lock.release()
 
-    def _close_journal(self) -> None:
-        if self._invoked is not None:
-            invoked, self._invoked = self._invoked, None
-            invoked.close()
-        if self._writer is not None:
-            writer, self._writer = self._writer, None
-            writer.close()
-
 
 def _earlier_client(run: Path) -> ClientLoad | None:
-    """How busy the client was in the launches that the run's metrics tell of; None where they do not say."""
+    """Read how busy the client was in earlier launches from the metrics; None where they do not say."""
     metrics = read_metrics(run) or read_json_object(run / PARTIAL) or {}
     try:
         return msgspec.convert(metrics.get("client"), ClientLoad)
@@ -249,7 +223,7 @@ def _earlier_client(run: Path) -> ClientLoad | None:
 
 
 class PlanSlots:
-    """A plan, as the journal's replay needs to see it."""
+    """Adapts a plan to what the journal's replay asks of it."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -263,7 +237,7 @@ class PlanSlots:
         trials: npt.NDArray[np.int64],
         recorded: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
-        """The slots; looked up where the cases stood then, which is where they stand in a suite that did not change."""
+        """Return the slots; tries the recorded positions first, which are right when the suite did not change."""
         plan = self._plan
         if not self._filtered:
             places = np.minimum(recorded, plan.cases - 1)
@@ -278,16 +252,16 @@ class PlanSlots:
         return has_errors or not self._plan.is_scored_by(slot, scored_by)
 
     def into(self, trials: TrialStats) -> Callable[[int, list[Score]], None]:
-        """What tells the trial statistics of a slot that is done."""
+        """Return a callback that adds a finished slot to the trial statistics."""
 
-        def tell(slot: int, scores: list[Score]) -> None:
+        def add(slot: int, scores: list[Score]) -> None:
             position, trial = divmod(slot, self._plan.trials)
             trials.update(position, trial, verdict(scores), scores)
 
-        return tell
+        return add
 
     def make_rows(self, notes: npt.NDArray[np.int64]) -> bytes:
-        """Rows of the index for records that were noted by their slots."""
+        """Make rows of the index for records that were noted by their slots."""
         positions, trials = self._plan.places(notes[:, 2])
         indices = np.asarray(self._plan.indices)[positions] if self._filtered else positions
         ids, fingerprints = self._plan.id_digests[positions], self._plan.case_fingerprints[positions]

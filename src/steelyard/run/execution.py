@@ -1,4 +1,4 @@
-"""One call of `Runner.run`, step by step: plan, recover, work under the live display, close the books."""
+"""One call of `Runner.run`, step by step: plan, recover, run the cases under the live display, write the metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from steelyard.cache.cached import Cached
 from steelyard.cache.store import EvaluationDataStore, ManagedStore, open_store
@@ -44,15 +46,30 @@ _REFRESH_SECONDS = 0.2
 
 
 class Execution:
-    """Everything that one run holds while it runs; made anew for each call."""
+    """Runs a suite once: everything that one call of `Runner.run` holds while it runs.
+
+    It stops when the caller's `token` is cancelled; what stops it for another reason does not cancel that token.
+    `suite_file` and `scored_from` are for run.json: where the suite was read from, and the run whose answers are scored
+    again.
+    """
 
     def __init__(
-        self, target: Target, suite: EvalSet, scorers: Sequence[Scorer], options: RunOptions, engine: Engine
+        self,
+        target: Target,
+        suite: EvalSet,
+        scorers: Sequence[Scorer],
+        options: RunOptions,
+        engine: Engine,
+        *,
+        token: CancellationToken | None = None,
+        suite_file: str | None = None,
+        scored_from: str | None = None,
     ) -> None:
-        self.suite = suite
-        self.token = CancellationToken()
-        self.origin: dict[str, str | None] = {}
-        """What run.json says of where this comes from."""
+        self._suite = suite
+        self._token = CancellationToken()
+        self._callers_token = token
+        self._suite_file = suite_file
+        self._scored_from = scored_from
         self._target = target
         self._scorers = scorers
         self._options = options
@@ -60,89 +77,111 @@ class Execution:
         self._spec = parse_progress_bar_stats(options.progress_bar_stats)
         self._directory: RunDirectory | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._broken_off: str | None = None
+        self._stopped: str | None = None
+        """Why no more jobs were handed out, when that was not a cancellation."""
+        self._warmed_up = 0
         self._session: Session | None = None
         self._store: EvaluationDataStore | None = None
         self._send_policy = SendPolicy(target, scorers, options)
 
-    def follow(self, token: CancellationToken) -> Callable[[], None]:
-        """Stop when the caller's token is cancelled; what stops this run leaves that token alone."""
-        return token.on_cancel(lambda: self.token.cancel(token.reason or "cancelled"))
+    @property
+    def suite(self) -> EvalSet:
+        """The suite; after a one-shot's cases were written to the run directory, as it is read from there."""
+        return self._suite
 
-    async def run(self, entry: OpenMode) -> Result:
-        """Prepare off the event loop, then work; a cancelled task still leaves its books closed."""
-        preparing = asyncio.create_task(DaemonThreads().run(self._prepare, entry))
+    async def run(self, mode: OpenMode) -> Result:
+        """Prepare off the event loop, then run the cases; a cancelled task still leaves a partial result."""
+        unfollow = self._follow(self._callers_token) if self._callers_token is not None else None
+        preparing = asyncio.create_task(DaemonThreads().run(self._prepare, mode))
         try:
             await asyncio.shield(preparing)
             return await self._work()
         except asyncio.CancelledError:
-            self.token.cancel("the task was cancelled")
+            self._token.cancel("the task was cancelled")
             await asyncio.wait([preparing])
             raise
         finally:
             self._close()
+            if unfollow is not None:
+                unfollow()
 
-    def _prepare(self, entry: OpenMode) -> None:
-        """Everything before the first call: the session, the cache, the plan, the lock, the recovery."""
-        path = self._options.output_path
+    def _follow(self, token: CancellationToken) -> Callable[[], None]:
+        return token.on_cancel(lambda: self._token.cancel(token.reason or "cancelled"))
+
+    def _prepare(self, mode: OpenMode) -> None:
+        """Do everything before the first call: the session, the cache, the plan, the lock, the recovery."""
         if self._options.initial_session_file is not None:
             self._session = read_session(self._options.initial_session_file)
         if not self._options.is_load:
             self._store = open_store(self._options.cache)
         self._send_policy.check()
         # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
-        plan = None if self.suite.one_shot else self._make_plan()
+        plan = None if self._suite.one_shot else self._make_plan()
         self._engine.check(pace=self._options.arrivals is not None)
-        self._manifest = manifest_of(self._target, self.suite, self._scorers, self._options, session=self._session)
-        for name, value in self.origin.items():
-            setattr(self._manifest, name, value)
-        if path is not None:
-            self._directory = RunDirectory(Path(path), entry)
-            self._directory.enter(self._manifest, self.suite)
+        manifest = manifest_of(
+            self._target,
+            self._suite,
+            self._scorers,
+            self._options,
+            session=self._session,
+            suite_file=self._suite_file,
+            scored_from=self._scored_from,
+        )
+        if self._options.output_path is not None:
+            self._directory = RunDirectory(Path(self._options.output_path), mode)
+            manifest = self._directory.prepare(manifest, self._suite)
         if plan is None:
             self._spool()
             plan = self._make_plan()
         self._plan = plan
-        self._manifest.planned = plan.slots
-        keep = not self._options.low_memory
+        self._manifest = msgspec.structs.replace(manifest, planned=plan.slots)
+        self._recorder = self._recover(plan)
+        if self._directory is not None:
+            self._directory.begin_launch(self._manifest, self._recorder.done_before)
+        if self._recorder.resumed:
+            log.info("resuming %s: %s", self._options.output_path, self._recorder.so_far())
+
+    def _recover(self, plan: Plan) -> Recorder:
+        """Read what earlier launches did, and get ready to record more."""
         repeated = not self._options.is_load and (self._options.trials > 1 or self._options.num_runs > 1)
         trials = TrialStats(plan.cases, plan.trials) if repeated else None
-        watch = StopRules(self._options, self._engine.in_flight, self.token.cancel).check
-        if self._directory is None:
-            self._recorder = Recorder(plan, replay=None, writer=None, trials=trials, keep=keep, watch=watch)
-        else:
-            judged = any(isinstance(scorer, RepeatedJudge) for scorer in self._scorers)
-            self._recorder = self._directory.open(
-                plan, self._manifest, keep=keep, judged=judged, trials=trials, check=self._check, watch=watch
-            )
-        self._send_policy.tell_prices(self._recorder.spending)
-        if self._recorder.resumed:
-            log.info("resuming %s: %s", path, self._recorder.so_far())
+        journal = None
+        if self._directory is not None:
+            has_judges = any(isinstance(scorer, RepeatedJudge) for scorer in self._scorers)
+            journal = self._directory.open(plan, with_answers=has_judges, trials=trials, check=self._check)
+        return Recorder(
+            plan,
+            journal,
+            spending=self._send_policy.new_spending(),
+            keep=not self._options.low_memory,
+            trials=trials,
+            watch=StopRules(self._options, self._engine.in_flight, self._token.cancel).check,
+        )
 
     def _make_plan(self) -> Plan:
-        return plan_of(self.suite, self._scorers, self._options, self._check)
+        return plan_of(self._suite, self._scorers, self._options, self._check)
 
     def _spool(self) -> None:
-        # An iterator may have no end: with a limit, and nothing to look for, only so many are taken from it.
+        # An iterator may have no end: with a limit, and no pattern to match, only that many cases are read from it.
         limit = self._options.limit if self._options.match is None else None
         if self._directory is not None:
-            self.suite = self._directory.spool(self.suite, limit)
+            self._suite = self._directory.spool(self._suite, limit)
         else:
             self._scratch = tempfile.TemporaryDirectory(prefix="steelyard-")
-            self.suite = self.suite.spool(Path(self._scratch.name) / "cases.jsonl", limit)
+            self._suite = self._suite.spool(Path(self._scratch.name) / "cases.jsonl", limit)
 
     def _check(self) -> None:
-        if self.token.cancelled:
-            raise RunCancelled(f"cancelled before the first call: {self.token.reason}")
+        if self._token.cancelled:
+            raise RunCancelled(f"cancelled before the first call: {self._token.reason}")
 
     async def _work(self) -> Result:
-        """Run the jobs under the live display, then close the books."""
+        """Run the cases under the live display, then compose and write the metrics."""
         if not self._engine.runs_in_other_processes:
             await self._send_policy.open()
         try:
-            work = self._case_work()
+            work = self._case_runner()
             if self._options.warmup and not self._recorder.resumed:
-                await self._warm_up(work)
+                self._warmed_up = await self._warm_up(work)
             tally = await self._run_shown(work)
         finally:
             if not self._engine.runs_in_other_processes:
@@ -168,24 +207,22 @@ class Execution:
             self._send_policy.stop_watching(self._engine.client_loads())
             display.close(self._recorder.done, self._recorder.stats)
 
-    async def _warm_up(self, work: CaseRunner) -> None:
-        """Send some requests that count for nothing: connections open, a model wakes up."""
+    async def _warm_up(self, work: CaseRunner) -> int:
+        """Send some requests that count for nothing, to open connections and wake the model; how many finished."""
         send_policy = self._send_policy
         tally = await self._engine.run(
-            # Past our own cache: what the warm-up put there would be the answers of the run.
+            # Not through our own cache: what the warm-up put there would become the answers of the run.
             work.for_warm_up(self._retrying(self._target)),
             cycling(self._plan, requests=self._options.warmup, duration=None).jobs(),
             lambda _: None,
             parallelism=send_policy.parallelism,
-            token=self.token,
+            token=self._token,
             permits=send_policy.permits,
         )
-        send_policy.warmed_up = tally.finished
+        return tally.finished
 
     async def _run_engine(self, work: CaseRunner) -> Tally:
-        jobs = self._until_the_suite_changes(
-            self._directory.jobs(self._recorder) if self._directory is not None else self._recorder.jobs(None)
-        )
+        jobs = self._until_the_suite_changes(self._recorder.jobs())
         if self._options.max_cost is not None:
             jobs = self._until_spent(jobs, self._options.max_cost)
         send_policy = self._send_policy
@@ -195,7 +232,7 @@ class Execution:
                 jobs,
                 self._recorder.emit,
                 parallelism=send_policy.parallelism,
-                token=self.token,
+                token=self._token,
                 permits=send_policy.permits,
                 pace=send_policy.plan_sends(self._plan.slots or None),
             )
@@ -203,22 +240,22 @@ class Execution:
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            # Let the engine wind up first, so that the partial result says what really became of each case.
-            self.token.cancel("the task was cancelled")
+            # Let the engine stop first, so that the partial result says what became of each case.
+            self._token.cancel("the task was cancelled")
             self._finish(await running)
             raise
 
     def _until_the_suite_changes(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
-        """The jobs; a suite that is edited under us ends them, and what is in flight may finish."""
+        """Yield the jobs; a suite that is edited during the run ends them, and what is in flight may finish."""
         try:
             yield from jobs
         except SuiteError as error:
-            log.error("%s; stopping here, what is done stays done", error)
-            self._broken_off = str(error)
+            log.error("%s; stopping here, finished cases are kept", error)
+            self._stopped = str(error)
 
     def _until_spent(self, jobs: Iterator[Job | None], limit: float) -> Iterator[Job | None]:
-        """The jobs until the budget is used up; what is in flight is paid for, and may finish."""
-        paid = self.origin.get("scored_from") is not None
+        """Yield the jobs until the budget is spent; what is in flight is paid for, and may finish."""
+        paid = self._scored_from is not None
         spending, engine = self._recorder.spending, self._engine
         while (reason := over_budget(spending, limit, engine.in_flight().count, answers_are_paid=paid)) is None:
             try:
@@ -226,10 +263,10 @@ class Execution:
             except StopIteration:
                 return
             yield job
-        log.warning("%s; stopping here, what is done stays done", reason)
-        self._broken_off = reason
+        log.warning("%s; stopping here, finished cases are kept", reason)
+        self._stopped = reason
 
-    def _case_work(self) -> CaseRunner:
+    def _case_runner(self) -> CaseRunner:
         options, send_policy = self._options, self._send_policy
         target = self._retrying(self._target)
         if self._store is not None:
@@ -241,27 +278,27 @@ class Execution:
             timeout=options.timeout,
             seed=options.seed,
             session=self._session,
-            token=self.token,
+            token=self._token,
             waits=send_policy.waits,
             remotes=send_policy.remotes,
             answered=DriverCallback(send_policy.permits.answered) if send_policy.permits is not None else None,
         )
 
     def _retrying(self, target: Target, paid: Callable[[float | None], None] | None = None) -> Target:
-        """The target with its costs told, behind its endpoint's limits, asked again after faults that may pass."""
+        """Wrap the target: its costs reported, within its endpoint's rate limits, retried after transient errors."""
         options, send_policy = self._options, self._send_policy
         policy = RetryPolicy(attempts=options.attempts, retry_on=options.retry_on)
 
-        def around(call: Target) -> Target:
+        def wrap(call: Target) -> Target:
             return Retry(send_policy.limited(target, send_policy.priced(target, call, paid)), policy)
 
-        return target.bound(around) if isinstance(target, CallByCall) else around(target)
+        return target.bound(wrap) if isinstance(target, CallByCall) else wrap(target)
 
     def _bound(self, judge: RepeatedJudge) -> RepeatedJudge:
-        """The judge with retries; where a calibration was demanded and is not there, its word is only advice."""
+        """Return the judge with retries; advisory where a calibration is required and missing."""
         bound = judge.bound(partial(self._retrying, paid=DriverCallback(self._recorder.judged)))
-        if (demanded := getattr(judge, "calibration", None)) is not None:
-            trusted, reason = is_trusted(demanded, judge.by)
+        if (required := getattr(judge, "calibration", None)) is not None:
+            trusted, reason = is_trusted(required, judge.by)
             if not trusted:
                 log.warning("judge %s is only advisory: %s", judge.name, reason)
                 bound.advisory = True
@@ -276,12 +313,12 @@ class Execution:
             await asyncio.sleep(_REFRESH_SECONDS)
 
     def _finish(self, tally: Tally) -> Result:
-        stopped = self.token.reason or self._broken_off
+        stopped = self._token.reason or self._stopped
         metrics = self._metrics(tally, stopped)
         path = self._directory.path.absolute() if self._directory is not None else None
         if excess := int(getattr(self._target, "excess", 0)):
             calls = counted(excess, "call")
-            log.warning("%s outlived the time allowed, still running: a thread cannot be stopped", calls)
+            log.warning("%s still running after the timeout: a thread cannot be stopped", calls)
         return Result(
             metrics=metrics,
             path=path,
@@ -290,23 +327,33 @@ class Execution:
         )
 
     def _metrics(self, tally: Tally, stopped: str | None) -> Metrics:
-        if self._directory is not None:
-            return self._directory.finish(self._manifest, self._recorder, tally, stopped, self._send_policy)
-        return compose(
-            about=about_run(self._manifest, None),
-            books=self._recorder.close(tally, stopped),
-            stats=self._recorder.stats,
-            scores=self._recorder.scores,
-            errors=self._recorder.errors,
-            left_out=0,
+        """Commit every record, then compose the metrics and write them."""
+        directory, recorder = self._directory, self._recorder
+        if directory is not None:
+            directory.commit()
+        metrics = compose(
+            about=about_run(self._manifest, directory.path if directory is not None else None),
+            books=recorder.close(tally, stopped),
+            stats=recorder.stats,
+            scores=recorder.scores,
+            errors=recorder.errors,
+            left_out=recorder.left_out,
             stopped=stopped,
-            trials=self._recorder.trial_metrics(),
-            spending=self._recorder.spending,
-            sent=partial(self._send_policy.to_metrics, tally),
+            trials=recorder.trial_metrics(),
+            spending=recorder.spending,
+            sent=partial(
+                self._send_policy.to_metrics,
+                tally,
+                warmed_up=self._warmed_up,
+                earlier=directory.earlier_client_load if directory is not None else None,
+            ),
         )
+        if directory is not None:
+            directory.write_metrics(metrics)
+        return metrics
 
     def _responses(self) -> list[Record]:
-        """All records in case order: those of this launch, or read back where earlier ones belong to them."""
+        """Return all records in case order: those of this launch or, after a resume, read from the journal."""
         if self._recorder.kept is None:
             return []
         if self._directory is not None and self._recorder.resumed:

@@ -499,16 +499,20 @@ def manifest_of(
     *,
     planned: int = 0,
     session: Session | None = None,
+    suite_file: str | None = None,
+    scored_from: str | None = None,
 ) -> Manifest:
-    """What run.json says of a run that is about to begin."""
+    """Return what run.json says about a run that is about to begin."""
     identity = dict(target.identity())
-    if session is not None:  # another session, another answer: it belongs to who is asked
+    if session is not None:  # another session, another answer: it belongs to the target's identity
         identity["initial_session"] = hashlib.sha256(canonical(session)).hexdigest()[:16]
     return Manifest(
         suite=suite.id,
         target=identity,
         model_id=target.model_id,
         seed=options.seed,
+        suite_file=suite_file,
+        scored_from=scored_from,
         planned=planned,
         load=load_of(options),
         scorers=[dict(scorer.identity()) for scorer in scorers],

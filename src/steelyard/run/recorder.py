@@ -1,10 +1,11 @@
-"""The books of one launch: each record is journalled first and counted after."""
+"""Progress of one run: writes each record to disk, then updates the counters."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from steelyard.stats.trials import TrialStats
 
 log = logging.getLogger("steelyard")
 
-_LONGEST_REASON = 200
+_MAX_REASON = 200
 _FAILED = 4
 """The state of a slot that ended as an error in this launch; the others are the replay's."""
 
@@ -36,30 +37,42 @@ _STARTED = 0x80
 """Set in a slot's state from when its job is handed out until its record lands."""
 
 
+class OpenJournal(NamedTuple):
+    """The journal of a run directory, recovered and open for more records."""
+
+    replay: Replay
+    writer: JournalWriter
+    reader: RecordReader
+    answers: AnswerLog | None
+    """Answers and judge samples of unfinished slots; None in a run without judges."""
+
+
 class Recorder:
     """Progress of one run: writes each record to disk, then updates the counters.
 
-    `watch` is called with each record whose answer was requested in this launch and with the statistics so far, until
-    it returns False. With `keep` the records stay in memory too.
+    Without a `journal` nothing is written. What earlier launches spent is added to `spending`. `watch` is called with
+    each record whose answer was requested in this launch and with the statistics so far, until it returns False. With
+    `keep` the records stay in memory too.
     """
 
     def __init__(
         self,
         plan: Plan,
+        journal: OpenJournal | None,
         *,
-        replay: Replay | None,
-        writer: JournalWriter | None,
+        spending: Spending,
         keep: bool,
-        invocations: AnswerLog | None = None,
         trials: TrialStats | None = None,
         watch: Callable[[Record, RunningStats], bool] | None = None,
     ) -> None:
+        replay = journal.replay if journal is not None else None
         self._plan = plan
-        # Mostly a slot is its case's place in the suite, and asking the plan would take longer than to know that.
+        # In most runs a slot is its case's position in the suite; to compute it here is faster than to ask the plan.
         self._is_direct = type(plan) is Plan and plan.trials == 1 and isinstance(plan.indices, range)
-        self._writer = writer
+        self._writer = journal.writer if journal is not None else None
+        self._reader = journal.reader if journal is not None else None
+        self._answers = journal.answers if journal is not None else None
         self._replay = replay
-        self._invocations = invocations
         self._trials = trials
         self._states = replay.states if replay is not None else bytearray(plan.slots)
         self._earlier = replay.run_time if replay is not None else 0.0
@@ -68,26 +81,28 @@ class Recorder:
         self._closed = False
         self.stats = replay.stats if replay is not None else RunningStats()
         self.scores = replay.scores if replay is not None else ScoreStats()
-        self.spending = replay.spending if replay is not None else Spending()
-        if invocations is not None:
-            self.spending.merge(invocations.spending)
+        self.spending = spending
+        if replay is not None:
+            spending.merge(replay.spending)
+        if self._answers is not None:
+            spending.merge(self._answers.spending)
         self.errors = Errors()
         self.kept: list[Record] | None = [] if keep else None
         self.done_before = self._count(DONE)
         self.resumed = any(self._states)
         self._watch = watch
-        self._broken_down: set[str] = set()
-        """The scorers of which that was said."""
+        self._failing_scorers: set[str] = set()
+        """The scorers that were already reported as failing."""
         self._only_scored: set[int] = set()
-        """The slots of the jobs under way that need no answer; kept only while records are watched."""
+        """The slots of the jobs in progress that need no answer; kept only while records are watched."""
 
     def begin(self) -> None:
-        """Count the time of this launch from now on."""
+        """Start the clock of this launch."""
         self._began = time.monotonic()
 
     @property
     def active_seconds(self) -> float:
-        """How long the run has been active, this launch and those before it."""
+        """How long the run has been active, in this launch and earlier ones."""
         return self._earlier + time.monotonic() - self._began
 
     @property
@@ -96,16 +111,16 @@ class Recorder:
         return self.done_before + self._emitted
 
     def so_far(self) -> str:
-        """What earlier launches have left, in words."""
+        """Describe what earlier launches did, and what they left to do."""
         parts = [f"{self.done_before:,} of {self._plan.slots:,} done"]
         if again := self._count(ERRORED):
-            parts.append(f"{counted(again, 'error')} to ask again")
+            parts.append(f"{counted(again, 'error')} to retry")
         if stored := self._count(UNSCORED):
             parts.append(f"{counted(stored, 'stored answer')} to score again")
         return ", ".join(parts)
 
-    def jobs(self, reader: RecordReader | None) -> Iterator[Job | None]:
-        """The jobs that are left, in suite order, read as workers ask for them; None means: not yet, ask again."""
+    def jobs(self) -> Iterator[Job | None]:
+        """Yield the jobs that are left, in suite order, read as workers take them; None means: not yet, ask again."""
         states, slot_at, is_direct = self._states, self._plan.slot_at, self._is_direct
         done = bytearray((np.frombuffer(states, dtype=np.uint8) == DONE).tobytes())
         for job in self._plan.jobs(done):
@@ -113,52 +128,52 @@ class Recorder:
                 yield None
                 continue
             slot = job.index if is_direct else slot_at(job.index, job.trial)
-            if slot == len(states):  # a load run goes on as long as it goes on
+            if slot == len(states):  # the number of slots of an open-ended load run is not known before its end
                 states.append(PENDING)
             if states[slot] == UNSCORED:
-                job.stored = self._stored(slot, reader)
-            if self._invocations is not None:
-                job.stored = job.stored or self._invocations.answer(slot)
-                job.samples = self._invocations.samples(slot)
+                job.stored = self._stored(slot)
+            if self._answers is not None:
+                job.stored = job.stored or self._answers.answer(slot)
+                job.samples = self._answers.samples(slot)
             if job.stored is not None and self._watch is not None:
                 self._only_scored.add(slot)
             states[slot] |= _STARTED
             yield job
 
-    def _stored(self, slot: int, reader: RecordReader | None) -> Record:
-        """The record whose response is to be scored again."""
+    def _stored(self, slot: int) -> Record:
+        """Read the record whose response is to be scored again."""
         assert self._replay is not None
-        assert reader is not None
-        return reader.at(self._replay.stored_at(slot))
+        assert self._reader is not None
+        return self._reader.at(self._replay.stored_at(slot))
 
     def emit(self, record: Record | UnscoredAnswer | StoredSample) -> None:
-        """Take in one record: to the kernel, then into the counts. What comes before it only goes to the kernel."""
+        """Hand one record to the kernel, then count it. Unscored answers and judge samples are only written."""
         if not isinstance(record, Record):
-            if self._invocations is not None:
-                self._invocations.append(record)
+            if self._answers is not None:
+                self._answers.append(record)
             return
         record.run_time = self._earlier + time.monotonic() - self._began
         ok = record.status == "ok"
         scores = record.scores
         slot = record.index if self._is_direct else self._plan.slot_at(record.index, record.trial)
-        said = verdict(scores) if ok and scores else None
+        passed = verdict(scores) if ok and scores else None
         if self._writer is not None:
             line = encode_record(record)
-            self._writer.note((self._writer.append(line), len(line), slot, _as_noted(ok, said)))
+            self._writer.note((self._writer.append(line), len(line), slot, _index_state(ok, passed)))
         before = self._states[slot]
         if before != UNSCORED | _STARTED:  # a stored response was counted when it was replayed
             self.stats.update(record)
             self.spending.update(record)
         if ok:
-            self.scores.take(scores, said)
-            if said is None and scores:
-                self._tell_of_breakdowns(record)
+            self.scores.take(scores, passed)
+            if passed is None and scores:
+                self._warn_of_failing_scorers(record)
         else:
             self.scores.update(scores, failed=True)
             self.errors.add(record)
         if self._trials is not None:
             position, trial = divmod(slot, self._plan.trials)
-            self._trials.update(position, trial, said, scores)
+            self._trials.update(position, trial, passed, scores)
         self._states[slot] = DONE if ok else _FAILED
         self._emitted += 1
         if before == ERRORED | _STARTED and self._replay is not None:
@@ -170,27 +185,27 @@ class Recorder:
         elif self._watch is not None and not self._watch(record, self.stats):
             self._watch = None
 
-    def _tell_of_breakdowns(self, record: Record) -> None:
-        """Say, once for each scorer, that it could not score: a run in which none can should not go on unnoticed."""
+    def _warn_of_failing_scorers(self, record: Record) -> None:
+        """Warn once for each scorer that could not score, so that a run in which none can does not go unnoticed."""
         for score in record.scores:
-            if is_scoring_error(score) and score.name not in self._broken_down:
-                self._broken_down.add(score.name)
-                why = safe_text(score.errors[0])[:_LONGEST_REASON]
+            if is_scoring_error(score) and score.name not in self._failing_scorers:
+                self._failing_scorers.add(score.name)
+                why = safe_text(score.errors[0])[:_MAX_REASON]
                 log.warning("%s could not score %s, and maybe others: %s", score.name, safe_text(record.id), why)
 
     def judged(self, cost: float | None) -> None:
-        """Count what one call of a judge has cost; written down at once, as it belongs to no record."""
+        """Count what one call of a judge cost; written at once, as it belongs to no record."""
         self.spending.update_judge(cost)
-        if self._invocations is not None and cost is not None:
-            self._invocations.append(JudgeCall(cost))
+        if self._answers is not None and cost is not None:
+            self._answers.append(JudgeCall(cost))
 
     def close(self, tally: Tally, stopped: str | None = None) -> RunCounts:
-        """Settle every slot, counting what earlier launches left behind; the books as they stand.
+        """Settle every slot, those of earlier launches included, and return the counts.
 
-        `stopped` is what ended the run before its time, if anything did.
+        `stopped` is why the run ended early, if it did.
         """
         if self._closed:
-            raise CountsError("the books were closed twice")
+            raise CountsError("the recorder was closed twice")
         self._closed = True
         if self._emitted != tally.finished or tally.started != tally.finished + tally.cancelled:
             raise CountsError(f"{self._emitted} records for {tally}")
@@ -214,8 +229,13 @@ class Recorder:
             cut_short=stopped is not None and self._plan.is_open_ended,
         )
 
+    @property
+    def left_out(self) -> int:
+        """How many records of the journal belong to no case of the plan."""
+        return self._replay.left_out if self._replay is not None else 0
+
     def trial_metrics(self) -> TrialMetrics | None:
-        """What repeating showed, with the flaky cases by name; None when nothing was repeated."""
+        """Return the figures over trials, with the flaky cases by id; None when nothing was repeated."""
         if self._trials is None:
             return None
         metrics = self._trials.to_metrics()
@@ -228,8 +248,8 @@ class Recorder:
         return self._states.count(state)
 
 
-def _as_noted(ok: bool, said: bool | None) -> int:
-    """What became of a record, as the index spells it."""
+def _index_state(ok: bool, passed: bool | None) -> int:
+    """Return a record's state as the index encodes it."""
     if not ok:
         return ERROR
-    return UNSCORED_ANSWER if said is None else said
+    return UNSCORED_ANSWER if passed is None else passed

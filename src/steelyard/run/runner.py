@@ -71,16 +71,21 @@ class Runner:
         journal that has unreadable lines in its middle.
         """
         options = _checked(self.options.replace(**changes))
-        execution = Execution(self.target, self.suite, self.scorers, options, self.engine or LocalEngine())
-        execution.origin = {"suite_file": self.suite_file, "scored_from": self.scored_from}
-        forget = execution.follow(self.token) if self.token is not None else None
+        execution = Execution(
+            self.target,
+            self.suite,
+            self.scorers,
+            options,
+            self.engine or LocalEngine(),
+            token=self.token,
+            suite_file=self.suite_file,
+            scored_from=self.scored_from,
+        )
         try:
             return await execution.run(OpenMode(force=force, retry_errors=retry_errors, salvage=salvage))
         finally:
             if options.output_path is not None:
-                self.suite = execution.suite  # a one-shot's cases were written down: the next run reads them there
-            if forget is not None:
-                forget()
+                self.suite = execution.suite  # a one-shot's cases are in the directory now: the next run reads them
 
     def run_sync(
         self,

@@ -1,4 +1,4 @@
-"""The conditions of a launch: how many calls at once, how fast and when, at which price; and what came of it."""
+"""The send policy of a launch: how many calls at once, how fast and when, at which price; and its figures."""
 
 from __future__ import annotations
 
@@ -22,54 +22,51 @@ from steelyard.units import parse_rate
 
 
 class SendPolicy:
-    """Everything that decides when a call is sent, made anew for each launch."""
+    """Everything that decides when a call is sent; one for each launch."""
 
     def __init__(self, target: Target, scorers: Iterable[Scorer], options: RunOptions) -> None:
         self._options = options
         self._target = target
-        self._asked = _asked_targets(target, scorers)
-        self.remotes = [asked for asked in self._asked if isinstance(asked, RemoteTarget)]
+        self._targets = _all_targets(target, scorers)
+        self.remotes = [called for called in self._targets if isinstance(called, RemoteTarget)]
         self._rate = parse_rate(options.rate) if options.rate is not None else None
-        self._book = read_prices(options.prices, target.model_id)
+        self._price_list = read_prices(options.prices, target.model_id)
         self._prices: dict[int, Prices | None] = {}
         self._limits: dict[str | int, EndpointLimits] = {}
         self._monitor = LoopMonitor()
         self._load: ClientLoad | None = None
-        self.earlier: ClientLoad | None = None
-        """How busy the client was in earlier launches, as far as that is known."""
         self._sends: SendCounts | None = None
         self.permits = AdaptivePermits(options.max_parallelism) if options.parallelism == "auto" else None
-        self.schedule: Schedule | None = None
-        self.warmed_up = 0
-        self.parallelism = self._most_at_once()
+        self._schedule: Schedule | None = None
+        self.parallelism = self._max_parallelism()
 
     def check(self) -> None:
-        """Refuse, before anything is called, what cannot be asked, planned or paid for. Not for the event loop."""
+        """Raise ConfigurationError, before any call, for what cannot be called, scheduled or paid. Blocks."""
         for remote in self.remotes:
             remote.check()
         if self._options.arrivals is not None:
             parse_arrivals(self._options.arrivals)
         if self._options.max_cost is not None:
-            check_budget(self._options.max_cost, self._target, self._book, judges=self._asked[1:])
-        for asked in self._asked:
-            self._prices[id(asked)] = self._book.of(asked)
+            check_budget(self._options.max_cost, self._target, self._price_list, judges=self._targets[1:])
+        for called in self._targets:
+            self._prices[id(called)] = self._price_list.of(called)
 
-    def tell_prices(self, spending: Spending) -> None:
-        """Say in the books which currency they are in and, where no price is known, why."""
-        spending.currency = self._book.currency
+    def new_spending(self) -> Spending:
+        """Return an empty account in the currency of the prices that says, where no price is known, why."""
         target = self._target
-        # A model on one's own machine has no price that anybody would miss.
-        if is_paid(target) and self._prices[id(target)] is None:
-            spending.unknown_because = self._book.unknown_because(target)
+        # A model on one's own machine is not expected to have a price.
+        unknown = is_paid(target) and self._prices[id(target)] is None
+        return Spending(self._price_list.currency, self._price_list.unknown_because(target) if unknown else None)
 
     def plan_sends(self, count: int | None) -> Pace | None:
-        """When each call is to be sent, in open loop: so many, or as long as the options say."""
+        """Return when each call is to be sent, in an open-loop run: `count` calls, or as the options say."""
         if self._options.arrivals is not None:
             options = self._options
             arrivals = parse_arrivals(options.arrivals)
-            most = options.requests or count
-            self.schedule = Schedule(arrivals, duration=options.duration, count=most, seed=options.seed)
-        return self.schedule
+            self._schedule = Schedule(
+                arrivals, duration=options.duration, count=options.requests or count, seed=options.seed
+            )
+        return self._schedule
 
     @property
     def allowed(self) -> int:
@@ -77,17 +74,17 @@ class SendPolicy:
         return self.permits.allowed if self.permits is not None else self.parallelism
 
     def priced(self, target: Target, inner: Target, on_cost: Callable[[float | None], None] | None = None) -> Target:
-        """What asks the target with its costs told, where they can be known."""
+        """Wrap the target so that the cost of each call is reported, where it can be known."""
         prices = self._prices.get(id(target))
         return inner if prices is None and on_cost is None else Priced(inner, prices, on_cost)
 
     def limited(self, target: Target, inner: Target) -> Target:
-        """What asks the target, behind the limits of the target's endpoint, where it has any."""
+        """Wrap the target in the rate limits of its endpoint, where it has any."""
         options = self._options
         is_remote = isinstance(target, RemoteTarget)
         adaptive = self.permits if target is self._target else None
         if adaptive is None and self.permits is not None:
-            # What a judge asks bears a number of its own, and nothing else bounds it: scored cases hold no permit.
+            # A judge's endpoint has its own permits; nothing else bounds its calls, as scored cases hold no permit.
             adaptive = AdaptivePermits(options.max_parallelism)
         if not (is_remote or self._rate or options.tokens_per_min or adaptive):
             return inner
@@ -104,11 +101,11 @@ class SendPolicy:
 
     @property
     def waits(self) -> bool:
-        """Whether a call may have to wait for leave, with its own time standing still."""
+        """Whether a call may have to wait for a send permit, while its time limit is stopped."""
         return bool(self._limits)
 
     async def open(self) -> None:
-        """Have the endpoints ready for as many calls as may come at once; all of them, or none is left open."""
+        """Open all endpoints for as many calls as may be in flight; when one fails, the others are closed again."""
         async with contextlib.AsyncExitStack() as opened:
             for remote in self.remotes:
                 await remote.open(self.parallelism)
@@ -116,23 +113,33 @@ class SendPolicy:
             opened.pop_all()
 
     async def close(self) -> None:
-        """Let go of the endpoints, whatever any of them makes of it."""
+        """Close all endpoints, even when closing one of them fails."""
         async with contextlib.AsyncExitStack() as stack:
             for remote in self.remotes:
                 stack.push_async_callback(remote.close)
 
     def watch(self) -> None:
-        """Begin to watch how busy this process is with the run."""
+        """Start to measure how busy this process is with the run."""
         self._monitor.start()
 
     def stop_watching(self, elsewhere: Sequence[ClientLoad] = ()) -> None:
-        """End it, and settle what was sent when: the run is over. Processes that did the work count before this one."""
+        """Stop measuring: the run is over. When other processes did the work, the busiest of them counts."""
         own = self._monitor.stop()
         self._load = max(elsewhere, key=lambda load: (load.loop_cpu_share, load.loop_lag_sustained), default=own)
-        self._sends = self.schedule.counts() if self.schedule is not None else None
+        self._sends = self._schedule.counts() if self._schedule is not None else None
 
-    def to_metrics(self, tally: Tally, stats: Mapping[str, float | None]) -> dict[str, Any]:
-        """What metrics.json says of how the calls were sent."""
+    def to_metrics(
+        self,
+        tally: Tally,
+        stats: Mapping[str, float | None],
+        *,
+        warmed_up: int = 0,
+        earlier: ClientLoad | None = None,
+    ) -> dict[str, Any]:
+        """Return what metrics.json says about how the calls were sent.
+
+        `warmed_up` is how many warm-up requests finished, `earlier` the load of the client in earlier launches.
+        """
         metrics: dict[str, Any] = {
             "parallelism": "auto" if self.permits is not None else self.parallelism,
             "peak_in_flight": tally.peak_in_flight,
@@ -141,29 +148,29 @@ class SendPolicy:
             metrics["parallelism_history"] = list(self.permits.history)
         if self._load is not None:
             load = self._judged(self._load, stats)
-            metrics["client"] = load if self.earlier is None else with_earlier(self.earlier, load)
-        if self._options.is_load or self.warmed_up:
-            metrics["load"] = self._load_metrics(tally)
+            metrics["client"] = load if earlier is None else with_earlier(earlier, load)
+        if self._options.is_load or warmed_up:
+            metrics["load"] = self._load_metrics(tally, warmed_up)
         return metrics
 
     def _judged(self, load: ClientLoad, stats: Mapping[str, float | None]) -> ClientLoad:
-        """Whether the client was the bottleneck; a target in this very process keeps it busy by its nature."""
+        """Mark the load when the client was the bottleneck; a target in this process keeps it busy by its nature."""
         if not (self._options.is_load or isinstance(self._target, RemoteTarget)):
             return load
         first = stats["time_to_first_token-p50"]
         return judge_client(load, stats["time_to_last_token-p50"] if first is None else first)
 
-    def _load_metrics(self, tally: Tally) -> LoadMetrics:
+    def _load_metrics(self, tally: Tally, warmed_up: int) -> LoadMetrics:
         options = self._options
         return LoadMetrics(
             requests=options.requests,
             duration=options.duration,
             arrivals=options.arrivals,
-            warmup=self.warmed_up,
+            warmup=warmed_up,
             sends=UNSET if self._sends is None else self._sends.really_sent(tally.started),
         )
 
-    def _most_at_once(self) -> int:
+    def _max_parallelism(self) -> int:
         wanted = self._options.parallelism
         if isinstance(wanted, int):
             return wanted
@@ -173,19 +180,19 @@ class SendPolicy:
 
 
 def load_of(options: RunOptions) -> dict[str, Any] | None:
-    """What run.json says of how a load run's requests were to be sent; None when it is none."""
+    """Return what run.json says about how a load run sends its requests; None for an evaluation."""
     if not options.is_load:
         return None
     return {name: getattr(options, name) for name in ("requests", "duration", "arrivals", "warmup", "parallelism")}
 
 
-def _asked_targets(target: Target, scorers: Iterable[Scorer]) -> list[Target]:
-    """What a run asks, its judges' targets included, each once."""
+def _all_targets(target: Target, scorers: Iterable[Scorer]) -> list[Target]:
+    """Return all targets of a run, those of its judges included, each once."""
     found = {id(target): target}
 
-    def take(asked: Target) -> Target:
-        found[id(asked)] = asked
-        return asked
+    def take(called: Target) -> Target:
+        found[id(called)] = called
+        return called
 
     for scorer in scorers:
         if isinstance(scorer, RepeatedJudge):
