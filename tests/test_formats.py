@@ -61,9 +61,9 @@ def test_the_fields_of_a_score_are_those_on_the_page() -> None:
     ("kind", "title"),
     [
         (EvalCase, "`cases.jsonl`"),
-        (StoredSample, "`invocations.jsonl`"),
-        (Sample, "`invocations.jsonl`"),
-        (JudgeCall, "`invocations.jsonl`"),
+        (StoredSample, "`answers.jsonl`"),
+        (Sample, "`answers.jsonl`"),
+        (JudgeCall, "`answers.jsonl`"),
         (Holder, "What is promised"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -80,7 +80,7 @@ def test_a_run_writes_no_file_that_the_page_does_not_know(tmp_path: Path) -> Non
     cases = (EvalCase(id=str(number), prompt="?", expected="x") for number in range(3))
     Runner(lambda case: "x", EvalSet("s", cases), [judge], progress="off", output_path=tmp_path).run_sync()
     found = {path.name for path in tmp_path.iterdir()}
-    expected = {"run.json", "outputs.jsonl", "outputs.idx", "invocations.jsonl", "metrics.json", "cases.jsonl", ".lock"}
+    expected = {"run.json", "outputs.jsonl", "outputs.idx", "answers.jsonl", "metrics.json", "cases.jsonl", ".lock"}
     assert found == expected
     for line in (tmp_path / "outputs.jsonl").read_text().splitlines():
         assert set(json.loads(line)) <= rows(section("`outputs.jsonl`"))

@@ -148,7 +148,7 @@ class Record(_RecordHead, kw_only=True, omit_defaults=True, gc=False):
 
 
 class StoredSample(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """One line of `invocations.jsonl`: what a judge said of an answer, written down as soon as it was paid for."""
+    """One line of `answers.jsonl`: what a judge said of an answer, written down as soon as it was paid for."""
 
     id: str
     trial: int

@@ -117,7 +117,7 @@ def test_an_unfinished_runs_figures_leave_superseded_errors_out(tmp_path: Path, 
 def test_types_of_error_beyond_counting_are_counted_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, originals: list[Record]
 ) -> None:
-    monkeypatch.setattr(replay, "_MOST_KINDS", 3)
+    monkeypatch.setattr(replay, "_MAX_KINDS", 3)
     write_journal(tmp_path, [failed(record, f"Kind{record.index}") for record in reversed(originals)])
     assert Result.load(tmp_path).metrics["errors"] == {"error": COUNT - 2, "Kind0": 1, "Kind1": 1}
 

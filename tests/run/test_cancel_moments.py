@@ -66,7 +66,7 @@ def check_what_is_left(directory: Path, counts: dict[str, int]) -> None:
 
 def answers_on_disk(directory: Path, cache: Path | None) -> set[str]:
     """The cases whose answers a cancelled run has left: in its records, before their judgement, or in the cache."""
-    lines = lines_of(directory, "outputs.jsonl") + lines_of(directory, "invocations.jsonl")
+    lines = lines_of(directory, "outputs.jsonl") + lines_of(directory, "answers.jsonl")
     kept = {line["id"] for line in lines if "response_text" in line}
     stored = [] if cache is None else [json.loads(path.read_bytes()) for path in cache.rglob("*.json")]
     return kept | {entry["case_id"] for entry in stored}
@@ -193,7 +193,7 @@ class SlowStore:
 
 
 def test_an_answer_that_is_being_put_into_the_cache_when_the_run_is_cancelled_is_not_lost(tmp_path: Path) -> None:
-    """It has been paid for: the resume finds it in the cache or in invocations.jsonl."""
+    """It has been paid for: the resume finds it in the cache or in answers.jsonl."""
     token = CancellationToken()
     inner = LocalFileTaskResultStore(tmp_path / "cache")
     agent, options = Agent(), {"output_path": tmp_path / "run", "parallelism": 1}

@@ -341,7 +341,7 @@ def test_a_run_resumes_in_the_middle_of_trials(tmp_path: Path) -> None:
     run(agent, suite_of(4), [Assessor(by_trial).judge()], **options)
     outputs = tmp_path / "outputs.jsonl"
     outputs.write_bytes(b"".join(outputs.read_bytes().splitlines(keepends=True)[:4]))
-    for name in ("metrics.json", "invocations.jsonl"):
+    for name in ("metrics.json", "answers.jsonl"):
         (tmp_path / name).unlink()
     agent.calls.clear()
     assessor = Assessor(by_trial)

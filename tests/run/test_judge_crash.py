@@ -73,7 +73,7 @@ def test_a_resume_after_a_kill_asks_only_what_was_not_kept(moment: str, killed: 
     assert result.metrics["counts"]["ok"] == CASES
     assert [len(score.samples or []) for record in result.responses for score in record.scores] == [RUNS] * 2 * CASES
     assert all(not score.errors for record in result.responses for score in record.scores)
-    kept = [line for line in lines_of(folder / "run", "invocations.jsonl") if "sample" in line]
+    kept = [line for line in lines_of(folder / "run", "answers.jsonl") if "sample" in line]
     assert len(kept) == 2 * RUNS * CASES, "each sample is journalled once"
 
 
@@ -93,9 +93,9 @@ def run_to_the_kill(folder: Path, moment: str) -> None:
     ],
     ids=["a sample", "an answer", "only the newline"],
 )
-def test_a_torn_last_line_of_invocations_is_passed_over(tmp_path: Path, moment: str, cut: int, again: set[str]) -> None:
+def test_a_torn_last_line_of_the_answers_is_passed_over(tmp_path: Path, moment: str, cut: int, again: set[str]) -> None:
     run_to_the_kill(tmp_path, moment)
-    torn = tmp_path / "run" / "invocations.jsonl"
+    torn = tmp_path / "run" / "answers.jsonl"
     torn.write_bytes(torn.read_bytes()[:-cut])
     calls(tmp_path)
     result = killable_run(tmp_path / "run", tmp_path / "log", "never").run_sync()
@@ -108,9 +108,9 @@ def test_a_torn_last_line_of_invocations_is_passed_over(tmp_path: Path, moment: 
     }
 
 
-def test_garbage_in_the_middle_of_invocations_costs_only_what_it_replaced(tmp_path: Path) -> None:
+def test_garbage_in_the_middle_of_the_answers_costs_only_what_it_replaced(tmp_path: Path) -> None:
     run_to_the_kill(tmp_path, "judge first 2")
-    path = tmp_path / "run" / "invocations.jsonl"
+    path = tmp_path / "run" / "answers.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     assert b'"run":0' in lines[-2]
     lines[-2] = b"\0\xff" * 20 + b"\n"

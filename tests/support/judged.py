@@ -150,10 +150,10 @@ def lines_of(run: Path, name: str) -> list[dict[str, Any]]:
 
 
 def journalled(run: Path) -> set[Call]:
-    """The samples of judges that invocations.jsonl has, errors left out."""
+    """The samples of judges that answers.jsonl has, errors left out."""
     return {
         (line["id"], line["trial"], line["run"])
-        for line in lines_of(run, "invocations.jsonl")
+        for line in lines_of(run, "answers.jsonl")
         if "sample" in line and "error" not in line["sample"]
     }
 

@@ -15,7 +15,7 @@ from steelyard.errors import ConfigurationError
 from steelyard.journal.answers import AnswerLog
 from steelyard.journal.files import OUTPUTS, refuse_finished
 from steelyard.journal.manifest import compare, read_manifest, refuse_sweep
-from steelyard.journal.replay import DONE, UNSCORED, Replay
+from steelyard.journal.replay import Replay, SlotState
 from steelyard.protocols import InvocationContext, RepeatedJudge, Session, Target
 from steelyard.records import EvalCase, InvocationResponse, Job, id_digest
 from steelyard.run.directory import OpenMode, PlanSlots
@@ -138,7 +138,7 @@ class _Ahead:
 
     def walk(self) -> None:
         """Look at every job that is left, read as it is looked at."""
-        done = bytearray((np.frombuffer(self._replay.states, dtype=np.uint8) == DONE).tobytes())
+        done = bytearray((np.frombuffer(self._replay.states, dtype=np.uint8) == SlotState.DONE).tobytes())
         for job in self._plan.jobs(done):
             if job is not None:
                 fate = self._fate(job)
@@ -149,7 +149,7 @@ class _Ahead:
 
     def _fate(self, job: Job) -> str:
         slot = self._plan.slot_at(job.index, job.trial)
-        if self._replay.states[slot] == UNSCORED:
+        if self._replay.states[slot] == SlotState.UNSCORED:
             return "to_score"
         if self._stored is not None and self._stored.answer(slot) is not None:
             return "to_judge"
@@ -169,7 +169,7 @@ class _Ahead:
             cases=self._plan.cases,
             trials=self._plan.trials,
             planned=self._plan.slots,
-            done=self._replay.states.count(DONE),
+            done=self._replay.states.count(SlotState.DONE),
             judge_calls=self._judge_calls,
             parallelism=options.parallelism or self._runner.target.default_parallelism,
             estimate=self._estimator.estimate(),
@@ -199,14 +199,14 @@ def _found(runner: Runner, run: Path, entry: OpenMode, plan: Plan, session: Sess
 
 def _unjudged(run: Path, plan: Plan, states: bytearray) -> AnswerLog:
     """The answers that were kept before their judges were heard."""
-    invocations = AnswerLog(run)
+    answers = AnswerLog(run)
 
     def unfinished(case_id: str, trial: int) -> int | None:
         slot = int(plan.slot_of(np.array([id_digest(case_id)], dtype=np.uint64), np.array([trial]))[0])
-        return None if slot < 0 or states[slot] == DONE else slot
+        return None if slot < 0 or states[slot] == SlotState.DONE else slot
 
-    invocations.read(unfinished, plan.is_of_case)
-    return invocations
+    answers.read(unfinished, plan.is_of_case)
+    return answers
 
 
 def _store_of(options: RunOptions) -> EvaluationDataStore | None:

@@ -1,4 +1,4 @@
-"""`invocations.jsonl`: answers before they are judged, and each thing a judge said. Nothing here is paid for twice."""
+"""`answers.jsonl`: answers that are not judged yet, and each judge sample as it comes. Nothing is paid for twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from steelyard.journal.files import INVOCATIONS
+from steelyard.journal.files import ANSWERS
 from steelyard.journal.reader import RecordReader, decode_entry, lines_forward
 from steelyard.journal.writer import AppendOnlyFile, encode_record, whole_text
 from steelyard.records import Record, StoredSample, UnscoredAnswer
@@ -17,7 +17,7 @@ from steelyard.stats.costs import Spending
 
 
 class JudgeCall(msgspec.Struct, gc=False):
-    """One line of `invocations.jsonl`: what a call of a judge has cost."""
+    """One line of `answers.jsonl`: what a call of a judge cost."""
 
     judge_cost: float
 
@@ -31,10 +31,10 @@ SlotOf = Callable[[str, int], int | None]
 
 
 class AnswerLog:
-    """What was asked of the target and of judges for slots that have no finished record yet."""
+    """The answers and judge samples of slots that have no finished record yet."""
 
     def __init__(self, run: Path) -> None:
-        self._path = run / INVOCATIONS
+        self._path = run / ANSWERS
         self._answers: dict[int, int] = {}
         self._samples: dict[int, list[StoredSample]] = {}
         self.spending = Spending()
@@ -43,7 +43,7 @@ class AnswerLog:
         self._reader: RecordReader | None = None
 
     def read(self, slot_of: SlotOf, same_case: Callable[[int, str], bool]) -> None:
-        """Find what belongs to unfinished slots. A line that cannot be read is passed over: it is asked again."""
+        """Find what belongs to unfinished slots. A line that cannot be read is skipped: its call is made again."""
         if not self._path.exists():
             return
         descriptor = os.open(self._path, os.O_RDONLY)
@@ -71,7 +71,7 @@ class AnswerLog:
             self._samples.setdefault(slot, []).append(stored)
 
     def answer(self, slot: int) -> Record | None:
-        """The answer of a slot that was never judged to the end."""
+        """Return the answer of a slot whose judging did not finish."""
         if slot not in self._answers:
             return None
         if self._reader is None:
@@ -79,7 +79,7 @@ class AnswerLog:
         return self._reader.at(self._answers[slot])
 
     def samples(self, slot: int) -> tuple[StoredSample, ...]:
-        """What judges have said about a slot so far."""
+        """Return the judge samples of a slot so far."""
         return tuple(self._samples.get(slot, ()))
 
     def append(self, item: UnscoredAnswer | StoredSample | JudgeCall) -> None:
@@ -95,7 +95,7 @@ class AnswerLog:
             self._file.append(_encode_sample(item))
 
     def _end_last_line(self) -> None:
-        """Start on a new line after one that was torn; the torn one is passed over when it is read."""
+        """Start on a new line after a torn one, which is skipped when it is read."""
         with open(self._path, "a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -116,9 +116,9 @@ def _encode_sample(stored: StoredSample) -> bytes:
     try:
         return _encoder.encode(stored) + b"\n"
     except UnicodeEncodeError:
-        said = stored.sample
+        sample = stored.sample
         for name in ("reason", "error"):
-            text = getattr(said, name)
+            text = getattr(sample, name)
             if text is not None:
-                setattr(said, name, whole_text(text))
+                setattr(sample, name, whole_text(text))
         return _encoder.encode(stored) + b"\n"

@@ -19,7 +19,7 @@ from steelyard.stats.formatting import counted
 MANIFEST = "run.json"
 OUTPUTS = "outputs.jsonl"
 INDEX = "outputs.idx"
-INVOCATIONS = "invocations.jsonl"
+ANSWERS = "answers.jsonl"
 METRICS = "metrics.json"
 PARTIAL = "partial.json"
 CASES = "cases.jsonl"
@@ -105,7 +105,7 @@ def _new_folder(parent: Path, name: str) -> Path:
             return folder
 
 
-_ALL_FILES = (METRICS, OUTPUTS, INDEX, INVOCATIONS, PARTIAL, CASES, DAMAGED, REPORT, MANIFEST)
+_ALL_FILES = (METRICS, OUTPUTS, INDEX, ANSWERS, PARTIAL, CASES, DAMAGED, REPORT, MANIFEST)
 """In the order in which --force moves them: metrics first, so that a crash in between never looks complete."""
 
 

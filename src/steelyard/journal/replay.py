@@ -1,4 +1,4 @@
-"""What a journal says of a plan: which slots are done, which to ask or score again, and the numbers so far."""
+"""Reads a journal back: which slots are done, which to retry or score again, and the figures so far."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -23,10 +24,28 @@ from steelyard.stats.errors import ErrorName, error_name
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, verdict
 
-PENDING, DONE, ERRORED, UNSCORED = 0, 1, 2, 3
-"""What is known of a slot: nothing; an ok record; only errors (ask again); a response whose scores are not of use."""
 
-_MOST_KINDS = 1 << 16
+class SlotState(IntEnum):
+    """What is known about a slot, a (case, trial) of the plan: one byte of a bytearray."""
+
+    PENDING = 0
+    """It has no record."""
+    DONE = 1
+    """It has an ok record with the scores that it should have."""
+    ERRORED = 2
+    """It has only errors, from earlier launches: to retry."""
+    UNSCORED = 3
+    """It has an answer from an earlier launch whose scores are missing or outdated: to score again."""
+    FAILED = 4
+    """It ended in an error in this launch."""
+
+
+STARTED = 0x80
+"""Set in the byte of a slot from when its job is handed out until its record is written."""
+
+# Plain numbers for the loops over all records: an attribute of an enum takes several times as long to read.
+_DONE, _ERRORED, _UNSCORED = int(SlotState.DONE), int(SlotState.ERRORED), int(SlotState.UNSCORED)
+_MAX_KINDS = 1 << 16
 _ANY_ERROR = ErrorName("error", "error")
 
 
@@ -39,7 +58,7 @@ class Slots(Protocol):
         trials: npt.NDArray[np.int64],
         recorded: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
-        """The slot of each (id digest, trial), -1 where there is none; `recorded` is where its case stood then."""
+        """Return the slot of each (id digest, trial), -1 where there is none; `recorded` was its case's position."""
         ...
 
     def index(self, slot: int, recorded: int) -> int: ...
@@ -49,7 +68,7 @@ class Slots(Protocol):
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool: ...
 
     def all_current(self, slots: npt.NDArray[np.int64], case_fps: list[str], scored_bys: list[str]) -> bool:
-        """Whether each of these is sure to be of the slot's case and scored as it would be now."""
+        """Whether each of these certainly belongs to the slot's case and is scored as it would be now."""
         ...
 
 
@@ -82,7 +101,7 @@ class Replay:
         self._on_done = on_done
 
     def read(self, check: Callable[[], None] = lambda: None) -> None:
-        """Read the whole journal; `check` is called now and then and may raise to give up."""
+        """Read the whole journal; `check` is called from time to time and may raise to give up."""
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
             for block in entries_backward(descriptor, readable_end(descriptor)):
@@ -99,11 +118,11 @@ class Replay:
         return self._kinds.counts
 
     def forget_error(self, slot: int) -> None:
-        """Take back the error of a slot that has a newer record now."""
+        """Remove the error of a slot that has a newer record now."""
         self._kinds.remove(slot)
 
     def stored_at(self, slot: int) -> int:
-        """Where the record lies whose response is to be scored again: for slots that are UNSCORED."""
+        """Return the offset of the record whose answer is to be scored again, of a slot that is UNSCORED."""
         assert self._offsets is not None
         return self._offsets[slot]
 
@@ -132,13 +151,13 @@ class Replay:
         for slot, digest, offset, length, entry, counts in zip(slots, digests, *block, counted, strict=False):
             if counts:
                 index = self._slots.index(slot, entry.index)
-                said = verdict(entry.scores) if self.states[slot] == DONE else None
+                passed = verdict(entry.scores) if self.states[slot] == _DONE else None
                 ok = entry.status == "ok"
-                rows.append(pack_row(offset, digest, length + 1, index, entry.trial, ok, said, entry.case_fp))
+                rows.append(pack_row(offset, digest, length + 1, index, entry.trial, ok, passed, entry.case_fp))
         self._add_row(b"".join(rows))
 
     def _all_win(self, slots: npt.NDArray[np.int64], entries: list[Entry]) -> bool:
-        """Whether each entry is a good answer, scored as it should be, and the first word on its slot: most are."""
+        """Whether each entry is a good answer, scored as it should be, and the newest of its slot: most are."""
         if slots.min() < 0 or len(np.unique(slots)) < len(slots):
             return False
         if np.frombuffer(self.states, dtype=np.uint8)[slots].any():
@@ -153,8 +172,8 @@ class Replay:
         return self._slots.all_current(slots, fingerprints, scored)
 
     def _take_all(self, slots: npt.NDArray[np.int64], entries: list[Entry]) -> None:
-        """What `_wins` does with each of these, done with all."""
-        np.frombuffer(self.states, dtype=np.uint8)[slots] = DONE
+        """Do for all of these what `_wins` does for each."""
+        np.frombuffer(self.states, dtype=np.uint8)[slots] = _DONE
         self.stats.update_all(entries)
         for entry in entries:
             self.spending.update(entry)
@@ -164,7 +183,7 @@ class Replay:
                 self._on_done(slot, entry.scores)
 
     def _counts(self, slot: int, entry: Entry, offset: int) -> bool:
-        """Whether the entry is of a case as it stands now, and the one that counts for it."""
+        """Whether the entry belongs to a case as it is now, and is the one that counts for it."""
         if slot < 0 or not self._slots.same_case(slot, entry.case_fp):
             self.left_out += 1
             return False
@@ -174,26 +193,26 @@ class Replay:
         """Whether this entry, older than all seen so far, is the one that counts for its slot."""
         state = self.states[slot]
         if entry.status == "error" and entry.cost is not None:
-            self.spending.update(entry)  # paid for, whether or not it was asked again
-        if state in (DONE, UNSCORED) or (state == ERRORED and entry.status == "error"):
+            self.spending.update(entry)  # paid for, whether or not it was retried
+        if state in (_DONE, _UNSCORED) or (state == _ERRORED and entry.status == "error"):
             return False
         if entry.status == "error":
-            self.states[slot] = ERRORED
+            self.states[slot] = _ERRORED
             self._kinds.add(slot, error_name(entry))
             return True
-        if state == ERRORED:
+        if state == _ERRORED:
             self._kinds.remove(slot)
         self.stats.update(entry)
         self.spending.update(entry)
         lacking = [score for score in entry.scores if score.value is None or score.errors]
-        # A score could not be made, or a judge was not heard as often as was asked for.
+        # A score could not be made, or a judge gave fewer samples than it should.
         if self._slots.needs_scoring(slot, entry.scored_by, bool(lacking)):
-            self.states[slot] = UNSCORED
+            self.states[slot] = _UNSCORED
             if self._offsets is None:
                 self._offsets = array("Q", bytes(8 * len(self.states)))
             self._offsets[slot] = offset
         else:
-            self.states[slot] = DONE
+            self.states[slot] = _DONE
             self.scores.update(entry.scores, failed=False)
             if self._on_done is not None:
                 self._on_done(slot, entry.scores)
@@ -211,7 +230,7 @@ class _ErrorKinds:
 
     def add(self, slot: int, kind: ErrorName) -> None:
         if kind not in self._numbers:
-            if len(self._names) < _MOST_KINDS:
+            if len(self._names) < _MAX_KINDS:
                 self._numbers[kind] = len(self._names)
                 self._names.append(kind)
             else:
@@ -222,7 +241,7 @@ class _ErrorKinds:
         self.counts[kind] += 1
 
     def remove(self, slot: int) -> None:
-        """Take a slot's error back: an older record has an answer."""
+        """Remove a slot's error: an older record has an answer."""
         kind = self._names[self._of_slot[slot]]
         self.counts[kind] -= 1
         if not self.counts[kind]:

@@ -33,7 +33,7 @@ from steelyard.journal.index import IndexBuilder, pack_columns
 from steelyard.journal.lock import RunLock
 from steelyard.journal.manifest import Launch, Manifest, compare, now, read_manifest, refuse_sweep, write_manifest
 from steelyard.journal.reader import RecordReader, repair_tail, salvage
-from steelyard.journal.replay import DONE, Replay
+from steelyard.journal.replay import Replay, SlotState
 from steelyard.journal.writer import JournalWriter
 from steelyard.records import Score, id_digest
 from steelyard.run.plan import Plan
@@ -148,7 +148,7 @@ class RunDirectory:
         def unfinished(case_id: str, trial: int) -> int | None:
             found = plan.slot_of(np.array([id_digest(case_id)], dtype=np.uint64), np.array([trial]))
             slot = int(found[0])
-            return None if slot < 0 or replay.states[slot] == DONE else slot
+            return None if slot < 0 or replay.states[slot] == SlotState.DONE else slot
 
         answers.read(unfinished, plan.is_of_case)
         return answers

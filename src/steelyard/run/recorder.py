@@ -11,10 +11,9 @@ import numpy as np
 
 from steelyard.errors import CountsError
 from steelyard.journal.answers import AnswerLog, JudgeCall
-from steelyard.journal.index import ERROR
-from steelyard.journal.index import UNSCORED as UNSCORED_ANSWER
+from steelyard.journal.index import ERROR, UNSCORED
 from steelyard.journal.reader import RecordReader
-from steelyard.journal.replay import DONE, ERRORED, PENDING, UNSCORED, Replay
+from steelyard.journal.replay import STARTED, Replay, SlotState
 from steelyard.journal.writer import JournalWriter, encode_record
 from steelyard.protocols import Tally
 from steelyard.records import Job, Record, StoredSample, UnscoredAnswer
@@ -30,11 +29,10 @@ from steelyard.stats.trials import TrialStats
 log = logging.getLogger("steelyard")
 
 _MAX_REASON = 200
-_FAILED = 4
-"""The state of a slot that ended as an error in this launch; the others are the replay's."""
-
-_STARTED = 0x80
-"""Set in a slot's state from when its job is handed out until its record lands."""
+# Plain numbers for what is done for every record.
+_DONE, _FAILED, _UNSCORED = int(SlotState.DONE), int(SlotState.FAILED), int(SlotState.UNSCORED)
+_STARTED_ERRORED = SlotState.ERRORED | STARTED
+_STARTED_UNSCORED = SlotState.UNSCORED | STARTED
 
 
 class OpenJournal(NamedTuple):
@@ -88,7 +86,7 @@ class Recorder:
             spending.merge(self._answers.spending)
         self.errors = Errors()
         self.kept: list[Record] | None = [] if keep else None
-        self.done_before = self._count(DONE)
+        self.done_before = self._count(SlotState.DONE)
         self.resumed = any(self._states)
         self._watch = watch
         self._failing_scorers: set[str] = set()
@@ -113,31 +111,31 @@ class Recorder:
     def so_far(self) -> str:
         """Describe what earlier launches did, and what they left to do."""
         parts = [f"{self.done_before:,} of {self._plan.slots:,} done"]
-        if again := self._count(ERRORED):
+        if again := self._count(SlotState.ERRORED):
             parts.append(f"{counted(again, 'error')} to retry")
-        if stored := self._count(UNSCORED):
+        if stored := self._count(SlotState.UNSCORED):
             parts.append(f"{counted(stored, 'stored answer')} to score again")
         return ", ".join(parts)
 
     def jobs(self) -> Iterator[Job | None]:
         """Yield the jobs that are left, in suite order, read as workers take them; None means: not yet, ask again."""
         states, slot_at, is_direct = self._states, self._plan.slot_at, self._is_direct
-        done = bytearray((np.frombuffer(states, dtype=np.uint8) == DONE).tobytes())
+        done = bytearray((np.frombuffer(states, dtype=np.uint8) == _DONE).tobytes())
         for job in self._plan.jobs(done):
             if job is None:
                 yield None
                 continue
             slot = job.index if is_direct else slot_at(job.index, job.trial)
             if slot == len(states):  # the number of slots of an open-ended load run is not known before its end
-                states.append(PENDING)
-            if states[slot] == UNSCORED:
+                states.append(SlotState.PENDING)
+            if states[slot] == _UNSCORED:
                 job.stored = self._stored(slot)
             if self._answers is not None:
                 job.stored = job.stored or self._answers.answer(slot)
                 job.samples = self._answers.samples(slot)
             if job.stored is not None and self._watch is not None:
                 self._only_scored.add(slot)
-            states[slot] |= _STARTED
+            states[slot] |= STARTED
             yield job
 
     def _stored(self, slot: int) -> Record:
@@ -161,7 +159,7 @@ class Recorder:
             line = encode_record(record)
             self._writer.note((self._writer.append(line), len(line), slot, _index_state(ok, passed)))
         before = self._states[slot]
-        if before != UNSCORED | _STARTED:  # a stored response was counted when it was replayed
+        if before != _STARTED_UNSCORED:  # a stored response was counted when it was replayed
             self.stats.update(record)
             self.spending.update(record)
         if ok:
@@ -174,9 +172,9 @@ class Recorder:
         if self._trials is not None:
             position, trial = divmod(slot, self._plan.trials)
             self._trials.update(position, trial, passed, scores)
-        self._states[slot] = DONE if ok else _FAILED
+        self._states[slot] = _DONE if ok else _FAILED
         self._emitted += 1
-        if before == ERRORED | _STARTED and self._replay is not None:
+        if before == _STARTED_ERRORED and self._replay is not None:
             self._replay.forget_error(slot)
         if self.kept is not None:
             self.kept.append(record)
@@ -209,8 +207,8 @@ class Recorder:
         self._closed = True
         if self._emitted != tally.finished or tally.started != tally.finished + tally.cancelled:
             raise CountsError(f"{self._emitted} records for {tally}")
-        earlier_errors = self._count(ERRORED) + self._count(ERRORED | _STARTED)
-        earlier_responses = self._count(UNSCORED) + self._count(UNSCORED | _STARTED)
+        earlier_errors = self._count(SlotState.ERRORED) + self._count(_STARTED_ERRORED)
+        earlier_responses = self._count(SlotState.UNSCORED) + self._count(_STARTED_UNSCORED)
         self.stats.update_failed(earlier_errors)
         if self._replay is not None:
             self.errors.counts.update(self._replay.errors)
@@ -221,10 +219,10 @@ class Recorder:
         self.stats.active_seconds = self.active_seconds
         return RunCounts(
             planned=self._plan.slots,
-            ok=self._count(DONE) + earlier_responses,
-            error=self._count(_FAILED) + earlier_errors,
-            cancelled=self._count(PENDING | _STARTED),
-            not_started=self._count(PENDING),
+            ok=self._count(SlotState.DONE) + earlier_responses,
+            error=self._count(SlotState.FAILED) + earlier_errors,
+            cancelled=self._count(SlotState.PENDING | STARTED),
+            not_started=self._count(SlotState.PENDING),
             to_redo=earlier_errors + earlier_responses,
             cut_short=stopped is not None and self._plan.is_open_ended,
         )
@@ -252,4 +250,4 @@ def _index_state(ok: bool, passed: bool | None) -> int:
     """Return a record's state as the index encodes it."""
     if not ok:
         return ERROR
-    return UNSCORED_ANSWER if passed is None else passed
+    return UNSCORED if passed is None else passed

@@ -17,7 +17,7 @@ from steelyard.journal.answers import AnswerLog
 from steelyard.journal.files import MANIFEST, METRICS, OUTPUTS, RunState, read_json_object, read_metrics, run_state
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import iter_records
-from steelyard.journal.replay import DONE, ERRORED, Replay
+from steelyard.journal.replay import Replay, SlotState
 from steelyard.records import Record
 from steelyard.run.metrics import Errors, RunCounts, compose
 from steelyard.stats.costs import Spending
@@ -118,12 +118,12 @@ def _replayed_metrics(run: Path) -> Metrics:
     replay = Replay(run, slots, slots.states)
     if (run / OUTPUTS).exists():
         replay.read()
-    errored = replay.states.count(ERRORED)
+    errored = replay.states.count(SlotState.ERRORED)
     replay.stats.update_failed(errored)
     for _ in range(errored):
         replay.scores.update([], failed=True)
     replay.stats.active_seconds = replay.run_time
-    done = replay.states.count(DONE)
+    done = replay.states.count(SlotState.DONE)
     planned = max(manifest.planned if manifest is not None else 0, done + errored)
     books = RunCounts(planned=planned, ok=done, error=errored, cancelled=0, not_started=planned - done - errored)
     errors = Errors()
@@ -146,9 +146,9 @@ def _replayed_metrics(run: Path) -> Metrics:
 def _spending(run: Path, replay: Replay, manifest: Manifest | None) -> Spending:
     """What an unfinished run has spent, its judges included."""
     spending = replay.spending
-    invocations = AnswerLog(run)
-    invocations.read(lambda _id, _trial: None, lambda _slot, _case_fp: False)
-    spending.merge(invocations.spending)
+    answers = AnswerLog(run)
+    answers.read(lambda _id, _trial: None, lambda _slot, _case_fp: False)
+    spending.merge(answers.spending)
     if manifest is not None:
         spending.currency = read_prices(manifest.options.get("prices"), manifest.model_id).currency
     return spending
