@@ -23,13 +23,10 @@ from time import perf_counter
 from typing import Any
 
 from steelyard import reaper
+from steelyard.shutdown import PROGRAM_DRAIN_SECONDS as DRAIN_SECONDS
+from steelyard.shutdown import PROGRAM_GRACE_SECONDS as GRACE_SECONDS
+from steelyard.shutdown import PROGRAM_REAP_SECONDS as REAP_SECONDS
 
-GRACE_SECONDS = 0.5
-"""From SIGTERM to SIGKILL."""
-DRAIN_SECONDS = 0.25
-"""How long output is still read after the program has ended."""
-REAP_SECONDS = 1.0
-"""How long to wait for a killed process to exit."""
 STDERR_BYTES = 4096
 _CHUNK_BYTES = 1 << 18
 

@@ -168,7 +168,7 @@ def test_a_run_under_nohup_does_not_mind_the_terminal_going(shop: Workshop) -> N
     process.send_signal(signal.SIGINT)
     ended = Ended(code=0, out="", err=process.communicate(timeout=30)[1])
     assert process.returncode == 130
-    assert "SIGINT: cancelling" in ended.err
+    assert "Interrupted: cancelling calls in flight" in ended.err
     assert "SIGHUP" not in ended.err
 
 
@@ -269,7 +269,7 @@ def test_leaving_ends_the_programs_that_still_run(tmp_path: Path) -> None:
     script.write_text(
         "import asyncio, os, sys\n"
         "from steelyard import EvalCase, InvocationContext\n"
-        "from steelyard.cli.run_control import leave\n"
+        "from steelyard.cli.run_control import exit_now\n"
         "from steelyard.targets import Command\n"
         "async def main():\n"
         "    program = 'import os, pathlib, time; pathlib.Path(\"pid\").write_text(str(os.getpid())); time.sleep(60)'\n"
@@ -277,7 +277,7 @@ def test_leaving_ends_the_programs_that_still_run(tmp_path: Path) -> None:
         "    call = asyncio.create_task(target.invoke(EvalCase(id='a', prompt='?'), InvocationContext('a')))\n"
         "    while not (os.path.exists('pid') and open('pid').read()):\n"
         "        await asyncio.sleep(0.01)\n"
-        "    leave(7)\n"
+        "    exit_now(7)\n"
         "asyncio.run(main())\n"
     )
     ended = subprocess.run([sys.executable, script], cwd=tmp_path, timeout=60, check=False)

@@ -159,7 +159,7 @@ def test_a_second_signal_ends_the_programs_too(shop: Workshop) -> None:
     child = int((shop.folder / "child.pid").read_text())
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    while "once more to kill" not in process.stderr.readline():
+    while "to quit immediately" not in process.stderr.readline():
         pass
     interrupt(process, signal.SIGINT)
     try:
@@ -189,7 +189,7 @@ def test_a_second_signal_kills_at_once_and_loses_nothing_finished(shop: Workshop
     process = started(shop, kind)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    while "once more to kill" not in process.stderr.readline():
+    while "to quit immediately" not in process.stderr.readline():
         pass
     ended, seconds = interrupt(process, signal.SIGINT)
     assert ended.code == 130

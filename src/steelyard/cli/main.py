@@ -22,24 +22,30 @@ def main(args: list[str] | None = None) -> NoReturn:
     if _shown_at_once(sys.argv[1:] if args is None else args):
         sys.exit(0)
     from steelyard.cli.group import run
-    from steelyard.cli.output import accept_any_text, flush_in_time, hurry, open_missing_streams, take_your_time
+    from steelyard.cli.output import (
+        accept_any_text,
+        allow_slow_writes,
+        flush_in_time,
+        limit_writes,
+        open_missing_streams,
+    )
 
     open_missing_streams()
     accept_any_text()
-    take_your_time()
+    allow_slow_writes()
     try:
         code = _flushed(run(args))
     except KeyboardInterrupt:  # while the result went to a pipe that nobody reads
         code = INTERRUPTED
-    from steelyard.cli.run_control import leave, leave_in_time
+    from steelyard.cli.run_control import exit_in_time, exit_now
 
     if code > _BY_A_SIGNAL:
         # A thread pool of the user's own is joined at exit; after Ctrl-C nobody waits for that.
-        hurry()
+        limit_writes()
         flush_in_time()
-        leave(code)
+        exit_now(code)
     if args is None:
-        leave_in_time(code)
+        exit_in_time(code)
     sys.exit(code)
 
 

@@ -1,4 +1,4 @@
-"""Where words go: results to stdout, everything else to stderr. A reader that went away is no error."""
+"""Writes results to stdout and everything else to stderr. A reader that went away is no error."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ from typing import Any, TextIO
 import click
 
 from steelyard.errors import ConfigurationError, JournalError
+from steelyard.shutdown import BLOCKED_WRITE_SECONDS, WRITE_SECONDS
 
-# What steers a terminal and stands raw in JSON: DEL and C1, bidi marks, the two separators that break lines.
-_STEERING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# What controls a terminal and is not escaped in JSON: DEL and C1, bidi marks, the two line separators.
+_CONTROL = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _CLEAR_BAR = "\r\x1b[J"
-_PATIENCE = 0.3
-"""Seconds that a reader gets, once in a hurry."""
-_STUCK_AFTER = 0.05
-"""Seconds more, before what is said next goes unsaid."""
 
-_in_a_hurry = threading.Event()
-_writing: dict[str, _Writing] = {}
-"""What was last written to a stream, once in a hurry."""
+_limited = threading.Event()
+"""Set when writes may only take a moment: after a signal."""
+_last_writes: dict[str, _Write] = {}
+"""The last limited write to each stream."""
 
 
 def open_missing_streams() -> None:
-    """Let streams that were closed lead nowhere: the next file to be opened would otherwise become stdout."""
+    """Open closed standard streams on the null device: the next file to be opened would otherwise become stdout."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -41,27 +39,27 @@ def open_missing_streams() -> None:
 
 
 def accept_any_text() -> None:
-    """Let a stream that cannot write a character show a stand-in: a result is not lost over a dash."""
+    """Replace characters that a stream cannot encode, so that no result is lost over a dash."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")
 
 
-def hurry() -> None:
-    """From here on wait for no reader: a full pipe that nobody empties must not hold up the exit after a signal."""
-    _in_a_hurry.set()
+def limit_writes() -> None:
+    """Limit the time of each write from now on: a full pipe that nobody reads must not block the exit."""
+    _limited.set()
 
 
-def take_your_time() -> None:
-    """Wait for readers again: for the next command in the same process."""
-    _in_a_hurry.clear()
+def allow_slow_writes() -> None:
+    """Let writes take their time again: for the next command in the same process."""
+    _limited.clear()
 
 
 def show(text: str) -> None:
-    """Print a result. Whoever read it may have gone (`| head`): what remains to be done is done all the same."""
-    if _in_a_hurry.is_set():
-        _in_time("stdout", lambda: click.echo(text))
+    """Print a result. A reader that has gone (`| head`) does not end the command."""
+    if _limited.is_set():
+        _write_in_time("stdout", lambda: click.echo(text))
         return
     try:
         click.echo(text)
@@ -73,8 +71,8 @@ def show(text: str) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Print a result as JSON, for another program to read; what could steer a terminal is escaped."""
-    show(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text(value)))
+    """Print a result as JSON, for another program to read; control characters are escaped."""
+    show(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text(value)))
 
 
 def json_text(value: Any) -> str:
@@ -83,43 +81,43 @@ def json_text(value: Any) -> str:
 
     try:
         return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    except UnicodeEncodeError:  # a path that is no text: escaped, so that Python reads it back as it was
+    except UnicodeEncodeError:  # a path that is not valid text: escaped, so that Python reads it back unchanged
         import json
 
         return json.dumps(msgspec.to_builtins(value), indent=2)
 
 
 def say(text: str, *, over_bar: bool = False) -> None:
-    """Say something to the person at the terminal, in words that cannot steer it; if need be in place of a live bar."""
+    """Print a message to stderr, without control characters; with `over_bar` in place of a live progress bar."""
     from steelyard.stats.formatting import safe_text
 
     lines = "\n".join(safe_text(line) for line in text.split("\n"))
 
-    def speak() -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody listens: that must not end a run
-            # The terminal's own `^C` goes with the bar, so that what is said stands alone.
+    def write() -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it: that must not end a run
+            # The terminal's own `^C` is cleared with the bar, so that the message has its line to itself.
             clear = _CLEAR_BAR if over_bar and sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
             click.echo(f"{clear}steelyard: {lines}", err=True)
 
-    _in_time("stderr", speak) if _in_a_hurry.is_set() else speak()
+    _write_in_time("stderr", write) if _limited.is_set() else write()
 
 
 def flush_in_time() -> None:
-    """Write what is still in the streams' buffers, as far as somebody reads it."""
-    _in_time("stdout", lambda: sys.stdout.flush())
-    _in_time("stderr", lambda: sys.stderr.flush())
+    """Write what is still in the streams' buffers, as far as it is read in time."""
+    _write_in_time("stdout", lambda: sys.stdout.flush())
+    _write_in_time("stderr", lambda: sys.stderr.flush())
 
 
-class _Writing:
-    """Something being written from a thread.
+class _Write:
+    """One write, made by a thread.
 
-    Looked at without a lock: a signal may come in the middle of a look, and its handler looks as well.
+    Its state is read without a lock: a signal may come while it is read, and the handler reads it as well.
     """
 
     def __init__(self, write: Callable[[], None]) -> None:
         self._write = write
         self._ended = False
-        threading.Thread(target=self._run, name="steelyard-writing", daemon=True).start()
+        threading.Thread(target=self._run, name="steelyard-write", daemon=True).start()
 
     def _run(self) -> None:
         try:
@@ -129,27 +127,27 @@ class _Writing:
             self._ended = True
 
     def ended(self, within: float) -> bool:
-        """Whether it is written, waiting for that at most so long."""
+        """Whether it has ended, waiting at most `within` seconds."""
         deadline = time.monotonic() + within
         while not self._ended and time.monotonic() < deadline:
             time.sleep(0.002)
         return self._ended
 
 
-def _in_time(stream: str, write: Callable[[], None]) -> None:
-    """Write, and wait for that a moment only; do not write where something written before is stuck."""
-    before = _writing.get(stream)
-    if before is None or before.ended(_STUCK_AFTER):
-        _writing[stream] = _Writing(write)
-        _writing[stream].ended(_PATIENCE)
+def _write_in_time(stream: str, write: Callable[[], None]) -> None:
+    """Write, and wait only a moment for it; drop the write where an earlier one is still blocked."""
+    before = _last_writes.get(stream)
+    if before is None or before.ended(BLOCKED_WRITE_SECONDS):
+        _last_writes[stream] = _Write(write)
+        _last_writes[stream].ended(WRITE_SECONDS)
 
 
 def discard(stream: TextIO) -> None:
-    """Send what is still in a stream's buffer nowhere, so that the interpreter does not complain at exit."""
+    """Send what is still in a stream's buffer to the null device, so that the interpreter does not complain."""
     with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 _NOT_A_DISK_FAILURE = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EPERM)
@@ -161,9 +159,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_pieces(path: Path, pieces: Iterable[str | bytes]) -> None:
-    """Write a file that takes its place once it is whole.
+    """Write a file that appears under its name once it is complete.
 
-    A place that cannot be written is the user's mistake, a full disk is not.
+    A path that cannot be written is a configuration error, a full disk is not.
     """
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:

@@ -17,7 +17,6 @@ from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import choose_place, command_again, does_again, remove_if_unused
 from steelyard.cli.run_control import (
-    GRACE,
     allow_calls,
     log_to_stderr,
     partial_result,
@@ -36,6 +35,7 @@ from steelyard.run.options import RunOptions
 from steelyard.run.result import Result
 from steelyard.run.runner import Runner
 from steelyard.run.send_policy import SendPolicy
+from steelyard.shutdown import CALLS_SECONDS
 from steelyard.suite.evalset import EvalSet
 
 log = logging.getLogger("steelyard")
@@ -125,7 +125,7 @@ def _traced(runner: Runner, wanted: bool) -> AbstractContextManager[None]:
         raise ConfigurationError("--otel needs the local engine: spans are made by the process that makes the calls")
     from steelyard.integrations.otel import exported
 
-    runner.engine = runner.engine or LocalEngine(grace=GRACE)
+    runner.engine = runner.engine or LocalEngine(grace=CALLS_SECONDS)
     runner.token = runner.token or CancellationToken()
     return exported(runner)
 
@@ -154,7 +154,7 @@ def _run(runner: Runner, gate: Gate, flags: Flags, entry: OpenMode) -> int:
         lambda: runner.run(**msgspec.structs.asdict(entry)),
         again,
         token=runner.token,
-        last_words=lambda reason: partial_result(place, reason),
+        read_partial=lambda reason: partial_result(place, reason),
     )
     if ending.result is None:
         say(f"resume with: {command_again(place, begun=False)}")
@@ -211,7 +211,7 @@ def load_suite(
         raise ConfigurationError(f"{suite} makes its own target: {flags} can only change that of a suite file")
     runner, gate = _from_python(suite)
     if engine:
-        runner.engine = EngineChoice(**engine).make(Path(suite.rpartition(":")[0]).parent, GRACE)
+        runner.engine = EngineChoice(**engine).make(Path(suite.rpartition(":")[0]).parent, CALLS_SECONDS)
     return runner, gate
 
 
@@ -226,7 +226,7 @@ def _from_yaml(path: str, target: dict[str, str], engine: Mapping[str, Any]) -> 
     if path.endswith((".jsonl", ".csv")):
         raise ConfigurationError(f"{path} holds cases, not a suite: name it in a suite file, as `cases: {path}`")
     built: BuiltSuite = build_suite(path, target)
-    workers = built.engine.replace(**engine).make(Path(path).parent, GRACE)
+    workers = built.engine.replace(**engine).make(Path(path).parent, CALLS_SECONDS)
     # Whether responses stay in memory is not the suite's to say here: they never do.
     options = {name: value for name, value in built.options.items() if name != "low_memory"}
     try:

@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first stops the run politely, the second at once. Neither loses what finished."""
+"""Runs a command so that signals end it in time: the first one cancels the calls, the second one exits at once.
+
+Also here: the exit of the process, its limit of open files, its log, and the exit code of a run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import msgspec
 
 from steelyard.cli.main import FAILED_GATE, TOO_MANY_ERRORS
-from steelyard.cli.output import hurry, say
+from steelyard.cli.output import limit_writes, say
 from steelyard.engine.base import Engine
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
@@ -30,35 +33,36 @@ from steelyard.journal.files import PARTIAL, write_json
 from steelyard.report.rules import Leave, check_rule, parse_rule, refuse_misspelt
 from steelyard.run.config import Gate, build_gate
 from steelyard.run.result import Result
+from steelyard.shutdown import (
+    CALLS_SECONDS,
+    CLOSE_SECONDS,
+    EXIT_MESSAGE_SECONDS,
+    EXIT_SECONDS,
+    JOURNAL_SECONDS,
+    POLL_SECONDS,
+)
 from steelyard.stats.formatting import safe_text
 from steelyard.stats.metrics import Metrics, figures
 from steelyard.subprocesses import kill_all
-
-# From the first signal the process lives five seconds at most: calls that were cancelled have the first part to
-# end, the run the second to close its books, and what is left is for reading them from disk if it could not.
-GRACE = 2.5
-_PATIENCE = 3.8
-_LAST_WORDS = 0.7
-
 
 T = TypeVar("T")
 
 
 class Ending(msgspec.Struct, Generic[T], frozen=True):
-    """How a run ended: its result if it has one, and the exit code of the signal that stopped it, 0 if none did."""
+    """How a run ended: its result if it has one, and the exit code for the signal that stopped it, 0 if none did."""
 
     result: T | None
     signal_code: int
 
 
 class Interruptible(Protocol):
-    """What is run, by an engine that is told how long it may take to stop."""
+    """A runner or a sweep: its engine, when it has none yet, is made here with the time that it has to stop."""
 
     engine: Engine | None
 
 
 class _Signals:
-    """Cancels a token at the first signal, ends the process at the second."""
+    """Cancels a token at the first signal, exits at the second."""
 
     def __init__(self, token: CancellationToken, resume_with: str) -> None:
         self._token = token
@@ -67,20 +71,22 @@ class _Signals:
         self.deadline = float("inf")
 
     def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's signature
-        # Stop first, speak second: nobody may be reading, and words then go no further than a full pipe.
-        hurry()
+        # Stop first, print second: a pipe that nobody reads may be full, and then printing blocks.
+        limit_writes()
         if self.code:
-            say(f"killed; resume with: {self._resume_with}", over_bar=True)
-            leave(self.code)
+            say(f"Quit immediately; resume with: {self._resume_with}", over_bar=True)
+            exit_now(self.code)
         self.code = 128 + number
-        self.deadline = time.monotonic() + _PATIENCE
-        self._token.cancel(signal.Signals(number).name)
-        say(f"{signal.Signals(number).name}: cancelling the calls in flight; once more to kill", over_bar=True)
+        self.deadline = time.monotonic() + CALLS_SECONDS + CLOSE_SECONDS
+        name = signal.Signals(number).name
+        self._token.cancel(name)
+        cause, again = ("", "Press Ctrl-C again") if number == signal.SIGINT else (f" ({name})", "Send it again")
+        say(f"Interrupted{cause}: cancelling calls in flight. {again} to quit immediately.", over_bar=True)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Take the signals, and give them back."""
-        before = {number: signal.signal(number, self) for number in _taken()}
+        """Handle the signals, and restore the handlers from before."""
+        before = {number: signal.signal(number, self) for number in _stop_signals()}
         try:
             yield
         finally:
@@ -88,8 +94,8 @@ class _Signals:
                 signal.signal(number, handler)
 
 
-def _taken() -> Iterator[signal.Signals]:
-    """The signals that stop a run; a hang-up only where nobody (nohup) has asked that it be ignored."""
+def _stop_signals() -> Iterator[signal.Signals]:
+    """Yield the signals that stop a run; SIGHUP only where it is not ignored, as under nohup."""
     yield signal.SIGINT
     yield signal.SIGTERM
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -102,23 +108,23 @@ def run_interruptibly(
     resume_with: str,
     *,
     token: CancellationToken,
-    last_words: Callable[[str | None], T | None],
+    read_partial: Callable[[str | None], T | None],
 ) -> Ending[T]:
     """Run to the end or to the first signal; nothing that a target does keeps the process alive after that.
 
-    A signal cancels the `token`; `last_words` is what can still be said, given the reason, of a run whose event loop
+    A signal cancels the `token`; `read_partial` returns the partial result, given the reason, of a run whose event loop
     is stuck.
     """
-    runner.engine = runner.engine or LocalEngine(grace=GRACE)
+    runner.engine = runner.engine or LocalEngine(grace=CALLS_SECONDS)
     signals = _Signals(token, resume_with)
-    # What was imported stays: a collector that looks at all of it again stops the clocks for 20 ms each time.
+    # What was imported stays: a garbage collection that visits all of it would stop the event loop for 20 ms.
     gc.freeze()
     with signals.installed():
         running = LoopThread(start(), loop_factory())
-        while not running.wait(0.1):
+        while not running.wait(POLL_SECONDS):
             if time.monotonic() > signals.deadline:
-                say("something does not end when it is cancelled; leaving it behind")
-                return Ending(_in_time(last_words, token.reason), signals.code)
+                say("a call does not end when it is cancelled; exiting without it")
+                return Ending(_read_in_time(read_partial, token.reason), signals.code)
         try:
             return Ending(running.result(), signals.code)
         except RunCancelled as error:
@@ -126,63 +132,58 @@ def run_interruptibly(
             return Ending(None, signals.code)
 
 
-def _in_time(last_words: Callable[[str | None], T | None], reason: str | None) -> T | None:
-    """What is said within the time that is left; None if it takes longer."""
+def _read_in_time(read_partial: Callable[[str | None], T | None], reason: str | None) -> T | None:
+    """Return the partial result; None if reading it takes longer than there is time."""
     found: list[T | None] = []
 
     def read() -> None:
-        with suppress(SteelyardError):  # no record yet, or none that can be read: nothing to tell
-            found.append(last_words(reason))
+        with suppress(SteelyardError):  # no record yet, or none that can be read
+            found.append(read_partial(reason))
 
-    reader = threading.Thread(target=read, name="steelyard-last-words", daemon=True)
+    reader = threading.Thread(target=read, name="steelyard-partial-result", daemon=True)
     reader.start()
-    reader.join(_LAST_WORDS)
+    reader.join(JOURNAL_SECONDS)
     return found[0] if found else None
 
 
 def partial_result(path: Path, reason: str | None) -> Result:
-    """The result of a run that could not close its own books, from its journal; left in partial.json too."""
+    """Read the result of a run that could not write it itself from its journal; also writes partial.json."""
     result = Result.load(path)
     result.typed_metrics.stopped = reason
     write_json(path / PARTIAL, result.typed_metrics)
     return result
 
 
-_LAST_WORD_SECONDS = 0.5
-_EXIT_SECONDS = 5.0
-"""How long Python may take over an ordinary exit: it waits for the suite's own threads and exit hooks."""
-
-
-def leave(code: int) -> NoReturn:
-    """End the process now, with the programs it started; threads and unread output are not waited for."""
+def exit_now(code: int) -> NoReturn:
+    """End the process and the programs it started; does not wait for threads or for unread output."""
     _end_children()
     os._exit(code)
 
 
-def leave_in_time(code: int) -> NoReturn:
-    """Exit as Python does, so that exit hooks run and pools close; without what does not end within a few seconds."""
-    late, told = threading.Event(), threading.Event()
-    # Both are started here: from Python 3.12 on no thread can be once the exit has begun.
-    threading.Thread(target=_tell, args=(late, told), name="steelyard-last-word", daemon=True).start()
-    threading.Thread(target=_cut_short, args=(code, late, told), name="steelyard-exit", daemon=True).start()
+def exit_in_time(code: int) -> NoReturn:
+    """Exit as Python does, so that exit hooks run and pools close; what does not end within seconds is abandoned."""
+    late, reported = threading.Event(), threading.Event()
+    # Both are started here: from Python 3.12 on no thread can be started once the exit has begun.
+    threading.Thread(target=_report_late, args=(late, reported), name="steelyard-late", daemon=True).start()
+    threading.Thread(target=_exit_late, args=(code, late, reported), name="steelyard-exit", daemon=True).start()
     sys.exit(code)
 
 
-def _tell(late: threading.Event, told: threading.Event) -> None:
+def _report_late(late: threading.Event, reported: threading.Event) -> None:
     late.wait()
-    say("threads of the suite's own still run; leaving them behind")
-    told.set()
+    say("threads started by the suite are still running; exiting without them")
+    reported.set()
 
 
-def _cut_short(code: int, late: threading.Event, told: threading.Event) -> None:
-    time.sleep(_EXIT_SECONDS)
+def _exit_late(code: int, late: threading.Event, reported: threading.Event) -> None:
+    time.sleep(EXIT_SECONDS)
     late.set()
-    told.wait(_LAST_WORD_SECONDS)  # nobody may be reading it
-    leave(code)
+    reported.wait(EXIT_MESSAGE_SECONDS)  # the pipe may be full, and nobody reading it
+    exit_now(code)
 
 
 def _end_children() -> None:
-    """End what would outlive this process: commands have a session of their own, workers of a pool wait for ever."""
+    """End what would outlive this process: programs have their own session, and workers of a pool wait forever."""
     kill_all()
     if "multiprocessing.process" in sys.modules:
         from multiprocessing import active_children
@@ -192,7 +193,7 @@ def _end_children() -> None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed: a choice of the command line, never made at import."""
+    """Return uvloop's loop factory where it is installed: a choice of the command line, never made at import."""
     try:
         import uvloop
     except ImportError:
@@ -203,17 +204,17 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 log = logging.getLogger("steelyard")
 
 _SPARE = 64
-"""What a run has open beside its calls: the journal, the suite, the event loop, libraries."""
+"""Files that a run has open besides its calls: the journal, the suite, the event loop, libraries."""
 _PIPES = 4
-"""What a call may take when it is a program's; a connection takes one."""
+"""Files that a call of a program may need; a connection needs one."""
 SERVER = 65_536
-"""What a server asks for, which cannot know who will come."""
-_EVERYWHERE = 10_240
-"""What macOS grants to anyone, where it refuses more though it names no limit."""
+"""Files that a server asks for, which cannot know how many clients will connect."""
+_MACOS_LIMIT = 10_240
+"""What macOS always grants; it refuses more even where it reports no limit."""
 
 
 def allow_calls(calls: int) -> None:
-    """Make room for so many calls at once; say so when the system's hard limit leaves too little."""
+    """Raise the limit of open files for this many calls at once; warn when the system's hard limit is too low."""
     limit = raise_limit(calls * _PIPES + _SPARE)
     if limit is not None and limit < calls + _SPARE:
         log.warning(
@@ -224,7 +225,7 @@ def allow_calls(calls: int) -> None:
 
 
 def raise_limit(wanted: int) -> int | None:
-    """The number of files that may be open, raised to what is wanted as far as it may be; None when unlimited."""
+    """Raise the limit of open files towards `wanted`, and return what it is now; None when unlimited."""
     try:
         import resource
     except ImportError:  # not a POSIX system
@@ -232,7 +233,7 @@ def raise_limit(wanted: int) -> int | None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return None
-    for aim in (wanted, min(wanted, _EVERYWHERE)):
+    for aim in (wanted, min(wanted, _MACOS_LIMIT)):
         new = aim if hard == resource.RLIM_INFINITY else min(aim, hard)
         if new > soft:
             with contextlib.suppress(OSError, ValueError):
@@ -242,7 +243,7 @@ def raise_limit(wanted: int) -> int | None:
 
 
 class _Handler(logging.Handler):
-    """Says each message."""
+    """Writes each message to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
@@ -258,16 +259,16 @@ def log_to_stderr(*, quiet: bool, verbose: bool) -> None:
 
 
 def with_flags(gate: Gate, **flags: float | None) -> Gate:
-    """The suite's gate with what was given on the command line put over it."""
+    """Return the suite's gate, overridden by the flags of the command line."""
     for rule in gate.rules:
-        refuse_misspelt(parse_rule(rule))  # a mistake to tell of before anything is asked
+        refuse_misspelt(parse_rule(rule))  # a mistake to report before any call
     given = {name: value for name, value in flags.items() if value is not None}
     return build_gate({**msgspec.structs.asdict(gate), **given})
 
 
 def verdict_code(metrics: Metrics, gate: Gate, *, remedy: str) -> int:
-    """The exit code of a complete run; too many errors outrank a missed gate. `remedy` says what helps against them."""
-    # An answer that could not be scored is no better for a gate than one that did not come.
+    """Return the exit code of a complete run; too many errors override a failed gate. `remedy` is printed with them."""
+    # For a gate, an answer that could not be scored is no better than a missing one.
     rate = metrics.failure_rate or 0.0
     if rate > gate.max_error_rate:
         kind = "error rate, scoring errors included," if metrics.scoring_errors else "error rate"
@@ -279,20 +280,20 @@ def verdict_code(metrics: Metrics, gate: Gate, *, remedy: str) -> int:
             shown = "unknown: nothing was scored" if passed is None else f"{passed:.1%}"
             say(f"pass rate {shown}, below {gate.min_pass_rate:.1%} (--min-pass-rate)")
             return FAILED_GATE
-    return _kept(metrics, gate.rules)
+    return _check_rules(metrics, gate.rules)
 
 
-def _kept(metrics: Metrics, rules: Iterable[str]) -> int:
-    """What the suite's own rules say of the figures; every broken one is named."""
+def _check_rules(metrics: Metrics, rules: Iterable[str]) -> int:
+    """Return the exit code of the rules of the suite, and print each one that fails."""
     known = figures(metrics)
-    broken = []
+    failed = []
     for rule in rules:
         try:
             checked = check_rule(parse_rule(rule), metrics, known, Leave())
-        except ConfigurationError as error:  # a figure that this run does not have: too late to refuse the run
-            broken.append(f"{rule}: {error}")
+        except ConfigurationError as error:  # a figure that this run does not have: the run is already done
+            failed.append(f"{rule}: {error}")
         else:
-            broken += [] if checked.ok else [f"{rule}: {checked.reason}"]
-    for line in broken:
+            failed += [] if checked.ok else [f"{rule}: {checked.reason}"]
+    for line in failed:
         say(f"gate: {safe_text(line)}")
-    return FAILED_GATE if broken else 0
+    return FAILED_GATE if failed else 0

@@ -85,7 +85,7 @@ def command(
             lambda: scoring.run(force=force),
             again,
             token=token,
-            last_words=lambda reason: partial_result(place, reason),
+            read_partial=lambda reason: partial_result(place, reason),
         )
     finally:
         answers.close()

@@ -120,7 +120,7 @@ def _sweep(runner: Runner, flags: Flags, place: Path) -> Sweep:
 def _run(sweep: Sweep, flags: Flags, place: Path) -> int:
     again = command_again(place)
     ending = run_interruptibly(
-        sweep, lambda: sweep.run(force=flags.force), again, token=sweep.token, last_words=lambda _: None
+        sweep, lambda: sweep.run(force=flags.force), again, token=sweep.token, read_partial=lambda _: None
     )
     result: SweepResult | None = ending.result
     if result is None:

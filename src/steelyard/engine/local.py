@@ -14,6 +14,7 @@ from steelyard.engine.base import Engine
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Cancellation, Emit, InFlight, Pace, Permits, Tally, Work
 from steelyard.records import EvalCase, Job, Record, StoredSample, UnscoredAnswer
+from steelyard.shutdown import ENGINE_GRACE_SECONDS
 
 _LONGEST_TURN = 0.005
 """Seconds that all workers together may go on without giving the loop a turn, when a target never really waits."""
@@ -31,7 +32,7 @@ class LocalEngine(Engine):
     swallows cancellation must not hold up the exit.
     """
 
-    def __init__(self, *, grace: float = 4.0) -> None:
+    def __init__(self, *, grace: float = ENGINE_GRACE_SECONDS) -> None:
         self._grace = grace
         self._runs: list[_Pool] = []
 

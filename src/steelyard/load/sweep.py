@@ -32,6 +32,7 @@ from steelyard.load.levels import Level, Objective, parse_levels, parse_slo
 from steelyard.load.measure import LevelRuns, SweepBudget
 from steelyard.load.search import Recommendation, next_level, recommend
 from steelyard.run.runner import Runner
+from steelyard.shutdown import INTERRUPT_SECONDS
 from steelyard.stats.prices import read_prices
 
 SWEEP_VERSION = 1
@@ -174,7 +175,7 @@ class Sweep:
             return running.result()
         except KeyboardInterrupt:
             running.cancel()
-            running.wait(5.0)
+            running.wait(INTERRUPT_SECONDS)
             raise
 
     async def _measure(self, runs: LevelRuns, levels: list[Level]) -> bool:

@@ -15,6 +15,7 @@ from steelyard.run.execution import Execution
 from steelyard.run.options import RunChanges, RunOptions
 from steelyard.run.result import Result
 from steelyard.scoring.base import as_scorers
+from steelyard.shutdown import INTERRUPT_SECONDS
 from steelyard.stats.spec import parse_progress_bar_stats
 from steelyard.suite.evalset import EvalSet
 from steelyard.targets.function import as_target
@@ -106,7 +107,7 @@ class Runner:
             return running.result()
         except KeyboardInterrupt:
             running.cancel()
-            running.wait(5.0)
+            running.wait(INTERRUPT_SECONDS)
             raise
 
 

@@ -19,6 +19,7 @@ from steelyard.engine.workers.pickling import DriverObjects, pickle_work
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Cancellation, Emit, InFlight, Pace, Permits, Tally, Work
 from steelyard.records import Job
+from steelyard.shutdown import ENGINE_GRACE_SECONDS
 from steelyard.stats.client_load import ClientLoad
 
 _FIRST_WORKER_SECONDS = 60.0
@@ -44,7 +45,7 @@ class RayEngine(Engine):
         *,
         workers: int | None = None,
         max_reschedules: int = 3,
-        grace: float = 4.0,
+        grace: float = ENGINE_GRACE_SECONDS,
         working_dir: str | Path | None = None,
     ) -> None:
         if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):

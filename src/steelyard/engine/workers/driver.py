@@ -18,6 +18,7 @@ from steelyard.engine.workers.remote_limits import WorkerCalls
 from steelyard.errors import SteelyardError, describe
 from steelyard.protocols import Cancellation, Emit, InFlight, Permits, Tally
 from steelyard.records import Record, StoredSample, UnscoredAnswer
+from steelyard.shutdown import WORKER_REPORT_SECONDS
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.formatting import counted
 
@@ -26,8 +27,6 @@ log = logging.getLogger("steelyard")
 _START_SECONDS = 60.0
 """How long a run without a single worker waits for one."""
 _MAX_FALSE_STARTS = 3
-_EXIT_SECONDS = 1.0
-"""How long workers have, after the grace, to send their last batch."""
 EXPECTED_SECONDS = 10.0
 """How long a share is kept for a worker that is being started; after that the other workers use it meanwhile."""
 _ROUNDS = 8
@@ -168,7 +167,7 @@ class DriverRun:
         running = [task for task in self._tasks if not task.done()]
         try:
             if running:
-                await asyncio.wait(running, timeout=self._grace + _EXIT_SECONDS)
+                await asyncio.wait(running, timeout=self._grace + WORKER_REPORT_SECONDS)
         finally:
             self._close(watcher)
         await asyncio.wait([watcher, *self._tasks, *self._dispatch.sending])

@@ -1,0 +1,47 @@
+"""How long an interrupted process may take to end: five seconds, and which step gets how much of them.
+
+From the first signal a command ends within `INTERRUPT_SECONDS`, whatever the code that it runs is doing. The steps
+below follow one another; each says what it waits for, and what happens when its time is up. `tests/test_shutdown.py`
+adds them up.
+"""
+
+from __future__ import annotations
+
+INTERRUPT_SECONDS = 5.0
+"""From the first signal to the end of the process."""
+
+# The steps of an interrupted run on the command line, in this order.
+CALLS_SECONDS = 2.5
+"""Cancelled calls may take this long to end; then they are abandoned."""
+CLOSE_SECONDS = 1.3
+"""The run may take this long more to write its partial result; then its event loop counts as stuck."""
+POLL_SECONDS = 0.1
+"""How often that is checked."""
+JOURNAL_SECONDS = 0.5
+"""A partial result may take this long to read from the journal of a stuck run; then there is no summary."""
+WRITE_SECONDS = 0.3
+"""A message may take this long to be written after a signal: a full pipe that nobody reads must not block the exit."""
+BLOCKED_WRITE_SECONDS = 0.05
+"""The same for a stream on which an earlier message is still not written; then the new one is dropped."""
+
+# Within CALLS_SECONDS, for each program that a cancelled call started.
+PROGRAM_GRACE_SECONDS = 0.5
+"""From SIGTERM to SIGKILL."""
+PROGRAM_REAP_SECONDS = 1.0
+"""How long the kernel may take to end a killed program before it is given up."""
+PROGRAM_DRAIN_SECONDS = 0.25
+"""How long output may still come once a program has ended by itself."""
+
+# Within CLOSE_SECONDS, for engines with other processes.
+WORKER_REPORT_SECONDS = 1.0
+"""Workers may take this long, after their calls have ended, to report their last records."""
+
+# In Python, where no signal handler of ours counts the time.
+ENGINE_GRACE_SECONDS = 4.0
+"""Cancelled calls may take this long to end before an engine abandons them, unless it is given another time."""
+
+# An ordinary exit, after a run that was not interrupted: Python waits for the suite's own threads and exit hooks.
+EXIT_SECONDS = 5.0
+"""How long that may take before the process ends without them."""
+EXIT_MESSAGE_SECONDS = 0.5
+"""How long the message about it may take to be written."""
