@@ -11,10 +11,10 @@ SteelyardError
 │   └── RunVersionError       its figures were written by another version of Steelyard
 ├── RunCancelled              cancelled before its first call; nothing was asked    (exit 130)
 ├── JournalError              the disk failed: what is on it is valid and resumable (exit 3)
-├── StoreError                the cache failed (steelyard.cache); a run warns and goes on
-├── BooksError                planned ≠ ok + error + cancelled + not started        (exit 3)
+├── StoreError                the cache failed (steelyard.cache); a run warns and continues
+├── CountsError               planned ≠ ok + error + cancelled + not started        (exit 3)
 └── TargetError               a target could not answer; becomes that case's record
-    └── TransientError        ... and asking again may help
+    └── TransientError        ... and a retry may help
         └── TransportError    no whole answer came over the wire (steelyard.transport has its kinds)
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from steelyard.protocols import HttpReply
     from steelyard.records import InvocationResponse
 
-_LONGEST_MESSAGE = 10_000
+_MAX_MESSAGE = 10_000
 
 
 def nearest(name: object, known: Collection[str]) -> str | None:
@@ -136,10 +136,10 @@ class TargetError(SteelyardError):
 
 
 class TransientError(TargetError):
-    """A fault that may pass: the call is tried again within its limits.
+    """An error that may pass: the call is retried within its limits.
 
-    `retry_after` is how many seconds the endpoint asked to be left alone; `overloaded` says that it has too much to
-    do, so that all calls to it should slow down and not only this one.
+    `retry_after` is how many seconds the endpoint asked to wait; `overloaded` says that it has too much to do, so that
+    all calls to it should slow down and not only this one.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ def describe(error: BaseException) -> str:
         message = str(error)
     except Exception:  # noqa: BLE001 - a broken __str__ must not lose the error it belongs to
         message = "(its message could not be read)"
-    return f"{type(error).__name__}: {message}"[:_LONGEST_MESSAGE] if message else type(error).__name__
+    return f"{type(error).__name__}: {message}"[:_MAX_MESSAGE] if message else type(error).__name__
 
 
 def reject_unknown(

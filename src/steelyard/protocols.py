@@ -1,4 +1,4 @@
-"""The seams between the steps: what a target, a scorer, an engine and a unit of work promise each other."""
+"""The contracts between the steps: targets, scorers, judges, transports, permits and units of work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Identity: TypeAlias = Mapping[str, Any]
 
 ScoreResult: TypeAlias = Score | list[Score] | None
 Emit: TypeAlias = Callable[[Record | UnscoredAnswer | StoredSample], None]
-"""Takes in what work has to say: an answer before it is judged, each thing a judge said, and the finished record."""
+"""Receives what work produces: an answer before it is judged, each sample of a judge, and the finished record."""
 
 
 class Cancellation(Protocol):
@@ -47,7 +47,7 @@ class Session(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InvocationContext(msgspec.Struct):
-    """What a target may know beside the case: which try this is, and a source of randomness that is its own."""
+    """What a target may know besides the case: which attempt this is, and a random generator for this case alone."""
 
     case_id: str
     trial: int = 0
@@ -57,13 +57,13 @@ class InvocationContext(msgspec.Struct):
     session: Session | None = None
     """A copy of the run's initial session, for this case alone."""
     waiting: float = 0.0
-    """Seconds spent waiting for leave to send, so far."""
+    """Rate-limit wait so far, in seconds."""
     backoff: float = 0.0
-    """Seconds spent between tries, so far."""
+    """Retry backoff so far, in seconds."""
     spent: float = 0.0
-    """What failed tries have cost, so far."""
+    """What failed attempts have cost so far."""
     clock: Clock | None = None
-    """The case's time limit: stopped while it waits for leave to send."""
+    """The case's time limit: stopped while it waits for a send permit."""
 
     @property
     def rng(self) -> random.Random:
@@ -79,7 +79,7 @@ def derived_rng(seed: int, case_id: str, trial: int, *more: Any) -> random.Rando
 
 @runtime_checkable
 class Target(Protocol):
-    """What answers a case."""
+    """Answers a case: a model endpoint, an agent, a function or a program."""
 
     @property
     def model_id(self) -> str | None: ...
@@ -93,7 +93,7 @@ class Target(Protocol):
 
 
 class TargetWrapper:
-    """The part of a target around another that only passes on what the inner one says of itself."""
+    """The base of a target that wraps another: passes on what the inner one reports about itself."""
 
     _target: Target
 
@@ -120,13 +120,13 @@ class RemoteTarget(Target, Protocol):
 
     @property
     def endpoint(self) -> str:
-        """What is asked to slow down together: scheme, host and port."""
+        """What shares its rate limits: scheme, host and port."""
 
     def check(self) -> None:
-        """Raise ConfigurationError when it cannot be asked at all: no key, say. Called before the first case."""
+        """Raise ConfigurationError when it cannot be called at all: without a key, for example. Called first."""
 
     async def open(self, parallelism: int) -> None:
-        """Make ready for so many calls at once, on the running event loop."""
+        """Get ready for `parallelism` calls at once, on the running event loop."""
 
     async def close(self) -> None: ...
 
@@ -183,7 +183,7 @@ class Transport(Protocol):
 
 @runtime_checkable
 class Scorer(Protocol):
-    """What weighs a response. None means: does not apply to this case."""
+    """Scores a response. None means: does not apply to this case."""
 
     @property
     def name(self) -> str: ...
@@ -222,7 +222,7 @@ class RepeatedJudge(Protocol):
 
 
 class Work(Protocol):
-    """One (case, trial), asked and scored; hands its record to `emit`. What it raises ends the run."""
+    """Runs and scores one (case, trial), and passes its record to `emit`. What it raises ends the run."""
 
     async def __call__(self, job: Job, emit: Emit) -> None: ...
 
@@ -255,17 +255,17 @@ class Permits(Protocol):
 
 
 class Pace(Protocol):
-    """When the next call is to be sent, whatever became of those before it."""
+    """Says when the next call is to be sent, whatever became of those before it."""
 
     async def next_send(self) -> float | None:
-        """Wait for the next planned moment; its reading of `time.monotonic()`, or None when no more are to come.
+        """Wait for the next planned time and return it, by `time.monotonic()`; None when there are no more.
 
-        Returns at once when that moment has passed. Awaited by one worker at a time.
+        Returns at once when that time has passed. Awaited by one worker at a time.
         """
 
 
 class DriverCallback:
-    """A callback that runs in the process that owns the run: work elsewhere only sends word. It returns nothing."""
+    """A callback that always runs in the driver. On a worker, calling it sends a message to the driver."""
 
     def __init__(self, callback: Callable[..., None]) -> None:
         self._callback = callback

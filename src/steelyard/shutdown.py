@@ -2,7 +2,7 @@
 
 From the first signal a command ends within `INTERRUPT_SECONDS`, whatever the code that it runs is doing. The steps
 below follow one another; each says what it waits for, and what happens when its time is up. `tests/test_shutdown.py`
-adds them up.
+adds them up: they fit into `reaper.BUDGET_SECONDS`, after which the reaper kills a process that did not end by itself.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ INTERRUPT_SECONDS = 5.0
 # The steps of an interrupted run on the command line, in this order.
 CALLS_SECONDS = 2.5
 """Cancelled calls may take this long to end; then they are abandoned."""
-CLOSE_SECONDS = 1.3
+CLOSE_SECONDS = 1.2
 """The run may take this long more to write its partial result; then its event loop counts as stuck."""
 POLL_SECONDS = 0.1
 """How often that is checked."""
-JOURNAL_SECONDS = 0.5
+JOURNAL_SECONDS = 0.4
 """A partial result may take this long to read from the journal of a stuck run; then there is no summary."""
 WRITE_SECONDS = 0.3
 """A message may take this long to be written after a signal: a full pipe that nobody reads must not block the exit."""

@@ -120,7 +120,7 @@ class Clock:
 
 def make_permits(**options: Any) -> tuple[AdaptivePermits, Clock]:
     clock = Clock()
-    return AdaptivePermits(**{"most": 100, "clock": clock, **options}), clock
+    return AdaptivePermits(**{"maximum": 100, "clock": clock, **options}), clock
 
 
 def one_round(permits: AdaptivePermits, clock: Clock, latency: float = 1.0, in_use: int | None = None) -> None:
@@ -131,7 +131,7 @@ def one_round(permits: AdaptivePermits, clock: Clock, latency: float = 1.0, in_u
 
 
 def test_the_number_doubles_with_each_round_trip_until_the_most() -> None:
-    permits, clock = make_permits(most=50)
+    permits, clock = make_permits(maximum=50)
     seen = [permits.allowed]
     for _ in range(6):
         one_round(permits, clock)
@@ -167,7 +167,7 @@ def test_refusals_that_go_on_cut_deeper_and_deeper() -> None:
 
 
 def test_a_refusal_a_round_where_a_whole_round_went_well_is_forgiven_and_a_second_is_not() -> None:
-    permits, clock = make_permits(most=16, start=16)
+    permits, clock = make_permits(maximum=16, start=16)
     one_round(permits, clock)
     clock.now += 1.0
     permits.observe("overloaded", 0.1, 16)
@@ -251,7 +251,7 @@ def test_whoever_asked_is_told_of_each_change_and_of_nothing_else() -> None:
     st.lists(st.tuples(st.sampled_from(["ok", "ok", "ok", "overloaded", "error"]), st.floats(0, 100)), max_size=300),
 )
 def test_the_number_never_leaves_its_bounds_and_the_history_tells_every_change(least, more, calls) -> None:
-    permits, clock = make_permits(most=least + more, least=least)
+    permits, clock = make_permits(maximum=least + more, minimum=least)
     for outcome, latency in calls:
         clock.now += latency / 2
         before = permits.allowed
@@ -278,7 +278,7 @@ def test_the_history_of_a_long_run_is_thinned_out_and_keeps_both_ends() -> None:
 
 @pytest.mark.parametrize(("least", "most"), [(0, 5), (6, 5), (1, 0)])
 def test_bounds_that_cannot_be_are_refused(least, most) -> None:
-    with pytest.raises(ConfigurationError, match=f"at most {most}, got least {least}"):
+    with pytest.raises(ConfigurationError, match=f"at most {most}, got a minimum of {least}"):
         AdaptivePermits(most, least)
 
 

@@ -25,7 +25,7 @@ from steelyard.targets.simulated import Simulated
 from tests.support.engine import Asked, Gauge, make_job, make_jobs, one_record, raising, until
 from tests.support.virtual_time import LOOP_TIME, run_virtually
 
-AT_ONCE = RetryPolicy(first_wait=0.0, longest_wait=0.0)
+AT_ONCE = RetryPolicy(first_wait=0.0, max_wait=0.0)
 
 
 class Failing:
@@ -104,7 +104,7 @@ def test_the_total_time_is_bounded_and_no_wait_goes_past_it(monkeypatch) -> None
     monkeypatch.setattr(retry.time, "monotonic", lambda: clock)
     monkeypatch.setattr(retry.random, "uniform", lambda low, high: high)
     target = Failing(*(TransientError("busy") for _ in range(999)))
-    policy = RetryPolicy(attempts=999, first_wait=1.0, longest_wait=8.0, total_seconds=30.0)
+    policy = RetryPolicy(attempts=999, first_wait=1.0, max_wait=8.0, total_seconds=30.0)
     with pytest.raises(TransientError):
         asyncio.run(Retry(target, policy).invoke(EvalCase(id="c"), InvocationContext(case_id="c")))
     # 1 + 2 + 4 + 8 + 8 = 23 s; another wait of 8 s would end after the 30 s.
@@ -118,14 +118,14 @@ def test_the_total_time_is_bounded_and_no_wait_goes_past_it(monkeypatch) -> None
     longest=st.floats(0.0, 100.0),
 )
 def test_a_wait_is_within_the_bounds_of_full_jitter(attempt, first, longest) -> None:
-    wait = RetryPolicy(first_wait=first, longest_wait=longest).wait_before(attempt)
+    wait = RetryPolicy(first_wait=first, max_wait=longest).wait_before(attempt)
     ceiling = min(longest, first * 2.0 ** min(attempt - 2, 900))
     assert 0.0 <= wait <= ceiling * (1 + 1e-12)
 
 
 def test_waits_use_the_whole_range_and_grow() -> None:
     """Full jitter: from nothing to the ceiling, so that clients that failed together do not come back together."""
-    policy = RetryPolicy(first_wait=1.0, longest_wait=30.0)
+    policy = RetryPolicy(first_wait=1.0, max_wait=30.0)
     for attempt, ceiling in ((2, 1.0), (3, 2.0), (4, 4.0), (20, 30.0)):
         waits = [policy.wait_before(attempt) for _ in range(2_000)]
         assert min(waits) < 0.05 * ceiling
@@ -158,7 +158,7 @@ def test_a_call_in_backoff_keeps_its_permit() -> None:
 
 
 def test_cancellation_ends_a_backoff_at_once() -> None:
-    policy = RetryPolicy(first_wait=3600.0, longest_wait=3600.0, total_seconds=1e9)
+    policy = RetryPolicy(first_wait=3600.0, max_wait=3600.0, total_seconds=1e9)
     target = Failing(TransientError("busy"))
     token = CancellationToken()
     work = CaseRunner(Retry(target, policy), ScoringPipeline(()), timeout=None, seed=0, token=token)
@@ -181,7 +181,7 @@ def test_cancellation_ends_a_backoff_at_once() -> None:
 
 def test_the_cases_time_limit_ends_a_backoff_and_the_record_has_the_attempts() -> None:
     """The limit is for the case, its retries included."""
-    policy = RetryPolicy(first_wait=3600.0, longest_wait=3600.0, total_seconds=1e9)
+    policy = RetryPolicy(first_wait=3600.0, max_wait=3600.0, total_seconds=1e9)
     record = one_record(Retry(Failing(TransientError("busy")), policy), timeout=0.03)
     assert (record.error_type, record.attempts) == ("TimeoutError", 1)
 
@@ -271,7 +271,7 @@ def test_the_wait_is_the_longer_of_the_jitter_and_what_the_endpoint_asks_for(mon
     monkeypatch.setattr(retry.random, "uniform", lambda low, high: high)
     target = Failing(TransientError("429", retry_after=retry_after))
     context = InvocationContext("c")
-    took = ask_virtually(monkeypatch, target, RetryPolicy(longest_wait=30.0), context)
+    took = ask_virtually(monkeypatch, target, RetryPolicy(max_wait=30.0), context)
     assert took == context.backoff == pytest.approx(waited)
     assert context.attempt == 2
 
@@ -292,9 +292,7 @@ def test_an_endpoint_that_asks_for_more_time_than_is_left_is_given_up_on_at_once
     context = InvocationContext("c")
     with pytest.raises(TransientError) as raised:
         ask_virtually(monkeypatch, Failing(*errors), RetryPolicy(), context)
-    assert str(raised.value) == (
-        "429 slow down; not tried again: it asks to wait 86400 s, and 500 s are left for retries"
-    )
+    assert str(raised.value) == ("429 slow down; not retried: it asks to wait 86400 s, and 500 s are left for retries")
     assert (raised.value.partial, raised.value.overloaded) == (partial, True)
     assert raised.value.__cause__ is errors[1]
     assert (context.attempt, context.backoff) == (2, pytest.approx(100.0))

@@ -177,7 +177,7 @@ def test_a_complete_run_with_scoring_errors_names_retry_errors(shop: Workshop, r
     run()
     refusal = run().refusal
     assert refusal is not None
-    assert "is complete (6 records). --retry-errors asks its 1 errored record again;" in refusal
+    assert "is complete (6 records). --retry-errors retries its 1 errored record;" in refusal
 
 
 def test_retry_errors_asks_only_the_errored_again(shop: Workshop, run: Door) -> None:

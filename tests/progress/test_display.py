@@ -17,7 +17,7 @@ import pytest
 
 from steelyard.errors import ConfigurationError
 from steelyard.progress import display as display_module
-from steelyard.progress.display import LiveDisplay, NotebookBar, PlainLines, TerminalBar, choose_surface
+from steelyard.progress.display import LiveDisplay, NotebookBar, PlainLines, TerminalBar, choose_output
 from steelyard.protocols import InFlight
 from steelyard.records import InvocationResponse
 from steelyard.stats.running import RunningStats
@@ -87,7 +87,7 @@ def display(stream: io.StringIO, mode: str, clock: Clock | None = None, **more) 
 
 
 def at_width(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    monkeypatch.setattr(display_module._Output, "columns", lambda self: columns)
+    monkeypatch.setattr(display_module._Stream, "columns", lambda self: columns)
 
 
 def screen_of(stream: io.StringIO) -> list[str]:
@@ -208,8 +208,8 @@ def test_the_width_is_asked_of_the_terminal_itself():
     try:
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 93, 0, 0))
         with os.fdopen(follower, "w", encoding="utf-8") as stream:
-            assert isinstance(choose_surface("auto", stream), TerminalBar)
-            assert display_module._Output(stream).columns() == 93
+            assert isinstance(choose_output("auto", stream), TerminalBar)
+            assert display_module._Stream(stream).columns() == 93
     finally:
         os.close(leader)
 
@@ -317,7 +317,7 @@ class Terminal(io.StringIO):
 )
 def test_auto_draws_a_bar_only_where_one_can_be_seen(monkeypatch, mode, stream, term, expected):
     monkeypatch.setenv("TERM", term)
-    assert type(choose_surface(mode, stream)) is expected
+    assert type(choose_output(mode, stream)) is expected
 
 
 def pretend_notebook(monkeypatch: pytest.MonkeyPatch, *, config: dict, widgets: bool) -> None:
@@ -328,13 +328,13 @@ def pretend_notebook(monkeypatch: pytest.MonkeyPatch, *, config: dict, widgets: 
 
 def test_a_notebook_with_widgets_gets_the_widget(monkeypatch):
     pretend_notebook(monkeypatch, config={"IPKernelApp": {}}, widgets=True)
-    assert isinstance(choose_surface("auto", io.StringIO()), NotebookBar)
+    assert isinstance(choose_output("auto", io.StringIO()), NotebookBar)
 
 
 @pytest.mark.parametrize(("config", "widgets"), [({"IPKernelApp": {}}, False), ({}, True)])
 def test_a_notebook_without_widgets_and_a_plain_ipython_get_lines(monkeypatch, config, widgets):
     pretend_notebook(monkeypatch, config=config, widgets=widgets)
-    assert isinstance(choose_surface("auto", io.StringIO()), PlainLines)
+    assert isinstance(choose_output("auto", io.StringIO()), PlainLines)
 
 
 def test_off_says_nothing():

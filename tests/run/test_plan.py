@@ -122,21 +122,21 @@ def test_every_job_finds_its_own_slot(ids: set[str], trials: int) -> None:
 def test_two_cases_with_one_id_are_refused_with_both_lines(tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_text("\n".join(json.dumps({"id": id, "prompt": id}) for id in ("a", "b", "c", "b")))
-    with pytest.raises(SuiteError, match="the id 'b' stands twice: line 2 and line 4") as caught:
+    with pytest.raises(SuiteError, match="the id 'b' is duplicated: line 2 and line 4") as caught:
         make_plan(EvalSet.from_jsonl(path))
     assert caught.value.line == 4
     assert make_plan(EvalSet.from_jsonl(path), limit=3).cases == 3
 
 
 def test_two_cases_in_memory_with_one_id_are_refused_with_both_places() -> None:
-    with pytest.raises(SuiteError, match=r"cases\[2\]: the id 'b' stands twice: case 2 and case 3"):
+    with pytest.raises(SuiteError, match=r"cases\[2\]: the id 'b' is duplicated: case 2 and case 3"):
         make_plan(suite_of("a", "b", "b"), match="a")
 
 
 def test_an_explicit_id_that_equals_an_automatic_one_is_refused() -> None:
     case = EvalCase(prompt="p")
     (automatic,) = EvalSet("s", [case])
-    with pytest.raises(SuiteError, match="stands twice"):
+    with pytest.raises(SuiteError, match="is duplicated"):
         make_plan(EvalSet("s", [case, EvalCase(id=automatic.id, prompt="q")]))
 
 
@@ -207,7 +207,7 @@ def test_the_check_is_called_as_rows_are_read_and_may_stop_it() -> None:
     [
         (["a", "b"], "it had 3 cases, now 2"),
         (["a", "b", "c", "d"], "it had 3 cases, now more"),
-        (["a", "x", "c"], "the case 'x' stands where another was"),
+        (["a", "x", "c"], "the case 'x' is where another was"),
     ],
 )
 def test_a_file_that_changed_since_it_was_planned_is_an_error(tmp_path: Path, rows: list[str], message: str) -> None:
@@ -376,7 +376,7 @@ def test_with_both_whichever_comes_first_ends_it() -> None:
 
 
 def test_a_suite_too_large_to_keep_is_read_again_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_MOST_KEPT", 2)
+    monkeypatch.setattr(plan, "_MAX_KEPT", 2)
     assert handed_out(plan_of(3, requests=4))[-1] == ("c0", 1)
 
 

@@ -32,7 +32,7 @@ from tests.support.virtual_time import run_virtually, virtual_clock
 CASE = EvalCase(id="a", prompt="Weather in Rome?")
 BUSY = whole({"error": {"message": "try again"}}, status=500)
 WRONG = whole({"error": {"message": "too long"}}, status=400)
-AT_ONCE = RetryPolicy(first_wait=0.0, longest_wait=0.0)
+AT_ONCE = RetryPolicy(first_wait=0.0, max_wait=0.0)
 PRICES = Prices(input=1_000.0, output=10_000.0)  # a million tokens
 
 

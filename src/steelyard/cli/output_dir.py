@@ -1,4 +1,4 @@
-"""Where a run goes when the command line does not say: a run that can be resumed, or a new folder."""
+"""Chooses the output directory when the command line names none: a run that can be resumed, or a new folder."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class PlaceFlags(Protocol):
 
 
 def choose_place(runner: Runner, flags: PlaceFlags) -> Path:
-    """The run directory: as given, or the newest run of the same suite and target where it can go on, or a new one."""
+    """The run directory: as given, or the newest run of the same suite and target that can be resumed, or a new one."""
     given = flags.out or (None if flags.new else runner.options.output_path)
     if given is not None:
         return Path(given)
-    # A load run is measured in one go: there is never one to go on with.
+    # A load run is measured without a break: there is never one to resume.
     newest = None if flags.new or runner.options.is_load else newest_run(runner)
     if newest is None:
         if flags.retry_errors:
-            raise ConfigurationError(f"{RUNS} has no run of this suite and target whose errors could be asked again")
+            raise ConfigurationError(f"{RUNS} has no run of this suite and target whose errors could be retried")
         return new_place(runner.suite.id, make=not flags.dry_run)
     place, metrics = newest
     if metrics is None:
-        return _go_on(place, "run", force=flags.force)
+        return _resume(place, "run", force=flags.force)
     if flags.force or flags.retry_errors:
         return place
     _refuse_errors(place, metrics)
@@ -70,10 +70,10 @@ def choose_sweep_place(runner: Runner, *, out: Path | None, new: bool, force: bo
     if out is not None:
         return out
     place = None if new else newest_unfinished_sweep(runner)
-    return new_place(f"{runner.suite.id}-sweep", make=True) if place is None else _go_on(place, "sweep", force=force)
+    return new_place(f"{runner.suite.id}-sweep", make=True) if place is None else _resume(place, "sweep", force=force)
 
 
-def _go_on(place: Path, what: str, *, force: bool) -> Path:
+def _resume(place: Path, what: str, *, force: bool) -> Path:
     """The place of an unfinished run or sweep, unless another process is at work there."""
     if (holder := is_locked(place)) is not None:
         who = f"process {holder.pid or '?'} on {holder.host or '?'}"
@@ -216,5 +216,5 @@ def _program() -> str:
 def does_again(errors: int, scoring_errors: int) -> str:
     """What `--retry-errors` does about the errors of a run: those of scorers need no call."""
     if not scoring_errors:
-        return "asks them again"
-    return "asks or scores them again" if errors else "scores them again"
+        return "retries them"
+    return "retries or scores them again" if errors else "scores them again"

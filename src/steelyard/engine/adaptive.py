@@ -1,4 +1,4 @@
-"""How many calls at once an endpoint bears, found out while asking: `parallelism: auto`."""
+"""Finds how many calls at once an endpoint handles, while the run goes on: `parallelism: auto`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Outcome = Literal["ok", "overloaded", "error"]
 
 _START = 4
 _IN_USE = 0.9
-"""The share of the permits that must have been on the wire before there are more of them."""
+"""The share of the permits that must have been in use before their number grows."""
 _FAR_BELOW = 0.7
 """The share of the permits below which a refusal does not say that they are too many."""
 _OFTEN = 0.1
@@ -22,20 +22,20 @@ _OFTEN = 0.1
 _AFTER_OVERLOAD = 0.85
 _DEEPEST_CUT = 0.5
 _AFTER_INFLATION = 0.7
-_FEWEST_TO_TELL = 64
-"""Answers after a cut, and as many as four times the permits, before it is said whether throughput suffered."""
+_MIN_ANSWERS = 64
+"""Answers after a cut, and at least four times the permits, before its effect on throughput is judged."""
 _NO_GAIN = 0.2
 """Throughput that grows with less than this power of the parallelism is not worth its latency."""
 _REAL_GAIN = 0.4
 """... and where it grows with more than this one, a cut is taken back."""
 _ROUNDS_BEFORE_PROBE = 16
 _FIRST_REST = 20
-_LONGEST_REST = 80
-"""A ceiling is tried again after so many times as long as it took to be back below it; twice that when it held."""
+_MAX_REST = 80
+"""A ceiling is probed again after this many times the time it took to get back below it; doubled each time it held."""
 _FAR_ENOUGH = 1.4
-"""How far above a ceiling that gave way there must be a gain to show for it."""
+"""How far above a ceiling that no longer holds a gain must show."""
 _REMEMBERED = 32
-_LONGEST_HISTORY = 512
+_MAX_HISTORY = 512
 
 
 class AdaptivePermits:
@@ -56,13 +56,13 @@ class AdaptivePermits:
     """
 
     def __init__(
-        self, most: int, least: int = 1, start: int | None = None, clock: Callable[[], float] = time.monotonic
+        self, maximum: int, minimum: int = 1, start: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        if not 1 <= least <= most:
-            raise ConfigurationError(f"permits must be at least 1 and at most {most}, got least {least}")
-        self._most = most
-        self._least = least
-        self._allowed = min(max(_START if start is None else start, least), most)
+        if not 1 <= minimum <= maximum:
+            raise ConfigurationError(f"permits must be at least 1 and at most {maximum}, got a minimum of {minimum}")
+        self._maximum = maximum
+        self._minimum = minimum
+        self._allowed = min(max(_START if start is None else start, minimum), maximum)
         self._clock = clock
         self._began = self._cut_at = self._level_since = clock()
         self._doubling = True
@@ -118,7 +118,7 @@ class AdaptivePermits:
         return self._in_use < self._allowed
 
     def answered(self, case_id: str, trial: int) -> None:
-        """A case has its answer: how long that is weighed is not the endpoint's doing."""
+        """Report that a case has its answer: the time of its scoring is not the endpoint's."""
         for callback in self._on_answered:
             callback(case_id, trial)
 
@@ -134,7 +134,7 @@ class AdaptivePermits:
             callback()
 
     def observe(self, outcome: Outcome, latency: float, in_use: int | None = None) -> None:
-        """Learn how a call went that was on the wire for so many seconds, sent when so many others were."""
+        """Learn the outcome of a call that took `latency` seconds, sent when `in_use` calls were in flight."""
         now = self._clock()
         beside = self._allowed if in_use is None else in_use
         if outcome == "overloaded":
@@ -144,7 +144,7 @@ class AdaptivePermits:
                 self._cut_for_overload(now, beside, fresh=fresh)
         elif outcome == "ok" and latency > 0 and now - latency >= self._level_since:
             self._sample.add(latency, beside)
-            self._refused_share -= self._refused_share / max(_FEWEST_TO_TELL, self._allowed)
+            self._refused_share -= self._refused_share / max(_MIN_ANSWERS, self._allowed)
             self._answers += 1
             if self._answers >= self._allowed:
                 if not self._refused:
@@ -154,7 +154,7 @@ class AdaptivePermits:
 
     def _is_forgiven(self, beside: int) -> bool:
         """Whether a refusal is chance: it is seldom, and a whole round went well there; some endpoints do that."""
-        self._refused_share += (1 - self._refused_share) / max(_FEWEST_TO_TELL, self._allowed)
+        self._refused_share += (1 - self._refused_share) / max(_MIN_ANSWERS, self._allowed)
         first, self._refused = not self._refused, True
         if beside > self._proven or self._refused_share > _OFTEN:
             return False
@@ -176,7 +176,7 @@ class AdaptivePermits:
     def _lengthen_rest(self) -> None:
         """Wait longer for the next probe when the ceiling of the last one held."""
         held = self._allowed <= 2 * self._probed_from
-        self._rest = min(_LONGEST_REST, 2 * self._rest) if held else _FIRST_REST
+        self._rest = min(_MAX_REST, 2 * self._rest) if held else _FIRST_REST
 
     def _cut(self, now: float, allowed: int, reason: str) -> None:
         self._cut_at = now
@@ -193,9 +193,9 @@ class AdaptivePermits:
         if self._burst - self._burst_refused > self._allowed:
             self._allow_what_was_not_refused(now)
         elif trial is not None:
-            if self._settling:  # the first answers still stood in the queue of before
+            if self._settling:  # the first answers come from the queue of before
                 self._settling, self._sample = False, Sample()
-            elif sample.answers >= max(_FEWEST_TO_TELL, 4 * self._allowed):
+            elif sample.answers >= max(_MIN_ANSWERS, 4 * self._allowed):
                 self._judge_cut(now, trial, sample)
         elif sample.most_in_use < _IN_USE * self._allowed:
             return
@@ -234,7 +234,7 @@ class AdaptivePermits:
         self._settling = True
 
     def _judge_cut(self, now: float, before: Sample, after: Sample) -> None:
-        """Go on cutting where it cost no throughput; else take the last cut back."""
+        """Keep cutting where it cost no throughput; else undo the last cut."""
         gain, _ = throughput_gain(after, before)
         self._on_trial = None
         if gain < _NO_GAIN:
@@ -242,13 +242,13 @@ class AdaptivePermits:
         elif before.confirmed or gain < _REAL_GAIN:
             self._set(now, before.allowed, "a cut too many")
             self._ceiling = before.allowed + 1
-        else:  # not even the first cut helped: what was faster at a lower level was so for another reason
+        else:  # not even the first cut helped: lower levels were faster for another reason
             self._remembered.clear()
             self._set(now, before.allowed, "latency was not its doing")
             self._ceiling = None
 
     def _grow(self, now: float) -> None:
-        if self._allowed == self._most:
+        if self._allowed == self._maximum:
             return
         if self._doubling:
             self._set(now, 2 * self._allowed, "doubled")
@@ -272,7 +272,7 @@ class AdaptivePermits:
 
     def _set(self, now: float, allowed: int, reason: str) -> None:
         """Change the number; what is learned from here on is about the new one."""
-        allowed = min(max(allowed, self._least), self._most)
+        allowed = min(max(allowed, self._minimum), self._maximum)
         if self._sample.answers:
             self._remembered.append(self._sample)
         self._sample = Sample()
@@ -282,7 +282,7 @@ class AdaptivePermits:
             return
         self._allowed = allowed
         self.history.append((now - self._began, allowed, reason))
-        if len(self.history) > _LONGEST_HISTORY:
+        if len(self.history) > _MAX_HISTORY:
             self.history[:] = [self.history[0], *self.history[2:-1:2], self.history[-1]]
         for callback in (*self._on_change, *self._on_room):
             callback()
@@ -306,7 +306,7 @@ class Sample:
         self._beside = 0
 
     def add(self, latency: float, beside: int) -> None:
-        """Take in an answer that was sent when so many calls were on the wire."""
+        """Add an answer to a call that was sent when `beside` calls were in flight."""
         self.answers += 1
         logarithm = math.log(latency)
         off = logarithm - self.mean

@@ -1,4 +1,4 @@
-"""Open loop: calls are sent at planned moments, whatever became of those before them."""
+"""Open-loop load: calls are sent at planned times, whatever became of those before them."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def parse_arrivals(value: object, name: str = "arrivals") -> Arrivals:
 
 
 class Schedule:
-    """Hands out planned moments until the duration is over or so many were sent (contracts.Pace).
+    """Plans when calls are sent, until the duration is over or `count` were sent (see `protocols.Pace`).
 
-    Moments are absolute, so that lateness does not add up. A send that comes late is made at once; one that could
+    Times are absolute, so that lateness does not add up. A send that comes late is made at once; one that could
     not be made before the duration was over is not made any more, and counts as missed.
     """
 
@@ -84,7 +84,7 @@ class Schedule:
         self._worst = 0.0
 
     async def next_send(self) -> float | None:
-        """Wait for the next planned moment; its clock reading, or None when no more are to come."""
+        """Wait for the next planned time and return it, by the clock; None when there are no more."""
         if self._began is None:
             self._began = self._clock()
         offset = next(self._offsets, None)
@@ -97,7 +97,7 @@ class Schedule:
         return planned
 
     def counts(self) -> SendCounts:
-        """What became of the moments that have come by now."""
+        """Return what became of the sends that were planned until now."""
         elapsed = 0.0 if self._began is None else min(self._clock() - self._began, self._duration)
         due = sum(1 for _ in itertools.takewhile(lambda offset: offset < elapsed, self._planned_offsets()))
         planned = max(due, self._sent)

@@ -1,4 +1,4 @@
-"""A switch that stops a run: thrown from any thread or signal handler, seen at every wait."""
+"""The token that cancels a run: from any thread or signal handler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CancellationToken:
 
     @property
     def reason(self) -> str | None:
-        """Why, in the words of the first who cancelled."""
+        """The reason given by the first caller of `cancel`."""
         return self._reason
 
     def cancel(self, reason: str = "cancelled") -> None:
@@ -40,20 +40,20 @@ class CancellationToken:
             callback()
 
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when cancelled (at once if it already is); returns a function that takes it back."""
+        """Call `callback` when cancelled (at once if it already is); returns a function that unregisters it."""
 
         def forget() -> None:
             self._forget(callback)
 
         with self._lock:
             self._callbacks.append(callback)
-        # Looked at only now: a signal handler may have cancelled in between, and then took the callback or did not.
+        # Checked only now: a signal handler may have cancelled in between, with or without this callback.
         if self._reason is not None and self._forget(callback):
             callback()
         return forget
 
     def _forget(self, callback: Callable[[], None]) -> bool:
-        """Take a callback back; False when it was called or taken back before."""
+        """Unregister a callback; False when it was called or unregistered before."""
         with self._lock:
             if callback not in self._callbacks:
                 return False

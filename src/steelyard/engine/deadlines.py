@@ -13,11 +13,11 @@ class Deadlines:
     """Gives every call the same number of seconds.
 
     All limits are equal, so calls expire in the order in which they began, and one timer, set to the
-    oldest, serves them all. `asyncio.timeout` would cost each call a timer of its own.
+    oldest, serves them all. `asyncio.timeout` would cost a timer for each call.
 
     Usage: `begin(task)`, await the call, and in any case `end(task)`: it says whether the time was up, and
     a CancelledError that this object asked for is then to be read as a timeout. Between the two, `clock(task)`
-    gives what can stop the time and let it run on: such a call leaves the order, and has a timer of its own.
+    returns a clock that can be stopped and restarted: such a call leaves the order, and gets its own timer.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -70,7 +70,7 @@ class Deadlines:
 
 
 class CallClock:
-    """One call's time, which can be stopped: what it waits for meanwhile is not the target's doing.
+    """The time limit of one call, which can be stopped while it waits for something else than the target.
 
     Parts of a call that wait at the same time may each stop it: it runs again when all of them have started it.
     """
@@ -87,7 +87,7 @@ class CallClock:
         self._timer: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
-        """Let no more of the time pass."""
+        """Stop the clock."""
         self._stops += 1
         if self._stops > 1 or self._deadline is None:
             return
@@ -101,7 +101,7 @@ class CallClock:
         self._cancel_timer()
 
     def start(self) -> None:
-        """Let the rest of the time pass."""
+        """Restart the clock with the time that is left."""
         if self._stops == 0:
             return
         self._stops -= 1

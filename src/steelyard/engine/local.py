@@ -16,20 +16,19 @@ from steelyard.protocols import Cancellation, Emit, InFlight, Pace, Permits, Tal
 from steelyard.records import EvalCase, Job, Record, StoredSample, UnscoredAnswer
 from steelyard.shutdown import ENGINE_GRACE_SECONDS
 
-_LONGEST_TURN = 0.005
-"""Seconds that all workers together may go on without giving the loop a turn, when a target never really waits."""
+_MAX_TURN = 0.005
+"""Seconds that all workers together may run without yielding to the event loop, when a target never awaits."""
 
 
 _NO_MORE = Job(index=-1, trial=0, case=EvalCase(), case_fp="", scored_by="")
 
 
 class LocalEngine(Engine):
-    """Exactly `parallelism` calls in flight while work remains; never a task per case.
+    """Runs cases in this process: exactly `parallelism` calls in flight while work remains, never a task per case.
 
-    With `permits`, as many as they allow. With a `pace`, what was planned: when all workers are busy at a planned
-    moment, the call is sent late, as soon as one of them is free.
-    `grace` is how long cancelled work may take to wind up before it is abandoned: a target that
-    swallows cancellation must not hold up the exit.
+    With `permits`, as many as they allow. With a `pace`, at the planned times: when all workers are busy at one of
+    them, the call is sent late, as soon as a worker is free. `grace` is how long cancelled work may take to end before
+    it is abandoned: a target that swallows cancellation must not block the exit.
     """
 
     def __init__(self, *, grace: float = ENGINE_GRACE_SECONDS) -> None:
@@ -61,7 +60,7 @@ class LocalEngine(Engine):
             self._runs.remove(pool)
 
     def in_flight(self) -> InFlight:
-        """How many calls are out, and which has been out longest."""
+        """Return how many calls are in flight, and which has been so longest."""
         calls = [(pool.since[number], pool, number) for pool in self._runs for number in pool.in_flight]
         if not calls:
             return InFlight(0, None, 0.0)
@@ -96,7 +95,7 @@ class _Pool:
         self._failure: BaseException | None = None
 
     async def run(self, parallelism: int, grace: float) -> Tally:
-        """The tally when no worker is left, or none that ends within the grace; raises the first failure."""
+        """Return the tally when no worker is left, or none that ends within the grace; raises the first failure."""
         self._parallelism = parallelism
         self._start_worker()
         watcher = asyncio.create_task(self._token.wait(), name="steelyard-cancellation")
@@ -104,13 +103,13 @@ class _Pool:
         try:
             await self._stop
         except BaseException:
-            # Whoever cancelled this run does not wait for its records any more.
+            # The caller cancelled this run, and does not wait for its records any more.
             self._closed = self._over = True
             raise
         finally:
             self._stopping = True
             try:
-                await _wind_up([*self._workers, watcher], grace)
+                await _cancel_all([*self._workers, watcher], grace)
             finally:
                 self._close()
         if self._failure is not None:
@@ -128,29 +127,29 @@ class _Pool:
             self._running += 1
 
     def _close(self) -> None:
-        """Count what never finished as cancelled; from here on nothing changes the books."""
+        """Count what never finished as cancelled; from here on nothing changes the tally."""
         self._closed = self._over = True
         self.in_flight.clear()
         self._tally.cancelled = self._tally.started - self._tally.finished
 
     async def _worker(self, number: int) -> None:
-        """Take one job after the other. This is what each case costs: every line of the loop counts."""
+        """Run one job after the other. Every case pays for each line of this loop."""
         task = asyncio.current_task()
         assert task is not None
         tally, calls, since, turn, token = self._tally, self.in_flight, self.since, self._turn, self._token
         work, emit, jobs, gate, monotonic = self._work, self._emit, self._jobs, self._gate, time.monotonic
 
         def deliver(item: Record | UnscoredAnswer | StoredSample) -> None:
-            if self._over:  # its books and its journal may be closed by now
+            if self._over:  # the recorder and the journal may be closed by now
                 raise asyncio.CancelledError("the run has ended")
             emit(item)
 
         first = gate is None
         while not (self._stopping or token.cancelled):
-            job = next(jobs, _NO_MORE) if gate is None else await self._at_the_gate(gate, task)
+            job = next(jobs, _NO_MORE) if gate is None else await self._enter_gate(gate, task)
             if job is _NO_MORE:
                 return
-            if job is None:  # none yet: cases are being passed over, and the loop has calls to attend to
+            if job is None:  # none yet: finished cases are being skipped, and the event loop has calls to serve
                 await asyncio.sleep(0)
                 continue
             if first:
@@ -176,29 +175,29 @@ class _Pool:
                 if gate is not None:
                     gate.leave()
             if task.cancelling():
-                await _shake_off(task)
+                await _clear_cancellation(task)
             if now > turn.ends:
                 turn.end()
                 await asyncio.sleep(0)
 
-    async def _at_the_gate(self, gate: Gate, task: asyncio.Task[None]) -> Job | None:
-        """What `next` says of the jobs, when there is leave to take one."""
+    async def _enter_gate(self, gate: Gate, task: asyncio.Task[None]) -> Job | None:
+        """Return the next job as soon as the gate allows one, or `_NO_MORE`."""
         try:
             job = await gate.enter(self._next_job)
         except asyncio.CancelledError:
             if self._stopping:
                 raise
-            await _shake_off(task)
+            await _clear_cancellation(task)
             return None
         if job is None:
             return _NO_MORE
-        if not gate.has_waiting:  # as many workers as are needed, and one or two to wait for the next permit
+        if not gate.has_waiting:  # as many workers as needed, and one or two to wait for the next permit
             self._start_worker()
             self._start_worker()
         return job
 
     async def _next_job(self) -> Job | None:
-        """The next job; None when there is none, or when no more are to be taken."""
+        """Return the next job; None when there is none, or when the run is stopping."""
         while not (self._stopping or self._token.cancelled):
             job = next(self._jobs, _NO_MORE)
             if job is not None:
@@ -222,23 +221,23 @@ class _Pool:
 
 
 class _Turn:
-    """A turn of the event loop that all workers share: after it, each of them lets the loop go round once."""
+    """A time slice that all workers share: after it, each of them yields to the event loop once."""
 
     def __init__(self) -> None:
         self._renew()
 
     def _renew(self) -> None:
-        self.ends = time.monotonic() + _LONGEST_TURN
+        self.ends = time.monotonic() + _MAX_TURN
         self._ending = False
 
     def end(self) -> None:
-        """Begin the next turn when the loop has gone round, once for all workers that say so."""
+        """Begin the next slice after the loop has run, once for all workers that ask for it."""
         if not self._ending:
             self._ending = True
             asyncio.get_running_loop().call_soon(self._renew)
 
 
-async def _wind_up(tasks: list[asyncio.Task[None] | asyncio.Task[str]], grace: float) -> None:
+async def _cancel_all(tasks: list[asyncio.Task[None] | asyncio.Task[str]], grace: float) -> None:
     """Cancel what still runs and wait for it, no longer than the grace."""
     running = [task for task in tasks if not task.done()]
     for task in running:
@@ -247,8 +246,8 @@ async def _wind_up(tasks: list[asyncio.Task[None] | asyncio.Task[str]], grace: f
         await asyncio.wait(running, timeout=grace)
 
 
-async def _shake_off(task: asyncio.Task[None]) -> None:
-    """Take back a cancellation that no one who runs the job asked for, so that the next job does not meet it."""
+async def _clear_cancellation(task: asyncio.Task[None]) -> None:
+    """Clear a cancellation that did not come from the run, so that the next job does not meet it."""
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
     while task.uncancel():
@@ -256,14 +255,13 @@ async def _shake_off(task: asyncio.Task[None]) -> None:
 
 
 class Gate:
-    """Lets one worker after the other on, in the order in which they came.
+    """Decides when a worker may take its next job, in the order in which the workers came.
 
-    At most `permits.allowed` are inside; when that shrinks, those inside finish and no other comes in. With a pace,
-    one of them at a time waits for the next planned moment and takes a job then.
+    At most `permits.allowed` are inside; when that shrinks, those inside finish and no other enters. With a pace, one
+    worker at a time waits for the next planned time and takes a job then.
 
-    Permits that an endpoint's answers decide are about that endpoint alone: a job counts until it has its answer,
-    however long that is weighed afterwards; and nobody comes in while all of them are on the wire, some perhaps by a
-    judge that asks there too.
+    Adaptive permits are about one endpoint alone: a job counts until it has its answer, however long the scoring takes
+    afterwards; and no worker enters while all of them are in use, some perhaps by a judge at the same endpoint.
     """
 
     def __init__(self, permits: Permits | None, pace: Pace | None) -> None:
@@ -273,7 +271,7 @@ class Gate:
         self._inside = 0
         """How many count towards the permits."""
         self._jobs: dict[asyncio.Task[Any] | None, tuple[str, int]] = {}
-        """What each worker has taken, by case id and trial: only under permits that an endpoint decides."""
+        """The job of each worker, by case id and trial: only with adaptive permits."""
         self._unanswered: set[tuple[str, int]] = set()
         self._queue: deque[asyncio.Future[None]] = deque()
         self._closed = False
@@ -286,11 +284,11 @@ class Gate:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a worker waits for a permit or for its moment."""
+        """Whether a worker waits for a permit or for its planned time."""
         return bool(self._queue) or self._pacing.locked()
 
     async def enter(self, take: Callable[[], Awaitable[Job | None]]) -> Job | None:
-        """The job that was taken with a permit, to be followed by `leave`; None when there are no more."""
+        """Take a job under a permit, to be followed by `leave`; None when there are no more."""
         if self._pace is None:
             return await self._take(take)
         async with self._pacing:
@@ -304,7 +302,7 @@ class Gate:
             return job
 
     def leave(self) -> None:
-        """Give the permit back, if the job still has it."""
+        """Return the permit, if the job still has it."""
         job = self._jobs.pop(asyncio.current_task(), None)
         if job is None:
             self._give_back()
@@ -312,7 +310,7 @@ class Gate:
             self._answered(*job)
 
     def _answered(self, case_id: str, trial: int) -> None:
-        """Let another in: this job has its answer. Later calls for it wait for leave of their own."""
+        """Let another worker in: this job has its answer. Its later calls wait for their own send permits."""
         if (case_id, trial) in self._unanswered:
             self._unanswered.remove((case_id, trial))
             self._give_back()
@@ -343,7 +341,7 @@ class Gate:
             self._inside += 1
             return
         await self._wait_in_line(self._queue.append)
-        while not self._has_room(beside=1):  # fewer are allowed than when this one was let in, a turn of the loop ago
+        while not self._has_room(counted=1):  # fewer are allowed than when this one was let in
             self._inside -= 1
             await self._wait_in_line(self._queue.appendleft)
 
@@ -360,21 +358,21 @@ class Gate:
             raise
 
     def _close(self) -> None:
-        """There are no more jobs: nobody need wait any longer."""
+        """Let all waiting workers go: there are no more jobs."""
         self._closed = True
         self._let_in()
 
-    def _has_room(self, beside: int = 0) -> bool:
-        """Whether one more may be inside; with `beside=1`, whether one that is counted already may."""
+    def _has_room(self, counted: int = 0) -> bool:
+        """Whether one more may be inside; with `counted=1`, whether one that is already counted may stay."""
         if self._closed or self._permits is None:
             return True
         if self._adaptive is not None and not self._adaptive.has_room:
             return False
-        return self._inside - beside < self._permits.allowed
+        return self._inside - counted < self._permits.allowed
 
     def _let_in(self) -> None:
         while self._queue and self._has_room():
             self._inside += 1
             place = self._queue.popleft()
-            if not place.done():  # else it was cancelled a moment ago, and leaves as soon as it has its turn
+            if not place.done():  # else it was cancelled a moment ago
                 place.set_result(None)

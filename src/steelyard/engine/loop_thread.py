@@ -14,10 +14,10 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 class LoopThread(Generic[T]):
-    """A coroutine running on an event loop in a daemon thread of its own.
+    """A coroutine running on an event loop in its own daemon thread.
 
     The caller's thread stays free to take signals, even while a callback blocks the loop, and a task
-    that refuses to end cannot hold up the exit.
+    that refuses to end cannot block the exit.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], loop_factory: LoopFactory | None = None) -> None:
@@ -34,7 +34,7 @@ class LoopThread(Generic[T]):
         self._thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether it has ended, waiting for that at most so long."""
+        """Whether it has ended, waiting at most `timeout` seconds."""
         return self._done.wait(timeout)
 
     def cancel(self) -> None:
@@ -57,10 +57,10 @@ class LoopThread(Generic[T]):
             self._error = error
         finally:
             self._done.set()
-        self._wind_up(self._loop)
+        self._clean_up(self._loop)
 
-    def _wind_up(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel what the coroutine left behind; the caller already has its result and need not wait for this."""
+    def _clean_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel tasks that the coroutine left; the caller already has its result and does not wait for this."""
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""How fast one endpoint may be asked: a rate, a token budget, permits, a pause for all when it has too much to do."""
+"""Rate limits of one endpoint: calls and tokens per period, adaptive permits, a pause for all when it is overloaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from steelyard.protocols import InvocationContext, Target, TargetWrapper
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.units import RateLimit
 
-_SLOWEST_LEARNING = 1 / 16
+_MIN_LEARNING_RATE = 1 / 16
 _MINUTE = 60.0
 
 
 class Sent(msgspec.Struct, gc=False):
-    """A call with a send permit: when it got it, the tokens reserved for it, and how many were in flight with it."""
+    """A send permit: when it was granted, the tokens reserved for the call, and how many calls were in flight then."""
 
     at: float
     estimate: float
@@ -29,8 +29,8 @@ class Sent(msgspec.Struct, gc=False):
     in_use: int
 
 
-class _Place(msgspec.Struct, eq=False):
-    """A call that waits for a send permit, with its part of the token budget."""
+class _Waiting(msgspec.Struct, eq=False):
+    """A call that waits for a send permit, with what it will need of the token budget."""
 
     permit: asyncio.Future[Sent]
     estimate: float
@@ -38,10 +38,10 @@ class _Place(msgspec.Struct, eq=False):
 
 
 class EndpointLimits:
-    """What all calls to one endpoint share; first come, first served.
+    """The rate limits that all calls to one endpoint share; first come, first served.
 
-    With `pauses` off, an endpoint that is overloaded is asked on as before: for load runs, which measure just that.
-    One that nobody can reach is left alone for moments in any case.
+    With `pauses` off, calls to an overloaded endpoint continue as before: for load runs, which measure just that. An
+    endpoint that cannot be reached gets short pauses in any case.
     """
 
     def __init__(
@@ -62,22 +62,22 @@ class EndpointLimits:
         self._pause = Pause() if pauses else None
         self._outage = Outage()
         self.answers = 0
-        """How many calls were answered, so far."""
+        """How many calls were answered so far."""
         self._overrun = 0.0
         self._settled = 0
-        self._queue: deque[_Place] = deque()
+        self._queue: deque[_Waiting] = deque()
         self._timer: asyncio.TimerHandle | None = None
         if permits is not None:
-            permits.on_room(self._let_through)
+            permits.on_room(self._grant)
 
     @property
     def is_counted(self) -> bool:
-        """Whether there is more than a pause: something of which there must be one for all calls, wherever made."""
+        """Whether there is more than a pause: a limit that all processes of a run must share."""
         return self._rate is not None or self._tokens is not None or self._permits is not None
 
     @property
     def pauses(self) -> bool:
-        """Whether an endpoint that is overloaded is left alone for a while."""
+        """Whether calls pause for a while when the endpoint is overloaded."""
         return self._pause is not None
 
     @property
@@ -86,15 +86,15 @@ class EndpointLimits:
         return len(self._queue)
 
     def permit_now(self, estimate: float) -> Sent | None:
-        """Give a send permit for a call of about `estimate` tokens, if there is one without waiting."""
+        """Return a send permit for a call of about `estimate` tokens; None if it would have to wait."""
         now = self._clock()
         if self._queue or not self._has_room() or self._ready_at() > now:
             return None
         return self._take(now, estimate, self._to_reserve(estimate))
 
     async def permit(self, estimate: float, context: InvocationContext) -> Sent:
-        """Wait for a send permit, with the case's clock stopped."""
-        place = _Place(asyncio.get_running_loop().create_future(), estimate, self._to_reserve(estimate))
+        """Wait for a send permit; the case's time limit is stopped meanwhile."""
+        place = _Waiting(asyncio.get_running_loop().create_future(), estimate, self._to_reserve(estimate))
         self._queue.append(place)
         if len(self._queue) == 1:
             self._set_timer()
@@ -112,7 +112,7 @@ class EndpointLimits:
                 context.clock.start()
 
     def answered(self, sent: Sent, response: InvocationResponse) -> None:
-        """A call came back with this."""
+        """Learn from a call that was answered."""
         self.answers += 1
         self._outage.reached()
         if self._tokens is not None:
@@ -126,9 +126,9 @@ class EndpointLimits:
             self._permits.observe("ok" if response.error is None else "error", latency, sent.in_use)
 
     def failed(self, sent: Sent, error: Exception) -> None:
-        """A call ended in this. An endpoint that is overloaded is left alone, by all calls."""
+        """Learn from a call that failed. When the endpoint is overloaded, all calls pause."""
         now = self._clock()
-        # Without a word about tokens they count as used: some endpoints count what they refuse.
+        # When nothing is known about its tokens they count as used: some endpoints count what they refuse.
         if self._tokens is not None:
             self._settle(self._tokens, sent, _tokens_of(getattr(error, "partial", None)))
         if isinstance(error, TransportError) and error.reply is None:
@@ -142,7 +142,7 @@ class EndpointLimits:
             self._permits.observe("error" if overload is None else "overloaded", now - sent.at, sent.in_use)
 
     def ended(self) -> None:
-        """End a call that had a send permit, whatever its outcome."""
+        """Release the permit of a call, however it ended."""
         if self._permits is not None:
             self._permits.ended()
 
@@ -153,7 +153,7 @@ class EndpointLimits:
         return self._permits is None or self._permits.has_room
 
     def _ready_at(self) -> float:
-        """The clock's reading from which on the next call may go, if there is room for it on the wire."""
+        """Return when the next call may be sent, by the clock, if the permits allow one more."""
         ready = self._outage.ready_at()
         if self._pause is not None:
             ready = max(ready, self._pause.ready_at())
@@ -164,7 +164,7 @@ class EndpointLimits:
         return ready
 
     def _take(self, now: float, estimate: float, reserved: float) -> Sent:
-        """Send one more call."""
+        """Grant one permit."""
         if self._pause is not None:
             self._pause.take()
         if self._rate is not None:
@@ -173,8 +173,8 @@ class EndpointLimits:
             self._tokens.take(now, reserved)
         return Sent(now, estimate, reserved, self._permits.began() if self._permits is not None else 0)
 
-    def _withdraw(self, place: _Place) -> None:
-        """Take a cancelled call out of the queue; or give back what it was given in the same turn of the loop."""
+    def _withdraw(self, place: _Waiting) -> None:
+        """Remove a cancelled call from the queue, or return the permit that it got in the same turn of the loop."""
         if place in self._queue:
             self._queue.remove(place)
         elif not place.permit.cancelled():
@@ -185,8 +185,8 @@ class EndpointLimits:
             self.ended()
         self._set_timer()
 
-    def _let_through(self) -> None:
-        """Give send permits to as many calls as may go now."""
+    def _grant(self) -> None:
+        """Grant permits to as many calls as may be sent now."""
         now = self._clock()
         while self._queue and self._has_room() and self._ready_at() <= now:
             place = self._queue.popleft()
@@ -195,30 +195,30 @@ class EndpointLimits:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Wake when the first in the queue may go; nobody waits, or for others to leave the wire: no timer."""
+        """Wake when the first call in the queue may be sent; no timer while none waits or all permits are in use."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._queue and self._has_room():
             delay = max(0.0, self._ready_at() - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._let_through)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._grant)
 
     def _settle(self, budget: Spacing, sent: Sent, used: float | None) -> None:
-        """Put what a call really used, where that is known, in place of what was set aside for it."""
+        """Replace the tokens reserved for a call by those it used, where that is known."""
         if used is None:
             return
         budget.correct(used - sent.reserved)
         self._settled += 1
-        share = max(_SLOWEST_LEARNING, 1 / self._settled)
+        share = max(_MIN_LEARNING_RATE, 1 / self._settled)
         self._overrun += share * (used - sent.estimate - self._overrun)
         self._set_timer()
 
 
 class RateLimited(TargetWrapper):
-    """A target that waits for a send permit before each call and tells the endpoint's limits how it went.
+    """A target that waits for a send permit before each call and reports the outcome to the endpoint's limits.
 
-    It belongs inside `Retrying`, so that every try is counted and a pause holds up the retries too. `estimate` says
-    how many tokens a case will come to; what it leaves out, the answer's own length for one, is learned.
+    It belongs inside `Retry`, so that every attempt is counted and a pause delays the retries too. `estimate` returns
+    how many tokens a case will use; what it does not cover, such as the length of the answer, is learned.
     """
 
     def __init__(
@@ -235,11 +235,11 @@ class RateLimited(TargetWrapper):
 
     @property
     def pauses(self) -> bool:
-        """Whether an endpoint that is overloaded is left alone for a while, by a call that is tried again too."""
+        """Whether calls, retries included, pause for a while when the endpoint is overloaded."""
         return self._limits.pauses
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        """Call the target when there is a send permit."""
+        """Call the target as soon as there is a send permit."""
         limits = self._limits
         estimate = self._estimate(case) if self._estimate is not None else 0.0
         sent = limits.permit_now(estimate) or await limits.permit(estimate, context)
@@ -250,75 +250,75 @@ class RateLimited(TargetWrapper):
             raise
         finally:
             limits.ended()
-        if isinstance(response, InvocationResponse):  # else not ours to judge: the work names it for what it is
+        if isinstance(response, InvocationResponse):  # anything else is reported by the case runner
             limits.answered(sent, response)
         return response
 
 
 def _tokens_of(response: InvocationResponse | None) -> float | None:
-    """All tokens of a call, as far as they are known."""
+    """Return all tokens of a call, as far as they are known."""
     if response is None or (response.num_tokens_input is None and response.num_tokens_output is None):
         return None
     return (response.num_tokens_input or 0) + (response.num_tokens_output or 0)
 
 
 _TOLERANCE = 0.01
-"""The share of an allowance's period that late sends may catch up on; it is also what that costs of the allowance."""
-_LONGEST_TOLERANCE = 0.05
+"""The share of the period that late sends may catch up on; it is also how much lower the rate becomes."""
+_MAX_TOLERANCE = 0.05
 _FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 30.0
-_LONGEST_ASKED = 600.0
-"""Seconds that an endpoint may ask all calls to wait, which is as long as one is tried again: no time limit of a case
-runs meanwhile, so that nothing else would end the wait."""
-_LONGEST_WHILE_ANSWERING = 2.0
+_MAX_PAUSE = 30.0
+_MAX_RETRY_AFTER = 600.0
+"""Seconds that an endpoint may ask all calls to wait, which is as long as a call is retried: the time limits of cases
+are stopped meanwhile, so that nothing else would end the wait."""
+_MAX_PAUSE_WHILE_ANSWERING = 2.0
 _PAUSE_DECAY = 0.5
-"""What an answer leaves of the next pause: where less than half of the calls are refused by chance, it stays short."""
-_SHORTEST_RAMP_STEP = 0.02
-_LONGEST_RAMP_STEP = 0.5
-"""Seconds in which, after a pause, the number of calls that were let through doubles: about twice as long as a refusal
-takes to come back, so that not many more are sent before it is heard."""
+"""Each answer shortens the next pause by this factor: it stays short while fewer than half are refused."""
+_MIN_RAMP_STEP = 0.02
+_MAX_RAMP_STEP = 0.5
+"""Seconds in which, after a pause, the number of calls sent doubles: about twice as long as a refusal takes to come
+back, so that not many more are sent before it is known."""
 _FIRST_OUTAGE = 10
-"""Failures in a row, without any answer, before it is said that an endpoint cannot be reached."""
-_LONGEST_OUTAGE = 2.0
+"""Failures in a row, without any answer, before an endpoint counts as unreachable."""
+_MAX_OUTAGE = 2.0
 
 
 class Spacing:
-    """Spreads an allowance evenly over its period: the generic cell rate algorithm, with a small tolerance.
+    """Spreads a rate limit evenly over its period: the generic cell rate algorithm, with a small tolerance.
 
-    A bucket would let a whole allowance go at once and the next one right behind it; here at most `count` calls of
-    one unit begin in any window as long as the period. Timers fire late, and a strict distance between sends would
-    lose what they are late: up to 50 ms, at most 1 % of the period, may be caught up on, and the distance is longer
-    by as much, so that the allowance holds all the same.
+    A token bucket would allow a whole period's calls at once and the next period's right after; here at most `count`
+    calls of one unit begin in any window as long as the period. Timers fire late, and a strict interval between sends
+    would lose that time: up to 50 ms, at most 1 % of the period, may be caught up on, and the interval is longer by as
+    much, so that the limit still holds.
     """
 
     def __init__(self, rate: RateLimit) -> None:
-        self._tolerance = min(_LONGEST_TOLERANCE, _TOLERANCE * rate.per_seconds)
+        self._tolerance = min(_MAX_TOLERANCE, _TOLERANCE * rate.per_seconds)
         self._interval = (rate.per_seconds + self._tolerance) / rate.count
         self._free_at = -math.inf
 
     def ready_at(self) -> float:
-        """The clock's reading from which on the next call may go."""
+        """Return when the next call may be sent, by the clock."""
         return self._free_at - self._tolerance
 
     def take(self, now: float, units: float = 1.0) -> None:
-        """Use up so many units of the allowance. A call that is larger than what is left delays those after it."""
+        """Use up `units` of the rate. A call that is larger than what is left delays those after it."""
         self._free_at = max(now, self._free_at) + units * self._interval
 
     def correct(self, units: float) -> None:
-        """Use up so many units more or, below 0, give so many back."""
+        """Use up `units` more or, below 0, return them."""
         self._free_at += units * self._interval
 
 
 class Pause:
-    """Nobody is let through while an endpoint that said it was overloaded recovers; afterwards not all at once.
+    """Holds all calls back while an overloaded endpoint recovers; afterwards releases them step by step.
 
-    An endpoint that does not say how long is given 0.1 s, twice as long each time it is overloaded again, up to
-    30 s, or 2 s where there was an answer in between; each answer takes half of that back. One that asks for more
-    than ten minutes, or has refused everything for as long, gets 0.1 s: each call is to fail with what it was told,
-    and a run to end instead of standing still.
+    An endpoint that does not say how long to wait gets 0.1 s, twice as long each time it is overloaded again, up to
+    30 s, or 2 s where there was an answer in between; each answer halves it again. One that asks for more than ten
+    minutes, or has refused everything for that long, gets 0.1 s: then each call fails with the endpoint's message, and
+    the run ends instead of waiting.
 
-    After the pause as many as were answered since the one before go at once, and from there on twice as many
-    each time that a refusal has had the time to come back.
+    After the pause as many calls as were answered since the previous one are sent at once, and from then on twice as
+    many each time that a refusal has had the time to come back.
     """
 
     def __init__(self) -> None:
@@ -326,7 +326,7 @@ class Pause:
         self._until = -math.inf
         self._seconds = 0.0
         self._released = 0
-        self._ramp_step = _SHORTEST_RAMP_STEP
+        self._ramp_step = _MIN_RAMP_STEP
         self._answers = 0
         """Since the last pause."""
         self._burst = 1
@@ -334,16 +334,16 @@ class Pause:
         """When it began to refuse everything; None while it answers."""
 
     def overloaded(self, now: float, sent: float, retry_after: float | None) -> None:
-        """Begin or prolong the pause; of calls that were sent before it began only a retry_after is news."""
-        retry_after = retry_after or None  # to be asked again at once, and to refuse again, is no advice
+        """Begin or extend the pause; for calls that were sent before it began, only a retry_after matters."""
+        retry_after = retry_after or None  # 0 is no advice: the endpoint would refuse again
         if self._refused_since is None:
             self._refused_since = now
-        if max(retry_after or 0.0, now - self._refused_since) > _LONGEST_ASKED:
+        if max(retry_after or 0.0, now - self._refused_since) > _MAX_RETRY_AFTER:
             retry_after = _FIRST_PAUSE
         if sent >= self._began:
-            longest = _LONGEST_WHILE_ANSWERING if self._answers else _LONGEST_PAUSE
+            longest = _MAX_PAUSE_WHILE_ANSWERING if self._answers else _MAX_PAUSE
             self._seconds = min(longest, max(_FIRST_PAUSE, 2 * self._seconds))
-            self._ramp_step = min(_LONGEST_RAMP_STEP, max(_SHORTEST_RAMP_STEP, 2 * (now - sent)))
+            self._ramp_step = min(_MAX_RAMP_STEP, max(_MIN_RAMP_STEP, 2 * (now - sent)))
             self._began, self._burst, self._answers = now, max(1, self._answers), 0
         elif retry_after is None:
             return
@@ -351,28 +351,28 @@ class Pause:
         self._released = 0
 
     def answered(self) -> None:
-        """The endpoint can answer: should it be overloaded again, the pause is shorter."""
+        """Shorten the next pause: the endpoint can answer."""
         self._refused_since = None
         self._answers += 1
         if self._seconds:
             self._seconds = self._seconds * _PAUSE_DECAY if self._seconds > _FIRST_PAUSE else 0.0
 
     def ready_at(self) -> float:
-        """The clock's reading from which on the next call may go: the n-th after a pause waits with log2(n)."""
+        """Return when the next call may be sent: the n-th after a pause waits in proportion to log2(n)."""
         if self._released < self._burst:
             return self._until
         return self._until + self._ramp_step * math.log2((1 + self._released) / self._burst)
 
     def take(self) -> None:
-        """One more was let through."""
+        """Count one more call that was sent."""
         self._released += 1
 
 
 class Outage:
-    """Nobody is let through for a moment when call after call has found nobody there.
+    """Holds all calls back for a moment after several in a row could not connect.
 
     One lost connection says little, ten in a row do: then calls wait 0.1 s, twice as long each time, up to 2 s.
-    Connecting costs an endpoint that is back nothing, and so all that wait may go when the time is up.
+    Connecting costs a recovered endpoint nothing, so all waiting calls may be sent when the time is up.
     """
 
     def __init__(self) -> None:
@@ -382,17 +382,17 @@ class Outage:
         self._seconds = 0.0
 
     def failed(self, now: float, sent: float) -> None:
-        """A call did not get through; one that was sent before the last wait began is no news."""
+        """Count a call that could not connect; one that was sent before the last wait began changes nothing."""
         self._failures += 1
         if self._failures >= _FIRST_OUTAGE and sent >= self._began:
-            self._seconds = min(_LONGEST_OUTAGE, max(_FIRST_PAUSE, 2 * self._seconds))
+            self._seconds = min(_MAX_OUTAGE, max(_FIRST_PAUSE, 2 * self._seconds))
             self._began, self._until = now, now + self._seconds
 
     def reached(self) -> None:
-        """Somebody is there, whatever was said."""
+        """Reset: the endpoint replied, whatever it said."""
         if self._failures:
             self._failures, self._seconds, self._until = 0, 0.0, -math.inf
 
     def ready_at(self) -> float:
-        """The clock's reading from which on the next call may go."""
+        """Return when the next call may be sent, by the clock."""
         return self._until

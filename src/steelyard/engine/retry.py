@@ -1,4 +1,4 @@
-"""Asking again when a fault may pass: bounded in attempts and in time, with full jitter."""
+"""Retries after transient errors: bounded in attempts and in time, with full jitter."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from steelyard.protocols import InvocationContext, Target, TargetWrapper
 from steelyard.records import EvalCase, InvocationResponse
 
 _ALWAYS_TRANSIENT: tuple[type[Exception], ...] = (TransientError, ConnectionError, TimeoutError)
-_MOST_REFUSALS = 100
-"""How often a call may be refused, beside its attempts, by an endpoint that answers others meanwhile."""
+_MAX_REFUSALS = 100
+"""How often a call may be refused, in addition to its attempts, while the endpoint answers other calls."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """At most `attempts` calls within `total_seconds`; waits are uniform in 0..min(longest, first * 2^n).
+    """At most `attempts` calls within `total_seconds`; the backoff is uniform in 0..min(max_wait, first_wait * 2^n).
 
-    An endpoint that asks to be left alone for longer (`Retry-After`) is, if that fits into the total time. Time
-    spent waiting for leave to send does not count towards it. Nor does a refusal count as an attempt while the
-    endpoint answers others: more was sent than it takes, and the call has done nothing but wait its turn.
+    A longer wait that the endpoint asks for (`Retry-After`) is respected if it fits into the total time. Time spent
+    waiting for a send permit does not count towards it. Nor does a refusal count as an attempt while the endpoint
+    answers other calls: more was sent than it takes, and this call only has to wait its turn.
     """
 
     attempts: int = 5
     first_wait: float = 0.5
-    longest_wait: float = 30.0
+    max_wait: float = 30.0
     total_seconds: float = 600.0
     retry_on: tuple[type[Exception], ...] = ()
 
     def wait_before(self, attempt: int) -> float:
-        """Seconds to wait before attempt number `attempt` (the second is 2): full jitter."""
+        """Return the seconds to wait before attempt number `attempt` (the second is 2): full jitter."""
         # The exponent is capped so that a large number of attempts cannot overflow a float.
-        ceiling = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt - 2, 60))
+        ceiling = min(self.max_wait, self.first_wait * 2.0 ** min(attempt - 2, 60))
         return random.uniform(0.0, ceiling)
 
 
 class Retry(TargetWrapper):
-    """A target that asks the one inside it again after transient faults. The caller's permit is kept meanwhile."""
+    """A target that retries the one inside it after transient errors. The caller's permit is kept meanwhile."""
 
     def __init__(self, target: Target, policy: RetryPolicy) -> None:
         self._target = target
@@ -49,7 +49,7 @@ class Retry(TargetWrapper):
         self._limited = target if isinstance(target, RateLimited) else None
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        """Ask until there is an answer, a final fault, or no attempt or time left; `context.attempt` counts the tries.
+        """Call until there is an answer, a lasting error, or no attempt or time left; `context.attempt` counts them.
 
         A case may make several calls, one after the other: each has all attempts.
         """
@@ -60,12 +60,12 @@ class Retry(TargetWrapper):
             try:
                 response = await self._target.invoke(case, context)
             except self._transient as error:
-                refusals += self._only_waits(error, answers, refusals)
+                refusals += self._may_keep_waiting(error, answers, refusals)
                 attempt = context.attempt - before - refusals
                 wait = self._wait_after(error, attempt, ends + context.waiting - time.monotonic())
                 if wait is None:
                     raise
-                # The error that is raised brings its own cost along; of those before it only this is left.
+                # The error that is raised at last carries its own cost; those of the attempts before are added up here.
                 context.spent += _cost_of(error)
             else:
                 retries = context.attempt - 1 - before
@@ -73,19 +73,19 @@ class Retry(TargetWrapper):
             await _back_off(wait, context)
             context.attempt += 1
 
-    def _only_waits(self, error: Exception, answers: int, refusals: int) -> bool:
-        """Whether the call was refused while the endpoint answered others, and may go on waiting for its turn.
+    def _may_keep_waiting(self, error: Exception, answers: int, refusals: int) -> bool:
+        """Whether the call was refused while the endpoint answered others, and may keep waiting for its turn.
 
-        Not where nobody pauses for refusals: a load run counts them.
+        Not in a load run, which does not pause for refusals but counts them.
         """
         if self._limited is None or not self._limited.pauses:
             return False
-        if self._policy.attempts == 1 or refusals >= _MOST_REFUSALS:
+        if self._policy.attempts == 1 or refusals >= _MAX_REFUSALS:
             return False
         return _is_refusal(error) and self._limited.answers > answers
 
     def _wait_after(self, error: Exception, attempt: int, left: float) -> float | None:
-        """Seconds until the next try, None when there is to be none; raises when the endpoint asks for too many."""
+        """Return the seconds until the next attempt, None for no other; raises when the endpoint asks for too many."""
         if attempt >= self._policy.attempts:
             return None
         wait = self._policy.wait_before(max(2, attempt + 1))
@@ -94,24 +94,24 @@ class Retry(TargetWrapper):
             if wait > left:
                 raise _hopeless(error, wait, left) from error
         if self._limited is not None and self._limited.pauses and _is_refusal(error):
-            wait = 0.0  # all calls to the endpoint pause now: this one waits for leave among them
+            wait = 0.0  # all calls to the endpoint pause now: this one waits for a send permit like them
         return wait if wait <= left else None
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the endpoint said that it has too much to do."""
+    """Whether the endpoint said that it is overloaded."""
     return isinstance(error, TransientError) and error.overloaded
 
 
 def _cost_of(error: Exception) -> float:
-    """What a try has cost that failed, as far as that was told."""
+    """Return the cost of a failed attempt, as far as it is known."""
     partial = getattr(error, "partial", None)
     cost = partial.cost if isinstance(partial, InvocationResponse) else None
     return cost if isinstance(cost, int | float) else 0.0
 
 
 async def _back_off(seconds: float, context: InvocationContext) -> None:
-    """Sleep, and add to the context what it came to, also when it was cut short."""
+    """Sleep, and add the time to the context, also when it was cut short."""
     began = time.monotonic()
     try:
         await asyncio.sleep(seconds)
@@ -120,9 +120,9 @@ async def _back_off(seconds: float, context: InvocationContext) -> None:
 
 
 def _hopeless(error: TransientError, asked: float, left: float) -> TransientError:
-    """The error that says why no other try was made."""
+    """Return the error that says why there was no other attempt."""
     return TransientError(
-        f"{error}; not tried again: it asks to wait {asked:g} s, and {max(0.0, left):.3g} s are left for retries",
+        f"{error}; not retried: it asks to wait {asked:g} s, and {max(0.0, left):.3g} s are left for retries",
         retry_after=error.retry_after,
         overloaded=error.overloaded,
         partial=error.partial,
@@ -130,7 +130,7 @@ def _hopeless(error: TransientError, asked: float, left: float) -> TransientErro
 
 
 def _retried(response: InvocationResponse, times: int) -> InvocationResponse:
-    """The response with our retries counted, on top of any the target made by itself; a copy, it may be shared."""
+    """Return a copy of the response with our retries added to those that the target made itself."""
     if not isinstance(response, InvocationResponse):
-        return response  # not ours to judge: the work names it for what it is
+        return response  # reported by the case runner
     return msgspec.structs.replace(response, retries=response.retries + times)

@@ -48,7 +48,7 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def clear_drafts(run: Path) -> None:
-    """Remove what a killed writer left half written. Only for whoever holds the lock of the run, or of the sweep."""
+    """Remove what a killed writer left half written. Only for the holder of the lock of the run, or of the sweep."""
     for name in (MANIFEST, OUTPUTS, INDEX, METRICS, PARTIAL, SWEEP, SWEEP_PARTIAL):
         for draft in run.glob(f"{name}.*.tmp"):
             draft.unlink(missing_ok=True)
@@ -56,7 +56,7 @@ def clear_drafts(run: Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(run: Path) -> Iterator[None]:
-    """Whatever the disk refuses within becomes a JournalError: the run stops, what is there stays."""
+    """Turn an OSError of the disk into a JournalError: the run stops, what is on disk is kept."""
     try:
         yield
     except JournalError:
@@ -196,12 +196,12 @@ def enter(run: Path, *, force: bool, retry_errors: bool, keep: str | None = None
 
 
 def refuse_finished(run: Path) -> None:
-    """Raise RunFinished if the run there is complete, naming what can be asked for instead."""
+    """Raise RunFinished if the run there is complete, naming the flags that continue it or start over."""
     core = read_core(run)
     if core is None:
         return
 
     errors = core.counts.error + core.scoring_errors
-    retry = f" --retry-errors asks its {counted(errors, 'errored record')} again;" if errors else ""
+    retry = f" --retry-errors retries its {counted(errors, 'errored record')};" if errors else ""
     message = f"{run} is complete ({counted(core.n, 'record')}).{retry} --force starts over there"
     raise RunFinished(message, path=run, errors=errors)

@@ -36,7 +36,7 @@ ROWS = np.dtype(
     ]
 )
 ERROR, FAILED, PASSED, UNSCORED = -1, 0, 1, 2
-"""What a record says of its case. In a row an error is `ok` 0, the others stand in `verdict`."""
+"""What a record says of its case. In a row an error is `ok` 0, the others are in `verdict`."""
 
 Rows = npt.NDArray[np.void]
 
@@ -54,8 +54,8 @@ def pack_row(
     offset: int, id_digest: int, length: int, index: int, trial: int, ok: bool, verdict: bool | None, case_fp: str
 ) -> bytes:
     """One row as bytes. Of the case's fingerprint it keeps 32 bits: enough to tell a case from its edited self."""
-    said = UNSCORED if verdict is None else verdict
-    return _ROW.pack(offset, id_digest, length, index, trial, ok, said, short_fingerprint(case_fp))
+    state = UNSCORED if verdict is None else verdict
+    return _ROW.pack(offset, id_digest, length, index, trial, ok, state, short_fingerprint(case_fp))
 
 
 def short_fingerprint(case_fp: str) -> int:

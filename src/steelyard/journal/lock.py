@@ -18,10 +18,10 @@ import msgspec
 from steelyard.errors import JournalError, RunLocked
 from steelyard.journal.files import LOCK
 
-_PATIENCE = 0.1
-"""Seconds before a lock counts as held by another: whoever only looks at it holds it for an instant."""
-_LOOK_AGAIN = 0.02
-"""The same for those who only look."""
+_ACQUIRE_SECONDS = 0.1
+"""Seconds before a lock counts as held by another process: one that only checks it holds it for an instant."""
+_CHECK_SECONDS = 0.02
+"""The same for a process that only checks."""
 
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
@@ -70,7 +70,7 @@ class RunLock:
     def _locked(self, descriptor: int) -> bool:
         """Whether the lock could be taken; a file system without locks is an error, not a refusal."""
         try:
-            return _take(descriptor, _PATIENCE)
+            return _take(descriptor, _ACQUIRE_SECONDS)
         except OSError as error:
             os.close(descriptor)
             raise JournalError(error.errno, f"cannot lock {self._path}: {error.strerror}") from error
@@ -83,7 +83,7 @@ class RunLock:
             return Holder()
 
     def release(self) -> None:
-        """Let the next one in."""
+        """Release the lock."""
         if self._descriptor is not None:
             filelock.unlock_descriptor(self._descriptor)
             os.close(self._descriptor)
@@ -108,9 +108,9 @@ class RunLock:
         self.release()
 
 
-def _take(descriptor: int, patience: float) -> bool:
-    """Whether the lock could be taken, trying for so long."""
-    deadline = time.monotonic() + patience
+def _take(descriptor: int, seconds: float) -> bool:
+    """Whether the lock could be taken, trying for this long."""
+    deadline = time.monotonic() + seconds
     while not filelock.lock_descriptor(descriptor, blocking=False):
         if time.monotonic() > deadline:
             return False
@@ -136,13 +136,13 @@ def _forget_all() -> None:
 
 
 def is_locked(run: Path) -> Holder | None:
-    """The live holder of a run directory, or None; looks without taking part."""
+    """The live holder of a run directory, or None; does not wait for the lock."""
     lock = RunLock(run)
     if not (run / LOCK).exists():
         return None
     descriptor = os.open(run / LOCK, os.O_RDWR)
     try:
-        if _take(descriptor, _LOOK_AGAIN):
+        if _take(descriptor, _CHECK_SECONDS):
             filelock.unlock_descriptor(descriptor)
             return None
         return lock.holder()

@@ -1,4 +1,4 @@
-"""`run.json`: what a run is of, so that another one is not poured into the same directory."""
+"""`run.json`: what a run is of, so that no other run is written to the same directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLOTS = ("error-rate.png", "error-rate.svg", "latency.png", "latency.svg")
 
 
 class Launch(msgspec.Struct):
-    """One stretch of work on a run: when it began, and how much was done before."""
+    """One launch of a run: when it started, and how much was done before."""
 
     started: str
     done_before: int
@@ -147,16 +147,16 @@ def sweep_manifest(sweep: dict[str, Any]) -> Manifest | None:
 
 
 def refuse_sweep(folder: Path) -> None:
-    """Raise RunRefused if a folder holds a sweep: a run poured into it would belong to neither."""
+    """Raise RunRefused if a folder holds a sweep: a run written to it would mix the two."""
     if read_sweep(folder) is not None:
         raise RunRefused(
-            f"{folder} holds a sweep, not a run: use another --out (steelyard sweep goes on there)", path=folder
+            f"{folder} holds a sweep, not a run: use another --out (steelyard sweep resumes it)", path=folder
         )
 
 
 def refuse_run(folder: Path) -> None:
-    """Raise RunRefused if a folder holds a run: a sweep keeps its runs in folders of their own."""
+    """Raise RunRefused if a folder holds a run: a sweep keeps its runs in subfolders."""
     if run_state(folder) is not RunState.FRESH:
         raise RunRefused(
-            f"{folder} holds a run, not a sweep: use another --out (steelyard run goes on there)", path=folder
+            f"{folder} holds a run, not a sweep: use another --out (steelyard run resumes it)", path=folder
         )

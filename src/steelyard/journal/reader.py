@@ -215,7 +215,7 @@ def damage(path: Path, descriptor: int, offset: int) -> RunDamaged:
     line = 1 + _count_newlines(descriptor, offset)
     return RunDamaged(
         f"{path} is damaged at line {line} (byte {offset}): not a record, and more follow it. "
-        f"--salvage keeps what is readable and asks the rest again",
+        f"--salvage keeps what is readable and retries the rest",
         path=path.parent,
         line=line,
         byte=offset,
@@ -334,8 +334,8 @@ def _rows_after(run: Path, descriptor: int, start: int, end: int) -> Iterable[by
         entry = decode_entry(line)
         if entry is None:
             raise damage(run / OUTPUTS, descriptor, offset)
-        said = verdict(entry.scores)
+        passed = verdict(entry.scores)
         digest = id_digest(entry.id)
         yield pack_row(
-            offset, digest, len(line) + 1, entry.index, entry.trial, entry.status == "ok", said, entry.case_fp
+            offset, digest, len(line) + 1, entry.index, entry.trial, entry.status == "ok", passed, entry.case_fp
         )

@@ -31,7 +31,7 @@ _sync = getattr(os, "fdatasync", os.fsync)
 
 
 class AppendOnlyFile:
-    """Appends whole lines to a file; a thread of its own commits them in groups."""
+    """Appends whole lines to a file; a background thread commits them in groups."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -83,7 +83,7 @@ class AppendOnlyFile:
         while not self._closing.is_set():
             self._dirty.wait()
             self._dirty.clear()
-            self._clean = True  # before the commit: whoever finds it set writes what this commit may miss
+            self._clean = True  # before the commit: a writer that finds it set writes what this commit may miss
             self._commit()
             self._closing.wait(_PAUSE)
 
@@ -148,10 +148,10 @@ class JournalWriter(AppendOnlyFile):
             self._index = None
 
 
-_DEEPEST = 100
+_MAX_DEPTH = 100
 """Levels of nesting: more can be written, but not read back wherever the stack is already deep."""
 
-_LONGEST_STAND_IN = 1_000
+_MAX_STAND_IN = 1_000
 
 _encode = msgspec.json.Encoder().encode
 _FREE_FIELDS = (
@@ -198,7 +198,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def _are_plain(messages: list[dict[str, Any]]) -> bool:
-    """Whether these are texts under texts and nothing else, as most answers are: what was written is what was said."""
+    """Whether these are texts under texts and nothing else, as most answers are: they read back as they are."""
     for message in messages:
         for key, value in message.items():
             if type(value) is not str or type(key) is not str:
@@ -207,26 +207,26 @@ def _are_plain(messages: list[dict[str, Any]]) -> bool:
 
 
 def _reads_back(record: Record, line: bytes) -> bool:
-    """Whether a reader will find what the target said: NaN, bytes and odd keys are written, but as something else."""
+    """Whether the line reads back as the record: NaN, bytes and odd keys are written, but as something else."""
     loose = _read_loose(line)
     if not _same(loose.input_payload, record.input_payload) or not _same(loose.messages, record.messages):
         return False
-    if line.count(b"[") + line.count(b"{") <= _DEEPEST:
+    if line.count(b"[") + line.count(b"{") <= _MAX_DEPTH:
         return True
     return not _is_deep(record.input_payload) and not _is_deep(record.messages)
 
 
-def _same(read: Any, said: Any) -> bool:
+def _same(read: Any, written: Any) -> bool:
     try:
-        return bool(read == said)
+        return bool(read == written)
     except Exception:  # noqa: BLE001 - a broken __eq__, or too deep to compare
         return False
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether plain JSON is nested deeper than `_DEEPEST`."""
+    """Whether plain JSON is nested deeper than `_MAX_DEPTH`."""
     level = [value]
-    for _ in range(_DEEPEST + 1):
+    for _ in range(_MAX_DEPTH + 1):
         inner: list[Any] = []
         for item in level:
             if type(item) is dict:
@@ -292,11 +292,11 @@ class _Cleaner:
 
     def clean(self, value: Any, depth: int = 0) -> Any:
         if isinstance(value, str):
-            return self._cleanwhole_text(value)
+            return self._clean_text(value)
         if value is None or type(value) in (bool, int, float):
             return self._clean_number(value)
-        if depth >= _DEEPEST:
-            return self._stand_in(f"(nested deeper than {_DEEPEST})")
+        if depth >= _MAX_DEPTH:
+            return self._stand_in(f"(nested deeper than {_MAX_DEPTH})")
         if isinstance(value, dict):
             self.others += type(value) is not dict
             return {self._key(key): self.clean(item, depth + 1) for key, item in value.items()}
@@ -313,7 +313,7 @@ class _Cleaner:
             parts.append(f"values that JSON cannot hold replaced: {self.others}")
         return ", ".join(parts)
 
-    def _cleanwhole_text(self, text: str) -> str:
+    def _clean_text(self, text: str) -> str:
         cleaned = whole_text(text)
         self.texts += cleaned != text
         self.others += type(text) is not str
@@ -326,7 +326,7 @@ class _Cleaner:
         return value if _encodable(value) else self._stand_in(f"({type(value).__name__})")
 
     def _key(self, key: Any) -> str:
-        return self._cleanwhole_text(key) if isinstance(key, str) else self._stand_in(_repr(key))
+        return self._clean_text(key) if isinstance(key, str) else self._stand_in(_repr(key))
 
     def _as_read(self, value: Any) -> Any:
         """numpy's scalars as Python's, bytes, dates and the like as they are written, the rest as a short text."""
@@ -335,11 +335,11 @@ class _Cleaner:
             plain = value.item() if hasattr(value, "item") else value
             return msgspec.json.decode(_encode(plain))
         except Exception:  # noqa: BLE001 - nothing a payload does may lose its answer
-            return whole_text(_repr(value)[:_LONGEST_STAND_IN])
+            return whole_text(_repr(value)[:_MAX_STAND_IN])
 
     def _stand_in(self, text: str) -> str:
         self.others += 1
-        return whole_text(text[:_LONGEST_STAND_IN])
+        return whole_text(text[:_MAX_STAND_IN])
 
 
 def _repr(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The progress of a run while it runs, and word of it when nothing comes back."""
+"""Live progress of a run, with a notice when nothing comes back."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class LiveDisplay:
         self._done = initial
         self._grew_at = self._started
         self._stream = sys.stderr if stream is None else stream
-        self._surface = choose_surface(mode, self._stream)
+        self._output = choose_output(mode, self._stream)
 
     def refresh(self, done: int, stats: RunningStats, in_flight: InFlight, parallelism: int) -> None:
         """Show the state of this moment."""
-        if self._surface is None:
+        if self._output is None:
             return
         now = self._clock()
         if done > self._done:
@@ -64,13 +64,13 @@ class LiveDisplay:
         quiet = now - self._grew_at
         silence = silence_notice(quiet, in_flight) if quiet >= self._silence_after else None
         waiting = _in_flight(in_flight.count, parallelism)
-        self._surface.draw(self._frame(done, stats, now, in_flight=waiting, silence=silence))
+        self._output.draw(self._frame(done, stats, now, in_flight=waiting, silence=silence))
 
     def close(self, done: int, stats: RunningStats) -> None:
         """Show the final state and give the screen back; later calls do nothing."""
-        if self._surface is not None:
-            self._surface.close(self._frame(done, stats, self._clock()))
-            self._surface = None
+        if self._output is not None:
+            self._output.close(self._frame(done, stats, self._clock()))
+            self._output = None
 
     def _frame(
         self, done: int, stats: RunningStats, now: float, *, in_flight: str = "", silence: str | None = None
@@ -129,15 +129,15 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
         return format_rate(self.done - self.initial, self.elapsed)
 
 
-class Surface(Protocol):
-    """Something to draw frames on."""
+class ProgressOutput(Protocol):
+    """Something that shows frames: a terminal bar, lines, a notebook widget."""
 
     def draw(self, frame: Frame) -> None: ...
     def close(self, frame: Frame) -> None: ...
 
 
-def choose_surface(mode: Mode, stream: TextIO) -> Surface | None:
-    """The surface for a mode; `auto` takes the best that can be seen where the stream leads."""
+def choose_output(mode: Mode, stream: TextIO) -> ProgressOutput | None:
+    """Return the progress output for a mode; `auto` takes the best one that the stream can show."""
     if mode == "off":
         return None
     if mode in ("auto", "bar") and in_notebook():
@@ -160,7 +160,7 @@ def in_notebook() -> bool:
     return True
 
 
-class _Output:
+class _Stream:
     """A stream that may refuse characters, or go away: neither may end a run."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -203,7 +203,7 @@ class TerminalBar:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._output = _Output(stream)
+        self._output = _Stream(stream)
         self._columns = 0
         self._height = 0
 
@@ -245,7 +245,7 @@ class PlainLines:
     """A line at most every five seconds, for logs: no control codes, nothing said twice."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._output = _Output(stream)
+        self._output = _Stream(stream)
         self._line_at: float | None = None
         self._line_done = -1
         self._silence_at: float | None = None

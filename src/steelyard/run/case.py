@@ -65,7 +65,7 @@ class CaseRunner:
     ) -> None:
         self._waits = waits
         self._answered = answered
-        """Told of each case, by its id and trial, that has its answer and is yet to be scored."""
+        """Called with the id and trial of each case that has its answer and is yet to be scored."""
         self._target = target
         self._pipeline = pipeline if pipeline else None
         self._timeout = timeout
@@ -88,7 +88,7 @@ class CaseRunner:
                 stack.push_async_callback(remote.close)
 
     def for_warm_up(self, target: Target) -> CaseRunner:
-        """The same, but this target is asked, and its answers are not weighed."""
+        """Return a copy that calls this target and does not score its answers."""
         work = copy(self)
         work._target = target
         work._pipeline = None
@@ -154,7 +154,7 @@ class CaseRunner:
             return _failed(error, partial, context.attempt - 1)
 
     def _begin_session(self, case: EvalCase, context: InvocationContext) -> EvalCase:
-        """The case after the session's messages; the context gets a copy of the session that is its own."""
+        """The case after the session's messages; the context gets its own copy of the session."""
         context.session = session = deepcopy(self._session)
         if session is None or not session.messages:
             return case

@@ -1,7 +1,7 @@
-"""The plan of a run: which cases it asks, how often, and what each one's answer and scores depend on.
+"""The plan of a run: which cases, how many trials, and what each answer and its scores depend on.
 
-Making it is the first pass over a suite: it meets every bad row before anything is called, and keeps
-about 32 bytes a case. The cases themselves are read again when they are asked.
+Making it is the first pass over a suite: it finds every bad row before any call, and keeps about 32 bytes a case. The
+cases themselves are read again when they are run.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
     def jobs(self, done: bytearray | None = None) -> Iterator[Job | None]:
         """The jobs whose slots are not done, in suite order, a case's trials together, read as they are taken.
 
-        None, now and then, while many cases are passed over: whoever takes jobs has other things to do as well.
+        None, now and then, while many cases are skipped: the caller has other tasks to run as well.
         """
         if done is not None and len(done) != self.slots:
             raise ValueError(f"done must have {self.slots} bytes, one a slot, got {len(done)}")
@@ -177,7 +177,7 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
             if position < cases and indices[position] == rows - 1:
                 jobs = making.jobs_of(position, case, line)
                 position += 1
-            if len(jobs) == 1:  # as mostly: cheaper than to go through them
+            if len(jobs) == 1:  # most cases: cheaper than a loop
                 yield jobs[0]
             elif jobs:
                 yield from jobs
@@ -228,7 +228,7 @@ class _Making:
     def _check_same(self, position: int, case: EvalCase, line: int | None) -> None:
         plan = self._plan
         if id_digest(case.id) != plan.id_digests[position]:
-            raise plan.changed(f"the case {case.id!r} stands where another was", line)
+            raise plan.changed(f"the case {case.id!r} is where another was", line)
         if case_fingerprint(case) != plan.case_fingerprints[position]:
             raise plan.changed(f"the case {case.id!r} is not what it was", line)
 
@@ -317,7 +317,7 @@ class FirstPass:
         self._graded = DigestColumn(grading_prefix(scorers_digest)) if scorers_digest else None
 
     def read_until(self, limit: int | None, check: Callable[[], None] | None) -> bool:
-        """Read the suite until so many cases are selected; whether that was all of it."""
+        """Read the suite until `limit` cases are selected; whether that was all of it."""
         for index, (line, case) in enumerate(self._suite.numbered(self.occurrences, self.marks)):
             if check is not None and index % CHECK_EVERY == 0:
                 check()
@@ -381,13 +381,13 @@ def _duplicate(
     if first_id != case_id:  # 1 in 36 million for a million cases; a run could not tell the two apart
         message = f"the ids {first_id!r} ({earlier}) and {case_id!r} have the same digest: rename one"
     elif line is None:
-        message = f"the id {case_id!r} stands twice: {earlier} and case {index + 1}"
+        message = f"the id {case_id!r} is duplicated: {earlier} and case {index + 1}"
     else:
-        message = f"the id {case_id!r} stands twice: {earlier} and line {line}"
+        message = f"the id {case_id!r} is duplicated: {earlier} and line {line}"
     return suite.problem(message, index, line)
 
 
-_MOST_KEPT = 10_000
+_MAX_KEPT = 10_000
 """Cases kept in memory between rounds; of a larger suite they are read again each time."""
 
 
@@ -444,7 +444,7 @@ class CyclingPlan(Plan, kw_only=True, dict=True, eq=False):
                 yield msgspec.structs.replace(job, trial=number)
 
     def _round(self) -> Iterable[Job | None]:
-        if self.cases > _MOST_KEPT:
+        if self.cases > _MAX_KEPT:
             return super().jobs()
         kept: list[Job | None] | None = self.__dict__.get("_kept")
         if kept is None:

@@ -68,7 +68,7 @@ class Runner:
         """Run what is left of the suite.
 
         An unfinished run in `output_path` is resumed; a complete one raises RunFinished unless `force`
-        (start over, the old files are moved aside) or `retry_errors` is given. `salvage` goes on with a
+        (start over, the old files are moved aside) or `retry_errors` is given. `salvage` continues a
         journal that has unreadable lines in its middle.
         """
         options = _checked(self.options.replace(**changes))
