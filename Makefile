@@ -77,7 +77,7 @@ $(VENV)/.run-ready: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev-ready: pyproject.toml | $(VENV)/bin/python
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[speed,text,schema,plot,prices,otel,mlflow,view,ray,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[speed,text,schema,prices,otel,mlflow,view,ray,dev]'
 	@touch $@ $(VENV)/.run-ready
 
 $(QUICK)/.ready: pyproject.toml | $(QUICK)/bin/python

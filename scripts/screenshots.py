@@ -2,13 +2,12 @@
 
     python scripts/screenshots.py [FOLDER]
 
-Needs Playwright and a Chromium, as the browser tests do, and the extras `plot` and `view`. Takes about two minutes.
+Needs Playwright and a Chromium, as the browser tests do, and the extra `view`. Takes about two minutes.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -61,6 +60,15 @@ class Studio:
             fewer = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, 3, dither=Image.Dither.NONE)
         fewer.save(path, optimize=True)
         sys.stdout.write(f"{path}\n")
+
+
+def shoot_chart(studio: Studio, chart: Path) -> None:
+    """One of the files that a sweep writes."""
+    with studio.open(chart.as_uri(), "svg") as seen:
+        size = seen.page.evaluate(
+            "[document.documentElement.width, document.documentElement.height].map((length) => length.baseVal.value)"
+        )
+        studio.take(seen, "sweep-error-rate", clip={"x": 0, "y": 0, "width": size[0], "height": size[1]})
 
 
 def shoot_report(studio: Studio, report: Path) -> None:
@@ -126,7 +134,7 @@ def main(folder: Path) -> int:
     with tempfile.TemporaryDirectory() as name, browser() as started:
         place, studio = Path(name), Studio(started, folder)
         report, documents = make_pages(place)
-        shutil.copy(place / "runs" / "support-sweep" / "error-rate.png", folder / "sweep-error-rate.png")
+        shoot_chart(studio, place / "runs" / "support-sweep" / "error-rate.svg")
         shoot_report(studio, report)
         shoot_documents(studio, documents)
         shoot_view(studio, place)

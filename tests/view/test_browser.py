@@ -109,7 +109,7 @@ def test_the_newest_cases_open_and_the_table_says_how_much_came_since(chromium: 
             page.locator("#drawer > header h2", has_text="c1").wait_for()
             assert rows(page) == ["c0", "c1"]
             run.tell("right")
-            page.locator(".since", has_text="1 more since").click()
+            page.locator(".since", has_text="Show 1 more").click()
             page.locator(".row[data-id=c2]").wait_for()
             assert page.locator(".since").is_hidden()
             assert seen.said == []
@@ -192,7 +192,7 @@ def test_a_case_opens_with_its_trials_and_what_was_expected(chromium: Browser, s
         page.locator(".row[data-id=flaky]").click()
         page.locator("#drawer .trial-bar button").first.wait_for()
         assert page.locator("#drawer .trial-bar button").count() == 3
-        assert "Expected against actual" in page.locator("#drawer").inner_text()
+        assert "Expected and actual" in page.locator("#drawer").inner_text()
         page.get_by_label("Trial 1: passed").click()
         page.locator("#drawer .pill.passed").wait_for()
         page.keyboard.press("j")

@@ -14,10 +14,9 @@ from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import choose_sweep_place, command_again, remove_if_unused
 from steelyard.cli.run import load_suite
 from steelyard.cli.run_control import allow_calls, log_to_stderr, run_interruptibly
-from steelyard.errors import ConfigurationError
 from steelyard.journal.files import disk_errors
 from steelyard.load.sweep import Sweep, SweepResult
-from steelyard.report.sweep.plots import write_plots
+from steelyard.report.sweep.charts import write_charts
 from steelyard.report.sweep.table import sweep_table
 from steelyard.run.config import EngineChoice
 from steelyard.run.options import RunOptions
@@ -138,19 +137,13 @@ def _run(sweep: Sweep, flags: Flags, place: Path) -> int:
 def _show(result: SweepResult, flags: Flags, place: Path) -> None:
     """The table or the JSON, and where the plots are."""
     metrics = result.to_metrics()
-    plots = _plots(metrics, place) if result.complete else []
+    plots = []
+    if result.complete:
+        with disk_errors(place):
+            plots = write_charts(metrics, place)
     if flags.as_json:
         show_json({**metrics, "plots": [str(plot) for plot in plots]})
         return
     show(sweep_table(metrics, str(place)))
     for plot in plots:
         show(f"plot in {plot}")
-
-
-def _plots(metrics: dict[str, Any], place: Path) -> list[Path]:
-    try:
-        with disk_errors(place):
-            return write_plots(metrics, place)
-    except ConfigurationError as error:
-        say(f"no plots were drawn: {error}")
-        return []

@@ -16,7 +16,7 @@ from steelyard.journal.files import MANIFEST, SWEEP, SWEEP_PARTIAL, RunState, re
 
 SCHEMA_VERSION = 1
 _SHOWN = 200
-PLOTS = ("error-rate.png", "error-rate.svg", "latency.png", "latency.svg")
+PLOTS = ("error-rate.svg", "latency.svg")
 """The pictures that a sweep leaves in its folder."""
 
 

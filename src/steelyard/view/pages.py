@@ -1,4 +1,4 @@
-"""The pages themselves: a frame, the report's own look and scripts, and what is different while a run is live."""
+"""The pages of the view, made of the report's templates, style sheets and scripts and a few more; and their figures."""
 
 from __future__ import annotations
 
@@ -6,76 +6,62 @@ import math
 import secrets
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
-from steelyard._version import __version__
 from steelyard.journal.index import Rows, counting
+from steelyard.report.html import DOCUMENT_SCRIPTS, asset, environment, join_scripts, render, script_json, style_sheet
 from steelyard.report.page import charts as page_charts
-from steelyard.report.page.frame import asset, escaped, filled, program, script_json
-from steelyard.report.page.page import PARTS
+from steelyard.report.page.page import SHARED_SCRIPTS
 from steelyard.report.records import STATES
 from steelyard.stats.intervals import wilson
 from steelyard.view.security import page_policy
 
-_STYLES = ("page.css", "compare.css", "sweep.css")
+_LIST_SCRIPTS = ("dom.js", "theme.js", "tip.js", "charts.js")
 
 
 def list_page(about: dict[str, Any]) -> HTMLResponse:
     """The runs in the folder."""
-    return _page("list.html", "Runs", ("dom.js", "theme.js", "charts.js"), ("list.js",), about)
+    return _page("list.html", "Runs", _script(_LIST_SCRIPTS, ("list.js",)), about=script_json(about))
 
 
 def run_page(about: dict[str, Any]) -> HTMLResponse:
     """One run: live, or its report."""
-    return _page("run.html", about["name"], PARTS, ("remote.js", "live.js", "run.js"), about)
+    script = _script(SHARED_SCRIPTS, ("remote.js", "live.js", "run.js"))
+    return _page("run.html", about["name"], script, about=script_json(about))
 
 
-def document_page(kind: str, title: str, markup: str) -> HTMLResponse:
-    """A comparison (`compare`) or a `sweep`, made up already."""
-    return _page("document.html", title, ("theme.js", "theme_key.js"), (), {}, KIND=kind, MAIN=markup)
+def document_page(kind: str, title: str, markup: Markup) -> HTMLResponse:
+    """A comparison (`compare`) or a `sweep`, whose content is in its markup."""
+    return _page("view_document.html", title, _script(DOCUMENT_SCRIPTS, ()), kind=kind, main=markup)
 
 
 def no_comparison(reason: str) -> HTMLResponse:
     """Why these runs cannot be compared."""
-    page = document_page("compare", "No comparison", f'<p class="empty">{escaped(reason)}</p>')
+    page = document_page("compare", "No comparison", render("message.html", title="No comparison", message=reason))
     page.status_code = 409
     return page
 
 
-def _page(
-    frame: str, title: str, report: tuple[str, ...], own: tuple[str, ...], about: dict[str, Any], **more: str
-) -> HTMLResponse:
+def _page(template: str, title: str, script: str, **more: Any) -> HTMLResponse:
     nonce = secrets.token_urlsafe(16)
-    values = {
-        "NONCE": nonce,
-        "VERSION": __version__,
-        "TITLE": escaped(title),
-        "STYLE": _style(),
-        "ABOUT": script_json(about),
-        "SCRIPT": _script(report, own),
-        **more,
-    }
-    text = filled(_own_asset("frame.html").replace("@@BODY@@", _own_asset(frame)), values)
+    values = {"nonce": nonce, "title": title, "style": Markup(_style()), "script": Markup(script), **more}
+    text = environment("steelyard.view", "steelyard.report").get_template(template).render(values)
     return HTMLResponse(text, headers={"content-security-policy": page_policy(nonce)})
-
-
-def _own_asset(name: str) -> str:
-    return (files("steelyard.view") / "assets" / name).read_text(encoding="utf-8")
 
 
 @cache
 def _style() -> str:
-    return "\n".join([*(asset(name) for name in _STYLES), _own_asset("view.css")])
+    return "\n".join([style_sheet("compare.css", "sweep.css"), asset("view.css", "steelyard.view")])
 
 
 @cache
-def _script(report: tuple[str, ...], own: tuple[str, ...]) -> str:
-    return program([*map(asset, report), *map(_own_asset, own)])
+def _script(shared: tuple[str, ...], own: tuple[str, ...]) -> str:
+    return join_scripts([*map(asset, shared), *(asset(name, "steelyard.view") for name in own)])
 
 
 Values = npt.NDArray[np.float64]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from markupsafe import Markup
 
 from steelyard.errors import ConfigurationError
 from steelyard.journal.files import (
@@ -288,12 +289,12 @@ class Sweeps:
         found = [self._headline(place, sweep) for place in self._places() if (sweep := _read(place)) is not None]
         return sorted(found, key=lambda one: one.name)
 
-    def page_of(self, sweep_id: str) -> tuple[str, str] | None:
+    def page_of(self, sweep_id: str) -> tuple[str, Markup] | None:
         """The title and the markup of a sweep, all that is not ours escaped; None when the folder does not hold it."""
         for place, levels in self._places().items():
             if self._runs.id_of(place) == sweep_id and (sweep := _read(place)) is not None:
                 links = {level.name: f"/run/{self._runs.id_of(level)}" for level in levels}
-                return sweep_title(sweep), "\n".join(sweep_markup(sweep, self._runs.name_of(place), links))
+                return sweep_title(sweep), sweep_markup(sweep, self._runs.name_of(place), links)
         return None
 
     def _places(self) -> dict[Path, list[Path]]:
@@ -337,15 +338,15 @@ class Comparisons:
     """Titles and markup of comparisons."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[tuple[Path, Signature], ...], tuple[str, str]] = OrderedDict()
+        self._kept: OrderedDict[tuple[tuple[Path, Signature], ...], tuple[str, Markup]] = OrderedDict()
 
-    def of(self, runs: Sequence[Path]) -> tuple[str, str]:
+    def of(self, runs: Sequence[Path]) -> tuple[str, Markup]:
         """The title and the markup of the first run against each of the others; all that is not ours is escaped."""
         key = tuple((run, signature_of(run)) for run in runs)
         made = self._kept.pop(key, None)
         if made is None:
             comparison = compare_runs(runs)
-            made = (comparison_title(comparison), "\n".join(comparison_markup(comparison)))
+            made = (comparison_title(comparison), comparison_markup(comparison))
         self._kept[key] = made
         while len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)

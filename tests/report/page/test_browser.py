@@ -68,7 +68,7 @@ def drawer_text(shown: Page, title: str) -> str:
 
 @pytest.mark.parametrize("seen", ["agents", "hostile", "large", "empty", "cut"], indirect=True)
 def test_a_report_opens_from_a_file_without_a_word_or_a_request(seen: Seen) -> None:
-    assert seen.page.locator("h1").inner_text()
+    assert seen.page.locator("#overview-view h1").inner_text()
     seen.page.click("#tab-cases")
     assert seen.page.locator("#grid").is_visible()
 
@@ -138,7 +138,7 @@ def test_search_looks_at_ids_questions_answers_and_errors(seen: Seen) -> None:
     }.items():
         seen.page.fill("#search", words)
         assert ids(seen.page) == expected, words
-    assert "No case is like that" in seen.page.locator(".empty").inner_text()
+    assert "No cases match" in seen.page.locator(".empty").inner_text()
     seen.page.keyboard.press("Escape")
     assert len(ids(seen.page)) == 6
 
@@ -192,8 +192,8 @@ def test_the_drawer_shows_the_conversation_the_tools_the_difference_and_each_sco
         "outputs.jsonl at byte",
     ):
         assert word in text
-    assert seen.page.locator("mark.missing").all_inner_texts() == ["The", "answer is Paris"]
-    assert seen.page.locator("mark.extra").all_inner_texts() == ["Something else about"]
+    assert seen.page.locator("mark.expected").all_inner_texts() == ["The", "answer is Paris"]
+    assert seen.page.locator("mark.wrong").all_inner_texts() == ["Something else about"]
     assert seen.page.locator(".samples > div").count() == 3
 
 
@@ -206,7 +206,7 @@ def test_the_drawer_opens_the_trial_that_failed_and_switches_between_them(seen: 
     assert [one.get_attribute("aria-pressed") for one in trials.all()] == ["false", "true", "false"]
     trials.nth(2).click()
     seen.page.locator("#drawer .pill.passed").wait_for()
-    assert "the same, letter by letter" in drawer_text(seen.page, "flaky")
+    assert "identical" in drawer_text(seen.page, "flaky")
 
 
 @of("cut")

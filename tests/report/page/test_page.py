@@ -19,9 +19,9 @@ from steelyard.journal.manifest import read_manifest
 from steelyard.records import Score
 from steelyard.report.case import turns
 from steelyard.report.headline import notices
+from steelyard.report.html import asset, script_json
 from steelyard.report.page.charts import histogram, over_time, points
 from steelyard.report.page.data import text_limit
-from steelyard.report.page.frame import asset, script_json
 from steelyard.report.page.page import SCRIPTS, page
 from steelyard.report.records import Expectations, RunRecords, open_suite
 from steelyard.run.result import Result

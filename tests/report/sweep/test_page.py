@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steelyard.errors import ConfigurationError
-from steelyard.report.sweep.charts import error_rate_chart, latency_chart, settled
+from steelyard.report.chart import Chart, draw, place_labels
+from steelyard.report.html import environment
+from steelyard.report.sweep.charts import error_rate_chart, latency_chart
 from steelyard.report.sweep.page import checked_sweep, sweep_page
 from steelyard.report.sweep.table import sweep_csv, sweep_markdown
 from tests.support.cli import run_cli
@@ -63,8 +65,13 @@ def test_each_level_is_a_row_with_its_marks() -> None:
     assert "busy 97% of the time" in page
 
 
+def svg(chart: Chart) -> str:
+    """The chart as the page has it."""
+    return str(environment("steelyard.report").get_template("chart.svg").module.chart_svg(draw(chart)))  # type: ignore[attr-defined]
+
+
 def test_the_chart_has_a_point_a_level_hollow_where_it_says_little() -> None:
-    drawn = Elements(error_rate_chart(mixed_sweep())).tags
+    drawn = Elements(svg(error_rate_chart(mixed_sweep()))).tags
     kinds = [attrs.get("class") for tag, attrs in drawn if tag == "circle"]
     assert kinds.count("level") == 4
     assert kinds.count("level weak") == 2
@@ -74,7 +81,7 @@ def test_the_chart_has_a_point_a_level_hollow_where_it_says_little() -> None:
 
 def test_more_errors_are_drawn_higher_and_more_throughput_further_right() -> None:
     levels = [level(1, 10, errors=0.0), level(2, 30, errors=0.1), level(3, 20, errors=0.4)]
-    drawn = [attrs for tag, attrs in Elements(error_rate_chart(swept(levels))).tags if tag == "circle"]
+    drawn = [attrs for tag, attrs in Elements(svg(error_rate_chart(swept(levels)))).tags if tag == "circle"]
     xs, ys = ([float(str(one[name])) for one in drawn if one["class"] == "level"] for name in ("cx", "cy"))
     assert xs[0] < xs[2] < xs[1]
     assert ys[0] > ys[1] > ys[2]
@@ -83,15 +90,14 @@ def test_more_errors_are_drawn_higher_and_more_throughput_further_right() -> Non
 @pytest.mark.parametrize(("limit", "drawn"), [("0.3s", True), ("5s", False)])
 def test_a_limit_far_above_what_was_measured_is_left_out(limit: str, drawn: bool) -> None:
     sweep = swept([level(1, 10, first=0.1), level(2, 20, first=0.1)], slo=f"ttft_p99<{limit}")
-    chart = latency_chart(sweep, "time_to_first_token")
-    assert chart is not None
+    chart = svg(latency_chart(sweep, "time_to_first_token"))
     assert ('class="limit"' in chart) == drawn
     assert ("limit of p99" in sweep_page(sweep, "x")) == drawn
 
 
 def test_an_objective_of_no_errors_at_all_is_drawn() -> None:
     slo = "error_rate<=0%"
-    chart = error_rate_chart(swept([level(1, 10, slo=slo), level(2, 20, slo=slo)], slo=slo))
+    chart = svg(error_rate_chart(swept([level(1, 10, slo=slo), level(2, 20, slo=slo)], slo=slo)))
     drawn = Elements(chart).tags
     assert [attrs.get("class") for tag, attrs in drawn if tag == "line"].count("limit") == 1
     assert [attrs.get("class") for tag, attrs in drawn if tag == "circle"].count("level") == 2
@@ -99,7 +105,7 @@ def test_an_objective_of_no_errors_at_all_is_drawn() -> None:
 
 def test_a_time_that_was_not_measured_has_no_chart() -> None:
     sweep = swept([level(1, 0, errors=1.0, first=None, pass_rate=None)])
-    assert latency_chart(sweep, "time_to_first_token") is None
+    assert latency_chart(sweep, "time_to_first_token").series == []
     assert "<h2>Time to first token</h2>" not in sweep_page(sweep, "x")
 
 
@@ -112,7 +118,7 @@ def test_whatever_was_measured_is_drawn_within_the_frame(figures: list[tuple[flo
     levels = [level(2**n, rate, errors=error, first=first) for n, (rate, error, first) in enumerate(figures)]
     sweep = swept(levels)
     for chart in (error_rate_chart(sweep), latency_chart(sweep, "time_to_last_token")):
-        for tag, attrs in Elements(chart or "").tags:
+        for tag, attrs in Elements(svg(chart)).tags:
             if tag == "circle":
                 assert 0 <= float(str(attrs["cx"])) <= 500
                 assert 0 <= float(str(attrs["cy"])) <= 270
@@ -122,7 +128,7 @@ def test_whatever_was_measured_is_drawn_within_the_frame(figures: list[tuple[flo
 @given(st.lists(st.tuples(st.floats(10, 290), st.floats(10, 190)), max_size=25))
 def test_labels_cover_neither_each_other_nor_a_point(points: list[tuple[float, float]]) -> None:
     size, frame = (20.0, 12.0), (0.0, 0.0, 300.0, 200.0)
-    places = [place for place in settled(points, [size] * len(points), [5.0] * len(points), frame) if place]
+    places = [place for place in place_labels(points, [size] * len(points), [5.0] * len(points), frame) if place]
     for (x, y), (other_x, other_y) in itertools.combinations(places, 2):
         assert abs(x - other_x) >= 19.99 or abs(y - other_y) >= 11.99
     for (x, y), (point_x, point_y) in itertools.product(places, points):
@@ -136,7 +142,8 @@ def test_nothing_in_a_sweep_becomes_markup() -> None:
     assert names.count("script") == 1
     assert {"img", "a"}.isdisjoint(names[names.index("main") :])
     assert not [name for _, attrs in tags for name in attrs if name.startswith("on")]
-    assert [attrs["href"] for _, attrs in tags if "href" in attrs] == ["#main"]
+    assert [attrs["href"] for tag, attrs in tags if "href" in attrs and tag != "link"] == ["#main"]
+    assert [attrs["rel"] for tag, attrs in tags if tag == "link"] == ["icon"]
     assert not any(sign in page for sign in ("\x1b", "\u202e", "\u2028", "\x00"))
 
 

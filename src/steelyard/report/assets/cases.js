@@ -36,7 +36,7 @@ class Cases {
     return this.state[record] !== 3 && !(this.flags[record] & FLAG.cached);
   }
 
-  // Records of one case stand together: a row of the table is a case with all of its trials.
+  // Records of one case are next to each other: a row of the table is a case with all of its trials.
   group() {
     this.starts = [];
     this.id.forEach((id, record) => {

@@ -1,4 +1,4 @@
-// Charts by hand: a box that draws itself again whenever its width changes, axes, and one tip for all of them.
+// The charts of a run: each draws itself again whenever its width changes. What a value is, is told in a tooltip.
 
 function chart(height, label, draw) {
   const box = el("div", { class: "chart", role: "img", "aria-label": label });
@@ -14,15 +14,12 @@ function chart(height, label, draw) {
   return box;
 }
 
-function tip(event, text) {
-  const element = document.getElementById("tip");
-  element.hidden = !text;
-  if (!text) return;
-  element.textContent = text;
-  const { offsetWidth: width, offsetHeight: height } = element, below = event.clientY + 18;
-  const top = below + height > window.innerHeight ? event.clientY - height - 10 : below;
-  element.style.left = Math.max(8, Math.min(event.clientX + 14, window.innerWidth - width - 8)) + "px";
-  element.style.top = top + "px";
+// A chart whose values can be read: `draw` returns what readWithKeys needs.
+function readableChart(height, label, draw) {
+  let values = null;
+  const box = chart(height, label, (...sizes) => { values = draw(...sizes); });
+  readWithKeys(box, () => values);
+  return box;
 }
 
 function niceTicks(low, high, wanted) {
@@ -86,23 +83,26 @@ function barPath(x, y, width, base) {
   return `M${x} ${base}V${y + round}q0 ${-round} ${round} ${-round}h${flat}q${round} 0 ${round} ${round}V${base}z`;
 }
 
-// A clear area that takes the pointer's events for all that lies under it.
-function surface(box, handlers) {
+// A transparent area that takes the pointer's events for all that lies under it.
+function pointerArea(box, handlers) {
   const width = Math.max(box.right - box.left, 0), height = box.bottom - box.top;
   return svg("rect", { x: box.left, y: box.top, width, height, fill: "transparent", ...handlers });
 }
 
-// What is under the pointer: `at` maps a place to a position, `say` tells of it, and its bar lights up.
-function hover(drawing, box, at, say, bars) {
-  const light = (found) => bars.forEach((bar, index) => bar && bar.classList.toggle("lit", index === found));
-  drawing.append(surface(box, {
+// Show the value under the pointer: `at` maps a horizontal place to an index.
+function followPointer(drawing, box, at, { text, highlight }) {
+  drawing.append(pointerArea(box, {
     onmousemove: (event) => {
       const found = at(event.clientX - drawing.getBoundingClientRect().left);
-      light(found);
-      tip(event, say(found));
+      highlight(found);
+      showTip(text(found), event.clientX, event.clientY);
     },
-    onmouseleave: (event) => { light(-1); tip(event, ""); },
+    onmouseleave: () => { highlight(-1); hideTip(); },
   }));
+}
+
+function highlighter(elements) {
+  return (found) => elements.forEach((one, index) => one && one.classList.toggle("lit", index === found));
 }
 
 function within(position, count) {
@@ -111,9 +111,9 @@ function within(position, count) {
 
 function histogramChart(data, kind, show, label) {
   const { edges, counts } = data, low = edges[0], high = edges[edges.length - 1];
-  const say = (index) => `${between(edges[index], edges[index + 1], data.whole, show)}\n` +
+  const text = (index) => `${between(edges[index], edges[index + 1], data.whole, show)}\n` +
     `${plural(counts[index], "answer")}, ${percent(counts[index] / data.n)}`;
-  return chart(190, label, (drawing, width, height) => {
+  return readableChart(190, label, (drawing, width, height) => {
     const box = { left: 0, right: width, top: 30, bottom: height - 22 };
     const x = scale(low, high, box.left, box.right, data.log);
     const y = scale(0, Math.max(...counts), box.bottom, box.top, false);
@@ -126,7 +126,12 @@ function histogramChart(data, kind, show, label) {
     const ticks = (data.log ? logTicks : niceTicks)(low, high, Math.floor(width / 80));
     xAxis(drawing, data.whole ? ticks.filter(Number.isInteger) : ticks, x, box.bottom, show, box.left, box.right);
     percentileRules(drawing, data, x, box, show);
-    hover(drawing, box, (place) => within(edges.findLastIndex((edge) => x(edge) <= place), counts.length), say, bars);
+    const highlight = highlighter(bars);
+    const at = (place) => within(edges.findLastIndex((edge) => x(edge) <= place), counts.length);
+    followPointer(drawing, box, at, { text, highlight });
+    const filled = [...counts.keys()].filter((index) => counts[index]);  // keys skip the bars that are not there
+    return { count: filled.length, text: (index) => text(filled[index]), highlight: (index) => highlight(filled[index]),
+      place: (index) => [x(edges[filled[index]]), y(counts[filled[index]])] };
   });
 }
 
@@ -153,12 +158,12 @@ function percentileRules(drawing, data, x, box, show) {
 function overTimeChart(data, label) {
   const { landed, errors, width: step } = data, ends = step * landed.length;
   const rates = landed.map((count) => count / step);
-  const say = (index) => {
+  const text = (index) => {
     const share = landed[index] ? ` (${percent(errors[index] / landed[index])})` : "";
     return `${seconds(index * step)} to ${seconds((index + 1) * step)}\n${number(rates[index])} a second\n` +
       `${plural(errors[index], "error")} of ${number(landed[index])}${share}`;
   };
-  return chart(210, label, (drawing, width, height) => {
+  return readableChart(210, label, (drawing, width, height) => {
     const box = { left: 44, right: width, top: 10, bottom: height - 22 }, most = Math.max(...rates) || 1;
     const x = scale(0, ends, box.left, box.right, false);
     const y = scale(0, most * 1.05, box.bottom, box.top, false);
@@ -174,15 +179,17 @@ function overTimeChart(data, label) {
     drawing.append(...bars);
     xAxis(drawing, timeTicks(ends, Math.floor(width / 90)), x, box.bottom, clock, box.left, box.right);
     const at = (place) => Math.floor(((place - box.left) / (box.right - box.left)) * rates.length);
-    hover(drawing, box, (place) => within(at(place), rates.length), say, bars);
+    const highlight = highlighter(bars);
+    followPointer(drawing, box, (place) => within(at(place), rates.length), { text, highlight });
+    return { count: rates.length, text, highlight, place: (index) => [x(index * step), y(rates[index])] };
   });
 }
 
 function scatterChart(data, label, open) {
   const most = Math.max(...data.last) || 1, ends = Math.max(...data.at) || 1, r = data.at.length > 400 ? 2.2 : 3;
-  const say = (index) => `${STATES[data.state[index]]}, ${seconds(data.last[index])}\n` +
-    `landed ${seconds(data.at[index])} into the run`;
-  return chart(210, label, (drawing, width, height) => {
+  const text = (index) => `${STATES[data.state[index]]}, ${seconds(data.last[index])}\n` +
+    `finished ${seconds(data.at[index])} after the start`;
+  return readableChart(210, label, (drawing, width, height) => {
     const box = { left: 52, right: width - 4, top: 10, bottom: height - 22 };
     const x = scale(0, ends, box.left, box.right, false);
     const y = scale(0, most * 1.05, box.bottom, box.top, false);
@@ -190,23 +197,27 @@ function scatterChart(data, label, open) {
     xAxis(drawing, timeTicks(ends, Math.floor(width / 90)), x, box.bottom, clock, box.left, box.right);
     const { at, last, state: states } = data;
     const places = at.map((when, index) => ({ index, cx: x(when), cy: y(last[index]), state: states[index] }));
-    for (const { cx, cy, state } of [...places].sort((one, other) => DRAWN[one.state] - DRAWN[other.state])) {
-      drawing.append(svg("circle", { class: "pt " + STATES[state], cx, cy, r }));
-    }
+    const dots = places.map(({ cx, cy, state }) => svg("circle", { class: "pt " + STATES[state], cx, cy, r }));
+    const bottomUp = [...places].sort((one, other) => DRAWN[one.state] - DRAWN[other.state]);
+    drawing.append(...bottomUp.map(({ index }) => dots[index]));
     const under = (event) => nearestPlace(places, event, drawing.getBoundingClientRect());
-    drawing.append(surface(box, {
+    drawing.append(pointerArea(box, {
       onmousemove: (event) => {
         const index = under(event);
         event.currentTarget.style.cursor = index < 0 ? "default" : "pointer";
-        tip(event, index < 0 ? "" : say(index));
+        showTip(index < 0 ? "" : text(index), event.clientX, event.clientY);
       },
-      onmouseleave: (event) => tip(event, ""),
+      onmouseleave: hideTip,
       onclick: (event) => {
         const index = under(event);
-        tip(event, "");
+        hideTip();
         if (index >= 0) open(data.record[index]);
       },
     }));
+    const byTime = [...places].sort((one, other) => one.cx - other.cx), highlight = highlighter(dots);
+    return { count: byTime.length, text: (place) => text(byTime[place].index),
+      highlight: (place) => highlight(place < 0 ? -1 : byTime[place].index),
+      place: (place) => [byTime[place].cx, byTime[place].cy], open: (place) => open(data.record[byTime[place].index]) };
   });
 }
 

@@ -1,6 +1,6 @@
 // Which words of one text are not in the other, in order: the longest common run of words is what they share.
 
-const MOST_STEPS = 4e6;
+const MAX_STEPS = 4e6;
 
 // Words and signs, each with the blanks after it: these belong to the text, but not to the comparison.
 function words(text) {
@@ -17,7 +17,7 @@ function compareWords(leftWords, rightWords) {
   shared.left.fill(false, start, leftEnd);
   shared.right.fill(false, start, rightEnd);
   const rows = leftEnd - start, columns = rightEnd - start;
-  if (rows * columns > MOST_STEPS) return null;
+  if (rows * columns > MAX_STEPS) return null;
   const width = columns + 1, longest = new Uint16Array((rows + 1) * width);
   for (let i = rows - 1; i >= 0; i--) {
     for (let j = columns - 1; j >= 0; j--) {
@@ -56,9 +56,9 @@ function nearest(accepted, answer) {
 
 // How two texts compare as a whole, in words; nothing where the marks say it.
 function alikeness(expected, answer, shared) {
-  if (expected === answer) return "the same, letter by letter";
+  if (expected === answer) return "identical";
   if (!shared) return "too long to compare word by word";
-  return shared.left.every(Boolean) && shared.right.every(Boolean) ? "the same but for blanks" : "";
+  return shared.left.every(Boolean) && shared.right.every(Boolean) ? "identical except for white space" : "";
 }
 
 function likeness(expected, answer) {

@@ -35,7 +35,7 @@ function setAll(element, attributes) {
   }
 }
 
-// Controls, marks that reorder text and characters without a width: shown as what they are. The same as visible.py's.
+// Controls, marks that reorder text and characters without a width: shown as what they are. The same as in stats/formatting.py.
 const UNSEEN = new RegExp(
   "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f" +
     "\\ufdd0-\\ufdef\\ufeff\\ufff9-\\ufffb\\ufffe\\uffff\\u{e0000}-\\u{e007f}]", "gu");

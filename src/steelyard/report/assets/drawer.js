@@ -1,7 +1,7 @@
-// One case in full: what was expected and what came, the scores and their reasons, the conversation, the times.
+// One case in full: expected and actual answer, scores and their reasons, conversation, times.
 
-const MOST_CHUNKS = 8;
-const MOST_TRIALS = 20;
+const MAX_CHUNKS = 8;
+const MAX_TRIALS = 20;
 const LONG = 1500;
 const FACTS = [
   ["time_to_first_token", "first token", seconds],
@@ -9,12 +9,12 @@ const FACTS = [
   ["time_to_first_reasoning_token", "first reasoning token", seconds],
   ["time_to_last_token", "last token", seconds],
   ["time_per_output_token", "per output token", seconds],
-  ["time_from_planned", "from the planned moment", seconds],
-  ["time_waiting", "waited for leave to send", seconds],
-  ["time_in_backoff", "between tries", seconds],
+  ["time_from_planned", "since the planned start", seconds],
+  ["time_waiting", "rate-limit wait", seconds],
+  ["time_in_backoff", "retry backoff", seconds],
   ["time_queued", "queued in the client", seconds],
-  ["elapsed", "in all, scoring too", seconds],
-  ["run_time", "landed into the run", seconds],
+  ["elapsed", "total, with scoring", seconds],
+  ["run_time", "finished (since start)", seconds],
   ["num_tokens_input", "input tokens", number],
   ["num_tokens_input_cached", "of them cached", number],
   ["num_tokens_output", "output tokens", number],
@@ -88,7 +88,7 @@ class Drawer {
     let chunk = starts.length - 1;
     while (chunk > 0 && starts[chunk] > record) chunk--;
     if (!this.chunks.has(chunk)) {
-      if (this.chunks.size >= MOST_CHUNKS) this.chunks.delete(this.chunks.keys().next().value);
+      if (this.chunks.size >= MAX_CHUNKS) this.chunks.delete(this.chunks.keys().next().value);
       this.chunks.set(chunk, unpack(document.getElementById("chunk-" + chunk)));
     }
     return (await this.chunks.get(chunk))[record - starts[chunk]];
@@ -128,11 +128,11 @@ class Drawer {
   trialBar() {
     const from = this.cases.starts[this.row], count = this.cases.end(this.row) - from;
     if (count < 2) return null;
-    const wanted = this.record - from - MOST_TRIALS / 2;
-    const near = Math.max(0, Math.min(wanted, count - MOST_TRIALS));
-    const length = Math.min(count, MOST_TRIALS);
+    const wanted = this.record - from - MAX_TRIALS / 2;
+    const near = Math.max(0, Math.min(wanted, count - MAX_TRIALS));
+    const length = Math.min(count, MAX_TRIALS);
     const buttons = Array.from({ length }, (_, index) => this.trialButton(from + near + index));
-    const rest = count > MOST_TRIALS ? span("found", `of ${number(count)}`) : null;
+    const rest = count > MAX_TRIALS ? span("found", `of ${number(count)}`) : null;
     const attributes = { class: "trial-bar", role: "group", "aria-label": "Trials" };
     return el("div", attributes, el("h3", {}, "Trials"), ...buttons, rest);
   }
@@ -161,7 +161,7 @@ class Drawer {
   }
 
   editedNote(body) {
-    const note = "This case was edited since: what is expected now may not be what the answer was held against.";
+    const note = "This case was edited since: what is expected now may differ from what the answer was compared with.";
     return body.edited ? div("cut", note) : null;
   }
 
@@ -171,11 +171,11 @@ class Drawer {
     const best = nearest(accepted, answer);
     const left = words(accepted[best]), right = words(answer), shared = compareWords(left, right);
     const label = accepted.length > 1 ? `expected, the nearest of ${accepted.length}` : "expected";
-    const expected = this.text(body.expected[best], { inside: shared && marked(left, shared.left, "missing") });
-    const actual = this.text(body.answer, { inside: shared && marked(right, shared.right, "extra") });
+    const expected = this.text(body.expected[best], { inside: shared && marked(left, shared.left, "expected") });
+    const actual = this.text(body.answer, { inside: shared && marked(right, shared.right, "wrong") });
     const texts = () => body.expected.flatMap((one) => this.text(one));
-    const all = accepted.length > 1 ? el("details", {}, el("summary", {}, "all accepted answers"), ...texts()) : null;
-    return this.part("Expected against actual", alikeness(accepted[best], answer, shared),
+    const all = accepted.length > 1 ? el("details", {}, el("summary", {}, "All accepted answers"), ...texts()) : null;
+    return this.part("Expected and actual", alikeness(accepted[best], answer, shared),
       this.labelled(label, expected), this.labelled("answer", actual), all, this.editedNote(body));
   }
 
@@ -184,12 +184,12 @@ class Drawer {
   }
 
   score(score) {
-    const said = score.passed === true ? "passed" : score.passed === false ? "failed" : null;
+    const outcome = score.passed === true ? "passed" : score.passed === false ? "failed" : null;
     const mark = (kind, word, title) => el("span", { class: kind, title }, word);
-    const tags = [said ? mark("tag " + said, said) : null,
-      score.escalated ? mark("tag accent", "escalated", "Asked because the scorers before it said no") : null,
-      score.overruled ? mark("tag", "overruled", "A judge's verdict stands in its place") : null,
-      score.advisory ? mark("tag error", "advisory", "Not calibrated: it decides nothing") : null];
+    const tags = [outcome ? mark("tag " + outcome, outcome) : null,
+      score.escalated ? mark("tag accent", "escalated", "Called because an earlier scorer failed the answer") : null,
+      score.overruled ? mark("tag", "overruled", "A judge's verdict replaces it") : null,
+      score.advisory ? mark("tag error", "advisory", "Not calibrated: it does not decide whether a case passes") : null];
     const spread = typeof score.std_dev === "number" ? ` \u00b1 ${score.std_dev.toFixed(2)}` : "";
     const more = (text) => div("more", begun(text));
     const samples = this.samples(score);
@@ -218,8 +218,8 @@ class Drawer {
         call.malformed ? span("tag error", "not valid JSON") : null);
       return div("call", who, ...this.text(call.arguments));
     });
-    const said = turn.is_answer ? [div("cut", "The answer above.")] : turn.text ? this.text(turn.text) : [];
-    return this.labelled(turn.role, [...said, ...calls]);
+    const text = turn.is_answer ? [div("cut", "The answer above.")] : turn.text ? this.text(turn.text) : [];
+    return this.labelled(turn.role, [...text, ...calls]);
   }
 
   timesPart({ facts }) {
@@ -232,8 +232,8 @@ class Drawer {
   spans(facts) {
     const first = facts.time_to_first_token || 0, last = facts.time_to_last_token || 0;
     const parts = [
-      ["waited for leave to send", facts.time_waiting, "unscored-fill"],
-      ["between tries", facts.time_in_backoff, "error-fill"],
+      ["rate-limit wait", facts.time_waiting, "unscored-fill"],
+      ["retry backoff", facts.time_in_backoff, "error-fill"],
       ["queued in the client", facts.time_queued, "left-fill"],
       ["until the first token", first, "first-fill"],
       ["from first to last token", last - first, "last-fill"],
@@ -247,7 +247,7 @@ class Drawer {
   placePart(body) {
     const id = this.cases.id[this.record], trial = String(this.cases.trial[this.record]);
     const rows = [["id", id], ["trial", trial], ["in", `${this.page.about.run}/outputs.jsonl at byte ${body.offset}`]];
-    return this.part("Where it is", "", pairs(rows, "mono"), div("cut", ...this.whole()));
+    return this.part("Location", "", pairs(rows, "mono"), div("cut", ...this.whole()));
   }
 }
 

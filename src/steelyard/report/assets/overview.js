@@ -1,7 +1,7 @@
-// The first view: what came out, how sure that is, how fast, at what price.
+// The overview: outcomes and their uncertainty, latency, throughput, cost.
 
-const MOST_KINDS = 8;
-const MOST_FLAKY = 6;
+const MAX_KINDS = 8;
+const MAX_FLAKY = 6;
 const ENDINGS = ["average", "p50", "p90", "p95", "p99", "min", "max"];
 const MEASURED = [
   ["time_to_first_token", "time to first token", seconds],
@@ -32,7 +32,7 @@ function heading(page) {
   const facts = [
     about.model,
     `${number(metrics.n)} of ${plural(metrics.counts.planned, "record")}`,
-    about.trials > 1 ? `${number(about.trials)} trials a case` : null,
+    about.trials > 1 ? `${number(about.trials)} trials per case` : null,
     about.created ? when(about.created) : null,
     metrics.active_seconds ? `took ${seconds(metrics.active_seconds)}` : null,
     about.run,
@@ -64,7 +64,7 @@ function tile(label, value, unit, note, extra) {
 function tiles(page) {
   const { metrics } = page;
   if (!metrics.n) return div("tiles");
-  const answered = `${number(metrics.counts.error)} of ${number(metrics.n)} brought no answer`;
+  const answered = `${number(metrics.counts.error)} of ${number(metrics.n)} ended in an error`;
   return div("tiles", passTile(metrics), tile("Errors", percent(metrics.error_rate), "", answered),
     timeTile("Time to first token", metrics.stats, "time_to_first_token"),
     timeTile("Time to last token", metrics.stats, "time_to_last_token"), throughputTile(metrics), costTile(metrics));
@@ -88,14 +88,14 @@ function timeTile(label, stats, name) {
 
 function throughputTile({ stats, scored_from: scoredFrom }) {
   if (scoredFrom || stats.requests_per_minute === null) return null;
-  const tokens = stats.total_output_tokens ? `${number(stats.output_tps)} output tokens a second` : "answers";
+  const tokens = stats.total_output_tokens ? `${number(stats.output_tps)} output tokens per second` : "answers";
   return tile("Throughput", compact(stats.requests_per_minute), "/ min", tokens);
 }
 
 function costTile(metrics) {
   if (!metrics.cost) return null;
   const each = metrics.cost_per_passed_case;
-  const note = each ? `${money(each, metrics.currency)} a passed case` : "";
+  const note = each ? `${money(each, metrics.currency)} per passed case` : "";
   return tile("Cost", money(metrics.cost, ""), visible(metrics.currency || ""), note);
 }
 
@@ -106,9 +106,11 @@ function card(title, aside, wide, ...children) {
   return el("section", { class: wide ? "card wide" : "card" }, head, ...children);
 }
 
+const hiddenName = (name) => span("visually-hidden", name);
+
 function tableOf(head, rows) {
   const names = head.map((name) => el("th", { scope: "col" }, name));
-  const top = head.length ? el("thead", {}, el("tr", {}, ...names)) : null;
+  const top = el("thead", {}, el("tr", {}, ...names));
   return div("scroll", el("table", {}, top, el("tbody", {}, ...rows)));
 }
 
@@ -138,7 +140,7 @@ function outcomeCard(page, go) {
   const all = { ...counts, left: metrics.counts.planned - metrics.n };
   const parts = ["passed", "failed", "error", "unscored", "left"].filter((name) => all[name] > 0)
     .map((name) => [name, all[name], name + "-fill"]);
-  if (!parts.length) return card("Outcome", "", true, el("p", { class: "facts" }, "Nothing has come back yet."));
+  if (!parts.length) return card("Outcome", "", true, el("p", { class: "facts" }, "No answers yet."));
   const entries = parts.map(([name, count, fill]) => {
     if (name === "left") return el("span", {}, ...key(fill, "not done", number(count)));
     const chip = name === "error" ? "errored" : name;
@@ -149,15 +151,15 @@ function outcomeCard(page, go) {
 
 function scoresCard(page) {
   const rows = Object.entries(page.metrics.scores).map(([name, score]) => scoreLine(name, score));
-  const head = ["score", "mean", "", "95 % interval", "passed", "n"];
+  const head = ["score", "mean", hiddenName("interval, drawn"), "95 % interval", "passed", "n"];
   return rows.length ? card("Scores", "", true, tableOf(head, rows)) : null;
 }
 
 function scoreLine(name, score) {
   const tags = [
     score.advisory ? span("tag error", "advisory") : null,
-    score.escalated ? span("tag accent", `asked ${number(score.escalated)}\u00d7 after a failure`) : null,
-    score.errors ? span("tag failed", `${number(score.errors)} broke down`) : null,
+    score.escalated ? span("tag accent", `judged ${number(score.escalated)} failures`) : null,
+    score.errors ? span("tag failed", `${number(score.errors)} without a score`) : null,
   ].filter(Boolean).flatMap((tag) => [" ", tag]);
   const judge = score.by ? span("sub", visible(score.by.join(", "))) : null;
   const interval = score.mean === null ? null : score.mean_ci95;
@@ -182,9 +184,9 @@ function trialsCard(page, go) {
 }
 
 function flakyCases(trials, go) {
-  const none = "No case is flaky: each passed in all of its trials or in none.";
+  const none = "No flaky cases: each passed in all of its trials or in none.";
   if (!trials.flaky) return [el("p", { class: "facts" }, none)];
-  const shown = trials.flaky_cases.slice(0, MOST_FLAKY);
+  const shown = trials.flaky_cases.slice(0, MAX_FLAKY);
   const entries = shown.map(({ id, passed, tried }) =>
     button({ onclick: () => go.openId(id) }, visible(id), span("tag", `${number(passed)}/${number(tried)}`)));
   const rest = trials.flaky - shown.length;
@@ -195,14 +197,14 @@ function flakyCases(trials, go) {
 function errorsCard(page, go) {
   const { error_kinds: kinds, error_kind_examples: ofKinds, errors, error_examples: ofTypes } = page.metrics;
   const entries = Object.entries(kinds || errors), examples = (kinds ? ofKinds : ofTypes) || {};  // older runs: by type
-  const rows = entries.slice(0, MOST_KINDS).map(([kind, count]) => {
+  const rows = entries.slice(0, MAX_KINDS).map(([kind, count]) => {
     const example = examples[kind];
     const open = button({ class: "linkish", onclick: () => go.filter("errored") }, visible(kind));
-    const said = example ? span("sub", visible(`${example.id}: ${example.error}`)) : null;
-    return line(el("td", { class: "name" }, open, said), number(count));
+    const message = example ? span("sub", visible(`${example.id}: ${example.error}`)) : null;
+    return line(el("td", { class: "name" }, open, message), number(count));
   });
-  if (entries.length > MOST_KINDS) rows.push(line(`and ${entries.length - MOST_KINDS} more kinds`, ""));
-  return rows.length ? card("Errors by kind", "", true, tableOf([], rows)) : null;
+  if (entries.length > MAX_KINDS) rows.push(line(`and ${entries.length - MAX_KINDS} more kinds`, ""));
+  return rows.length ? card("Errors by kind", "", true, tableOf([hiddenName("kind"), hiddenName("errors")], rows)) : null;
 }
 
 function latencyCard(title, data, kind) {
@@ -217,15 +219,15 @@ function percentilesCard(page) {
   const rows = MEASURED.filter(([name]) => typeof stats[name + "-average"] === "number")
     .map(([name, label, show]) => line(label, ...ENDINGS.map((ending) => show(stats[`${name}-${ending}`]))));
   if (!rows.length) return null;
-  return card("Percentiles", "of answers that were not from the cache", true, tableOf(["", ...ENDINGS], rows));
+  return card("Percentiles", "of answers that did not come from the cache", true, tableOf([hiddenName("figure"), ...ENDINGS], rows));
 }
 
 function throughputCard(page) {
   const data = page.charts.over_time;
   if (!data) return null;
-  const entries = [el("span", {}, ...key("last-fill", "records landed a second"))];
-  if (data.errors.some(Boolean)) entries.push(el("span", {}, ...key("error-fill", "errors among them")));
-  const drawn = overTimeChart(data, "Records landed a second over the run, and errors among them");
+  const entries = [el("span", {}, ...key("last-fill", "finished per second"))];
+  if (data.errors.some(Boolean)) entries.push(el("span", {}, ...key("error-fill", "errors")));
+  const drawn = overTimeChart(data, "Records finished per second over the run, and errors among them");
   return card("Throughput and errors", "", false, drawn, div("legend", ...entries));
 }
 
@@ -234,9 +236,9 @@ function scatterCard(page, go) {
   if (!data) return null;
   const present = [1, 0, 3, 2].filter((state) => data.state.includes(state)).map((state) => STATES[state]);
   const entries = present.map((name) => el("span", {}, ...key(name + "-fill", name)));
-  const all = "time to last token; of errors, until they were known";
+  const all = "time to last token; of errors, until the error";
   const aside = data.at.length < data.of ? `${number(data.at.length)} of ${number(data.of)} shown` : all;
-  const drawn = scatterChart(data, "When each record landed and how long it took", go.openRecord);
+  const drawn = scatterChart(data, "When each record finished and how long it took", go.openRecord);
   return card("Timeline", aside, false, drawn, div("legend", ...entries));
 }
 
@@ -251,7 +253,7 @@ function tokensCard(page) {
     ["reasoning", reasoning, "error-fill"],
   ].filter(([, count]) => count > 0);
   const entries = parts.map(([name, count, fill]) => el("span", {}, ...key(fill, name, compact(count))));
-  const title = "Output tokens an answer", data = page.charts.output;
+  const title = "Output tokens per answer", data = page.charts.output;
   const spread = data ? [el("h3", {}, title), histogramChart(data, "plain", compact, title)] : [];
   const aside = `${compact(input + output)} in all`;
   return card("Tokens", aside, !page.metrics.cost, shares("stack", parts), div("legend", ...entries), ...spread);
@@ -268,11 +270,11 @@ function costCard({ metrics }) {
   ].filter(([, amount]) => amount).map(([label, amount]) => line(label, money(amount, metrics.currency)));
   const unknown = (metrics.cost_unknown || 0) + (metrics.cost_unknown_errors || 0) + (metrics.cost_unknown_judges || 0);
   const notes = [
-    unknown ? `The cost of ${plural(unknown, "call")} is unknown and not in it.` : "",
-    metrics.cost_estimated ? `${plural(metrics.cost_estimated, "call")} by an estimated number of tokens.` : "",
+    unknown ? `The cost of ${plural(unknown, "call")} is unknown and not included.` : "",
+    metrics.cost_estimated ? `${plural(metrics.cost_estimated, "call")} priced by estimated token counts.` : "",
   ].filter(Boolean).join(" ");
-  const told = notes ? el("p", { class: "facts" }, notes) : null;
-  return card("Cost", money(metrics.cost, metrics.currency), false, tableOf([], rows), told);
+  const note = notes ? el("p", { class: "facts" }, notes) : null;
+  return card("Cost", money(metrics.cost, metrics.currency), false, tableOf([hiddenName("cost of"), hiddenName("amount")], rows), note);
 }
 
 function aboutCard(page) {

@@ -1,4 +1,4 @@
-// Puts the page together: the overview at once, the cases as soon as they are unpacked.
+// Assembles the page: the overview at once, the cases as soon as they are unpacked.
 
 const page = JSON.parse(document.getElementById("overview").textContent);
 let waitingFor = null;  // what was asked of the cases before they were there
@@ -9,7 +9,7 @@ function viewShown(name) {
 }
 
 function remember(hash) {
-  try { history.replaceState(null, "", hash); } catch { /* an embedded page has no address of its own */ }
+  try { history.replaceState(null, "", hash); } catch { /* an embedded page has no address */ }
 }
 
 function withCases(action) {

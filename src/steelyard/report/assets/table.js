@@ -2,16 +2,16 @@
 
 const ROW_HEIGHT = 38;
 const AROUND = 4;  // rows drawn above and below those in sight
-const MOST_SCORES = 3;
-const MOST_DOTS = 12;
+const MAX_SCORES = 3;
+const MAX_DOTS = 12;
 const ALWAYS = new Set(["failed", "errored", "passed"]);
 const HINTS = [["/", "search"], ["j k", "move"], ["Enter", "open"], ["Esc", "close"], ["f e a", "failed, errored, all"],
   ["t", "light or dark"]];
 const MEANINGS = {
   failed: "At least one trial failed",
-  errored: "At least one trial brought no answer",
+  errored: "At least one trial ended in an error",
   flaky: "Passed in some trials, failed in others",
-  escalated: "A judge was asked because the scorers before it said no",
+  escalated: "Sent to a judge because an earlier scorer failed it",
   unscored: "At least one answer has no verdict",
   passed: "Every trial passed",
 };
@@ -25,7 +25,7 @@ class Table {
     this.apply();
   }
 
-  // A column has a key if it can be sorted by, and `from` if it is only shown in a table at least so wide.
+  // A column has a key if it can be sorted by, and `from` if it is only shown in a table at least that wide.
   makeColumns() {
     const cases = this.cases;
     const columns = [
@@ -33,12 +33,12 @@ class Table {
       { key: "id", label: "Case", width: "minmax(130px, 1.2fr)", cell: (row) => this.idCell(row) },
     ];
     if (cases.counts.flaky || cases.counts.escalated || cases.flags.some((flags) => flags & FLAG.cached)) {
-      columns.push({ key: null, label: "", width: "128px", from: 820, cell: (row) => this.marksCell(row) });
+      columns.push({ key: null, label: "Marks", isHidden: true, width: "128px", from: 820, cell: (row) => this.marksCell(row) });
     }
     columns.push(
       { key: null, label: "Asked", width: "minmax(120px, 1.7fr)", from: 900, cell: (row) => this.askedCell(row) },
       { key: null, label: "Answered", width: "minmax(120px, 1.5fr)", cell: (row) => this.answerCell(row) });
-    cases.scoreNames.slice(0, MOST_SCORES).forEach((name, index) => columns.push(this.scoreColumn(name, index)));
+    cases.scoreNames.slice(0, MAX_SCORES).forEach((name, index) => columns.push(this.scoreColumn(name, index)));
     const figures = [["first", "First token", "92px", 760, seconds], ["last", "Last token", "92px", 440, seconds],
       ["input", "In", "52px", 960, compact], ["output", "Out", "52px", 960, compact],
       ["cost", "Cost", "84px", 960, (value) => money(value, "")]];
@@ -85,7 +85,7 @@ class Table {
       disabled: count === 0, onclick: () => this.toggle(name) }, name, span("n", number(count)));
   }
 
-  // The columns that there is room for: a drawer beside the table, or a narrow window, leaves out the lesser ones.
+  // The columns that there is room for: an open drawer, or a narrow window, leaves out the lesser ones.
   fit() {
     const width = this.grid.clientWidth || 1200;
     const columns = this.all.filter((column) => !column.from || width >= column.from);
@@ -97,9 +97,9 @@ class Table {
     this.markSorted();
   }
 
-  headCell({ key, label, title, numeric }) {
+  headCell({ key, label, title, numeric, isHidden }) {
     const attributes = { role: "columnheader", class: numeric ? "num" : null, "data-key": key, title };
-    if (!key) return el("div", attributes, button({ disabled: true }, label));
+    if (!key) return el("div", attributes, span(isHidden ? "visually-hidden" : "unsorted", label));
     const sort = { "aria-label": "Sort by " + (title || label), onclick: () => this.sortBy(key, Boolean(numeric)) };
     return el("div", attributes, button(sort, label || "\u2022"));
   }
@@ -120,7 +120,7 @@ class Table {
     if (count === 1) return [name];
     const states = cases.state.slice(from, from + count).map((state) => STATES[state]);
     const passed = states.filter((state) => state === "passed").length;
-    if (count > MOST_DOTS) return [name, span("tag", `${passed} / ${count}`)];
+    if (count > MAX_DOTS) return [name, span("tag", `${passed} / ${count}`)];
     return [name, span("trials", ...states.map((state) => el("i", { class: state + "-fill" })))];
   }
 
@@ -154,7 +154,7 @@ class Table {
     this.apply();
   }
 
-  // Numbers begin with the largest; the third time the suite's own order comes back.
+  // Numbers begin with the largest; the third click brings back the suite's order.
   sortBy(key, numeric) {
     if (this.sortKey !== key) [this.sortKey, this.descending] = [key, numeric];
     else if (this.descending === numeric) this.descending = !this.descending;
@@ -171,7 +171,7 @@ class Table {
     const all = plural(cases.count, "case");
     this.found.textContent = this.rows.length === cases.count ? all : `${number(this.rows.length)} of ${all}`;
     this.empty.hidden = this.rows.length > 0;
-    const none = cases.count ? "No case is like that. Esc shows all again." : "This run has no records yet.";
+    const none = cases.count ? "No cases match. Press Esc to clear the filters." : "This run has no records yet.";
     this.empty.textContent = none;
     this.grid.setAttribute("aria-rowcount", String(this.rows.length + 1));
     this.body.style.height = this.rows.length * ROW_HEIGHT + "px";

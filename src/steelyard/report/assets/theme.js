@@ -1,7 +1,7 @@
-// Light or dark: as the system says, until the reader says otherwise.
+// Light or dark: as the system is set, until the reader chooses, with the button or the key t.
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const stored = {
+const storedTheme = {
   get: () => { try { return localStorage.getItem("steelyard-theme"); } catch { return null; } },
   set: (name) => { try { localStorage.setItem("steelyard-theme", name); } catch { /* not kept, then */ } },
 };
@@ -17,10 +17,14 @@ function systemTheme() {
 
 function toggleTheme() {
   const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  stored.set(next);
+  storedTheme.set(next);
   setTheme(next);
 }
 
-setTheme(stored.get() || systemTheme());
-dark.addEventListener("change", () => { if (!stored.get()) setTheme(systemTheme()); });
+setTheme(storedTheme.get() || systemTheme());
+dark.addEventListener("change", () => { if (!storedTheme.get()) setTheme(systemTheme()); });
 document.getElementById("theme").addEventListener("click", toggleTheme);
+document.addEventListener("keydown", (event) => {
+  const typing = event.target instanceof HTMLInputElement;
+  if (event.key === "t" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) toggleTheme();
+});

@@ -1,5 +1,5 @@
-// The two views of a run, their tabs, and the keys. The page that has them says what a view needs when it is shown
-// (`viewShown`), how to come to the cases (`withCases`), and where links lead (`go`).
+// The two views of a run, their tabs, and the keys. The page that includes this defines `viewShown` (called when a
+// view is shown), `withCases` (runs an action once the cases are there) and `go` (where links lead).
 
 const views = { overview: document.getElementById("overview-view"), cases: document.getElementById("cases-view") };
 const tabs = { overview: document.getElementById("tab-overview"), cases: document.getElementById("tab-cases") };
@@ -35,7 +35,7 @@ const KEYS = {
   j: () => step(1), k: () => step(-1), ArrowDown: () => step(1), ArrowUp: () => step(-1),
   PageDown: () => step(table.perScreen), PageUp: () => step(-table.perScreen),
   Home: () => step(-Infinity), End: () => step(Infinity),
-  Enter: () => table.open(), t: toggleTheme,
+  Enter: () => table.open(),
   f: () => showOnly("failed"), e: () => showOnly("errored"), a: () => withCases(() => table.showAll()),
 };
 const OF_THE_TABLE = new Set(["j", "k", "ArrowDown", "ArrowUp", "PageDown", "PageUp", "Home", "End", "Enter"]);
@@ -46,7 +46,7 @@ function step(by) {
   if (drawer.isOpen) table.open();
 }
 
-function leave(typing) {
+function closeOrClear(typing) {
   if (!table || views.cases.hidden) return;
   if (typing) { table.search.value = ""; table.apply(); table.grid.focus(); }
   else if (drawer.isOpen) { drawer.close(); viewShown("cases"); }
@@ -56,7 +56,7 @@ function leave(typing) {
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const typing = event.target instanceof HTMLInputElement;
-  if (event.key === "Escape") { leave(typing); return; }
+  if (event.key === "Escape") { closeOrClear(typing); return; }
   if (typing && (event.key === "Enter" || event.key === "ArrowDown") && table.rows.length) {
     event.preventDefault();
     table.grid.focus();

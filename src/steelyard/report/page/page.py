@@ -7,7 +7,6 @@ The policy in the file allows this one script and this one style sheet, by their
 from __future__ import annotations
 
 import base64
-import html
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -15,22 +14,33 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+from markupsafe import Markup
 
-from steelyard._version import __version__
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.report.headline import notices
+from steelyard.report.html import environment, head, script_json
 from steelyard.report.page.charts import Curves
 from steelyard.report.page.data import CHUNK_BYTES, CHUNK_RECORDS, Columns, body, text_limit
-from steelyard.report.page.frame import asset, escaped, filled, policy, program, script_json
 from steelyard.report.records import Expectations, RunRecords, open_suite
 from steelyard.report.summary import summary
 from steelyard.run.result import Result
 from steelyard.stats.metrics import Metrics
 from steelyard.suite.evalset import EvalSet
 
-PARTS = ("dom.js", "theme.js", "charts.js", "overview.js", "cases.js", "table.js", "diff.js", "drawer.js", "views.js")
+SHARED_SCRIPTS = (
+    "dom.js",
+    "theme.js",
+    "tip.js",
+    "charts.js",
+    "overview.js",
+    "cases.js",
+    "table.js",
+    "diff.js",
+    "drawer.js",
+    "views.js",
+)
 """The scripts that the report shares with the pages of `steelyard view`."""
-SCRIPTS = (*PARTS, "page.js")
+SCRIPTS = (*SHARED_SCRIPTS, "page.js")
 _LONGEST_FACT = 2_000
 _LEVEL = 6
 _COPIED_AT_ONCE = 3 << 18
@@ -127,22 +137,19 @@ class _Packed:
 
 
 def _assembled(overview: dict[str, Any], packed: _Packed) -> Iterator[str]:
-    style, script = asset("page.css"), program(map(asset, SCRIPTS))
     metrics, about = overview["metrics"], overview["about"]
     named = " on ".join(one for one in (about["suite"], about["model"]) if one)
-    values = {
-        "POLICY": policy(script, style),
-        "VERSION": __version__,
-        "TITLE": escaped(f"{named}: Steelyard report"),
-        "STYLE": style,
-        "SUMMARY": html.escape(summary(metrics, about["run"])),
-        "OVERVIEW": script_json(overview),
-        "SCRIPT": script,
-    }
-    before, after = asset("page.html").split("@@DATA@@\n")
-    yield filled(before, values)
-    yield from packed.data()
-    yield after
+    return (
+        environment("steelyard.report")
+        .get_template("page.html")
+        .generate(
+            title=f"{named}: Steelyard report",
+            summary=Markup.escape(summary(metrics, about["run"])),
+            overview=script_json(overview),
+            pieces=map(Markup, packed.data()),
+            **head(scripts=SCRIPTS),
+        )
+    )
 
 
 def about(

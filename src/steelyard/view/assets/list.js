@@ -1,7 +1,7 @@
-// The runs in the folder: looked at again every two seconds while somebody looks at the page.
+// The runs in the folder, read again every two seconds while the page is visible.
 
 const EVERY = 2000;
-const MOST_PICKED = 5;
+const MAX_PICKED = 5;
 const ORDER = ["running", "complete", "interrupted", "damaged"];
 const PILLS = { complete: "passed", running: "running", interrupted: "error", damaged: "failed" };
 const here = JSON.parse(document.getElementById("about").textContent);
@@ -11,9 +11,10 @@ const hiddenStates = new Set();
 let runs = null, asked = false;
 
 at("folder").textContent = visible(here.folder);
-at("runs-head").append(el("tr", {}, ...[["", ""], ["Run", "left"], ["State", "left"], ["Done", ""], ["Pass rate", ""],
+at("runs-head").append(el("tr", {}, ...[["Selected", "check-cell"], ["Run", "left"], ["State", "left"], ["Done", ""], ["Pass rate", ""],
   ["95 % interval", "less"], ["Errors", "least"], ["Median", "less"], ["Cost", "less"], ["Started", "least"]]
-  .map(([name, kind]) => el("th", { scope: "col", class: kind }, name))));
+  .map(([name, kind]) => el("th", { scope: "col", class: kind },
+    kind === "check-cell" ? span("visually-hidden", name) : name))));
 
 async function refresh() {
   if (asked || document.hidden) return;
@@ -41,7 +42,7 @@ async function read(path) {
   return reply.text();
 }
 
-// What the levels add up to; they stand among the runs, each by itself.
+// What the levels of a sweep add up to; each level is also a run in the list.
 function renderSweeps(sweeps) {
   at("sweeps").hidden = !sweeps.length;
   const rows = sweeps.map((sweep) => {
@@ -51,7 +52,12 @@ function renderSweeps(sweeps) {
         span("sub", visible(about))),
       el("td", {}, plural(sweep.levels, "level") + (sweep.complete ? "" : " so far")), el("td", { class: "says" }, visible(sweep.says)));
   });
-  at("sweeps").replaceChildren(el("h2", {}, "Sweeps"), div("scroll", el("table", {}, el("tbody", {}, ...rows))));
+  at("sweeps").replaceChildren(el("h2", {}, "Sweeps"), div("scroll", el("table", {}, sweepsHead(), el("tbody", {}, ...rows))));
+}
+
+function sweepsHead() {
+  const names = ["Sweep", "Levels", "Recommendation"];
+  return el("thead", { class: "visually-hidden" }, el("tr", {}, ...names.map((name) => el("th", { scope: "col" }, name))));
 }
 
 function render() {
@@ -61,7 +67,7 @@ function render() {
   at("runs").replaceChildren(...shown.map(runRow));
   at("many").textContent = plural(runs.length, "run");
   at("empty").hidden = shown.length > 0;
-  at("empty").textContent = runs.length ? "No run is like that." : "No runs here yet: steelyard run SUITE makes one.";
+  at("empty").textContent = runs.length ? "No runs match. Press Esc in the search box to clear it." : "No runs here yet: steelyard run SUITE makes one.";
   const states = ORDER.filter((state) => runs.some((run) => run.state === state));
   at("states").replaceChildren(...(states.length > 1 ? states.map(stateChip) : []));
   renderPicked();
@@ -125,7 +131,7 @@ function started(text) {
 function pick(id) {
   if (picked.includes(id)) picked.splice(picked.indexOf(id), 1);
   else picked.push(id);
-  while (picked.length > MOST_PICKED) picked.shift();
+  while (picked.length > MAX_PICKED) picked.shift();
   render();
 }
 
@@ -146,7 +152,6 @@ document.addEventListener("keydown", (event) => {
   const typing = event.target === at("search");
   if (typing && event.key === "Escape") { at("search").value = ""; at("search").blur(); render(); }
   else if (!typing && event.key === "/") { event.preventDefault(); at("search").focus(); }
-  else if (!typing && event.key === "t") toggleTheme();
 });
 refresh();
 setInterval(refresh, EVERY);

@@ -1,7 +1,7 @@
 // A run that is being written: its figures, curves and newest cases, drawn again with every event.
 
 const PERCENTILES = ["p50", "p90", "p99"];
-const MOST_MARKED = 5;
+const MAX_MARKED = 5;
 const QUIET_FROM = 10;
 const STATE_PILLS = { running: "running", complete: "passed", interrupted: "error", damaged: "failed" };
 
@@ -28,21 +28,21 @@ class LiveView {
     this.set("newest", this.newest(event.newest), true);
   }
 
-  // Parts are replaced one by one, and what the pointer reads is left as it is.
-  set(name, element, held = false) {
+  // Parts are replaced one by one, and what somebody reads, with the pointer or the keys, is left as it is.
+  set(name, element, keptWhileRead = false) {
     if (!this.parts.has(name)) {
       this.parts.set(name, div("live-" + name));
       this.holder.append(this.parts.get(name));
     }
     const slot = this.parts.get(name);
-    if (!held || !slot.matches(":hover")) slot.replaceChildren(...(element ? [element] : []));
+    if (!keptWhileRead || !slot.matches(":hover, :focus-within")) slot.replaceChildren(...(element ? [element] : []));
   }
 
   head(event) {
     const about = event.about || {}, quiet = event.quiet >= QUIET_FROM;
     const facts = [about.model, about.created ? "started " + when(about.created) : null,
-      about.launches > 1 ? `launch ${number(about.launches)}` : null, this.about.name,
-      quiet ? `nothing has come back for ${roughly(event.quiet)}` : null];
+      about.launches > 1 ? resumed(about.launches - 1) : null, this.about.name,
+      quiet ? `no answers for ${roughly(event.quiet)}` : null];
     const shown = facts.filter(Boolean).map((fact) => el("span", {}, visible(fact)));
     const title = el("h1", {}, visible(about.suite || this.about.name));
     const reading = event.reading === undefined ? null
@@ -59,7 +59,7 @@ class LiveView {
     const { counts, n } = figures, scored = counts.passed + counts.failed;
     const perSecond = running ? figures.rate : n / (figures.seconds || 1);
     const tokens = figures.tokens[1] ? `${compact(figures.tokens[1])} output tokens so far` : "";
-    const errors = `${number(counts.error)} of ${number(n)} brought no answer`;
+    const errors = `${number(counts.error)} of ${number(n)} ended in an error`;
     return div("tiles", passTile({ ...figures, passed: counts.passed, scored }),
       tile("Errors", percent(n ? counts.error / n : null), "", errors),
       timeTile("Time to first token", namedPercentiles(figures.first), "time"),
@@ -70,12 +70,12 @@ class LiveView {
 
   progress({ figures, planned, state }) {
     const { counts, n, rate } = figures;
-    const goesOn = state === "running" && rate > 0 && n < planned;
+    const continues = state === "running" && rate > 0 && n < planned;
     const done = el("span", {}, el("b", {}, number(n)), ` of ${plural(planned, "record")}`,
       planned ? ` (${percent(n / planned)})` : "");
-    const left = el("span", {}, goesOn ? `about ${roughly((planned - n) / rate)} left` : "");
+    const left = el("span", {}, continues ? `about ${roughly((planned - n) / rate)} left` : "");
     const parts = [["passed", "passed", counts.passed], ["failed", "failed", counts.failed],
-      ["error", "errored", counts.error], ["unscored", "unscored", counts.unscored], ["left", "to come", planned - n]];
+      ["error", "errored", counts.error], ["unscored", "unscored", counts.unscored], ["left", "not done", planned - n]];
     const there = parts.filter(([, , count]) => count > 0);
     const kinds = figures.errors.map(([kind, count]) => span("tag error", `${visible(kind)} \u00d7 ${number(count)}`));
     return el("section", { class: "card wide progress" }, div("numbers", done, left),
@@ -95,19 +95,20 @@ class LiveView {
     if (!data) return null;
     const legend = div("legend", ...PERCENTILES.map((name) => el("span", {}, span("dot " + name), name)));
     const times = data.times.some(Boolean)
-      ? card("Time to last token", "of what landed in each stretch", false, timesChart(data), legend) : null;
+      ? card("Time to last token", "of the answers in each interval", false, timesChart(data), legend) : null;
     return div("cards", throughputCard({ charts: { over_time: data }, metrics: {} }), times);
   }
 
   newest(found) {
     const news = found.filter((one) => !this.seen.has(one.offset)).length;
-    const marking = this.seen.size > 0 && news <= MOST_MARKED;  // where all is new, to mark it says nothing
+    const marking = this.seen.size > 0 && news <= MAX_MARKED;  // where all is new, a mark says nothing
     const rows = found.map((one) => this.newestRow(one, marking && !this.seen.has(one.offset)));
     this.seen = new Set(found.map((one) => one.offset));
-    const names = [["", "sign-cell"], ["Case", ""], ["Asked", ""], ["Answered", ""], ["Took", "figure-cell"]];
-    const head = el("tr", {}, ...names.map(([name, kind]) => el("th", { scope: "col", class: kind }, name)));
+    const names = [["Outcome", "sign-cell"], ["Case", ""], ["Asked", ""], ["Answered", ""], ["Took", "figure-cell"]];
+    const head = el("tr", {}, ...names.map(([name, kind]) => el("th", { scope: "col", class: kind },
+      kind === "sign-cell" ? span("visually-hidden", name) : name)));
     const table = el("table", { class: "newest-cases" }, el("thead", {}, head), el("tbody", {}, ...rows));
-    const nothing = el("p", { class: "empty" }, "Nothing has come back yet.");
+    const nothing = el("p", { class: "empty" }, "No answers yet.");
     return div("cards", card("Newest", "", true, rows.length ? table : nothing));
   }
 
@@ -122,6 +123,10 @@ class LiveView {
       el("td", { class: one.state === 3 ? "no" : "said" }, visible(one.say)),
       el("td", { class: "figure-cell" }, seconds(one.last)));
   }
+}
+
+function resumed(times) {
+  return times === 1 ? "resumed once" : times === 2 ? "resumed twice" : `resumed ${number(times)} times`;
 }
 
 function namedPercentiles(values) {
@@ -140,9 +145,9 @@ function roughly(value) {
   return value < 5400 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
 }
 
-// Percentiles of the times over the run: a gap where nothing landed.
+// Percentiles of the times over the run: a gap where nothing came back.
 function timesChart(data) {
-  return chart(210, "Time to last token over the run: median, p90 and p99", (drawing, width, height) => {
+  return readableChart(210, "Time to last token over the run: median, p90 and p99", (drawing, width, height) => {
     const box = { left: 52, right: width - 4, top: 10, bottom: height - 22 }, { times } = data;
     const ends = data.width * times.length, most = Math.max(...times.filter(Boolean).map((one) => one[2])) || 1;
     const x = scale(0, ends, box.left, box.right, false), y = scale(0, most * 1.05, box.bottom, box.top, false);
@@ -152,7 +157,10 @@ function timesChart(data) {
       (one ? [x((index + 0.5) * data.width), y(one[rank])] : null))));
     const share = (px) => (px - box.left) / (box.right - box.left);
     const place = (px) => within(Math.floor(share(px) * times.length), times.length);
-    hover(drawing, box, place, (index) => timesTip(data, index), []);
+    const text = (index) => timesTip(data, index), highlight = () => {};
+    followPointer(drawing, box, place, { text, highlight });
+    const heights = times.map((one) => (one ? y(one[0]) : box.bottom));
+    return { count: times.length, text, highlight, place: (index) => [x((index + 0.5) * data.width), heights[index]] };
   });
 }
 
@@ -169,6 +177,6 @@ function drawCurve(drawing, name, places) {
 
 function timesTip(data, index) {
   const found = data.times[index];
-  const said = found ? PERCENTILES.map((name, rank) => `${name} ${seconds(found[rank])}`) : ["nothing landed"];
-  return [`${seconds(index * data.width)} to ${seconds((index + 1) * data.width)}`, ...said].join("\n");
+  const lines = found ? PERCENTILES.map((name, rank) => `${name} ${seconds(found[rank])}`) : ["no answers"];
+  return [`${seconds(index * data.width)} to ${seconds((index + 1) * data.width)}`, ...lines].join("\n");
 }

@@ -1,7 +1,7 @@
 // The cases of a run on the server: rows are fetched as they come into sight, bodies when their drawer opens.
 
 const BLOCK = 100;
-const MOST_BODIES = 64;
+const MAX_BODIES = 64;
 const TYPING = 200;  // milliseconds after the last letter until the words are searched for
 
 async function ask(path, query = {}) {
@@ -76,7 +76,7 @@ class RemoteTable extends Table {
     const columns = [
       { key: "state", label: "", title: "Outcome", width: "18px", cell: (row) => badge(STATES[cases.marks[row]]) },
       { key: "id", label: "Case", width: "minmax(130px, 1.2fr)", cell: (row) => this.idCell(row) },
-      { key: null, label: "", width: "128px", from: 980, cell: (row) => this.marksCell(row) },
+      { key: null, label: "Marks", isHidden: true, width: "128px", from: 980, cell: (row) => this.marksCell(row) },
       { key: null, label: "Asked", width: "minmax(120px, 1.7fr)", from: 900, cell: (row) => this.askedCell(row) },
       { key: null, label: "Answered", width: "minmax(120px, 1.5fr)", cell: (row) => this.answerCell(row) },
     ];
@@ -142,7 +142,7 @@ class RemoteTable extends Table {
     const all = plural(block.total, "case"), looked = block.searched && block.searched.map(number);
     const partly = looked ? `, in the first ${looked[0]} of ${looked[1]} records` : "";
     this.found.textContent = (block.found === block.total ? all : `${number(block.found)} of ${all}`) + partly;
-    const none = block.total ? "No case is like that. Esc shows all again." : "This run has no records yet.";
+    const none = block.total ? "No cases match. Press Esc to clear the filters." : "This run has no records yet.";
     this.say(block.found ? "" : none);
     this.grid.setAttribute("aria-rowcount", String(block.found + 1));
     this.body.style.height = block.found * ROW_HEIGHT + "px";
@@ -152,7 +152,7 @@ class RemoteTable extends Table {
 
   // Of a run that has no figures yet, the records say what it is scored by.
   nameScores(names) {
-    this.cases.scoreNames = names.slice(0, MOST_SCORES);
+    this.cases.scoreNames = names.slice(0, MAX_SCORES);
     this.cases.scores = this.cases.scoreNames.map(() => []);
     this.all = this.makeColumns();
     this.columns = null;
@@ -218,7 +218,7 @@ class RemoteDrawer extends Drawer {
   async body(record) {
     const { cases } = this;
     if (!cases.bodies.has(record)) {
-      if (cases.bodies.size >= MOST_BODIES) cases.bodies.delete(cases.bodies.keys().next().value);
+      if (cases.bodies.size >= MAX_BODIES) cases.bodies.delete(cases.bodies.keys().next().value);
       const query = { at: cases.offset[record], version: this.table.version };
       cases.bodies.set(record, ask(`/api/runs/${cases.run}/case`, query).then((found) => found.body));
     }

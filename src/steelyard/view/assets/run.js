@@ -32,14 +32,14 @@ const go = {
 function openTable() {
   if (!table) {
     const page = RemoteDrawer.page || { about: { run: here.run }, metrics: {} };
-    const cases = new RemoteCases((page.score_names || []).slice(0, MOST_SCORES));
+    const cases = new RemoteCases((page.score_names || []).slice(0, MAX_SCORES));
     table = new RemoteTable(here.id, cases, views.cases, (row) => drawer.open(row, cases.lead[row]));
     drawer = new RemoteDrawer(cases, page, views.cases, table);
   }
   table.paint();
 }
 
-// What the server says
+// Events from the server
 
 function listen() {
   if (source || document.hidden) return;
@@ -48,17 +48,17 @@ function listen() {
   source.onmessage = (event) => { seen = event.lastEventId; take(JSON.parse(event.data)); };
   source.onerror = () => {
     document.getElementById("lost").hidden = false;
-    if (source.readyState === EventSource.CLOSED) { hush(); setTimeout(listen, 2000); }
+    if (source.readyState === EventSource.CLOSED) { stopListening(); setTimeout(listen, 2000); }
   };
 }
 
-// A page that nobody looks at asks for nothing: a browser has only a few connections to one server.
-function hush() {
+// A hidden page closes its stream: a browser has only a few connections to one server.
+function stopListening() {
   if (source) source.close();
   source = null;
 }
 
-document.addEventListener("visibilitychange", () => (document.hidden ? hush() : listen()));
+document.addEventListener("visibilitychange", () => (document.hidden ? stopListening() : listen()));
 
 const live = new LiveView(views.overview, here, go);
 let latest = null;
@@ -116,7 +116,7 @@ function renewTable(page) {
   offerMore();
 }
 
-// While a run is written the table stays as it is, and says how much more there is.
+// While a run is written the table stays as it is, with a button that says how many more records there are.
 function offerMore() {
   if (!table || table.version === undefined || !latest.figures) return;
   const total = latest.figures.n;
@@ -126,7 +126,7 @@ function offerMore() {
     views.cases.querySelector(".tools").append(table.more);
   }
   table.more.hidden = more <= 0;
-  table.more.textContent = `${number(more)} more since`;
+  table.more.textContent = `Show ${number(more)} more`;
 }
 
 document.getElementById("bar-name").textContent = visible(here.name);
