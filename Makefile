@@ -7,7 +7,9 @@ CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo quick test check unit structure browser bench verify-statistics peers docs screenshots format clean
+NODE_PACKAGES := "axe-core@^4.10" "eslint@^9" "@eslint/js@^9" "globals@^16"
+
+.PHONY: demo quick test check lint-js node unit structure browser bench verify-statistics peers docs screenshots format clean
 
 demo: $(VENV)/.run-ready
 	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is resumed
@@ -27,8 +29,18 @@ check: $(VENV)/.dev-ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory lint-js
 
-unit: $(VENV)/.dev-ready browser
+# The scripts of the pages. npm installs eslint, and axe-core for the browser tests, below $(VENV).
+lint-js: node
+	@test ! -d $(VENV)/node/node_modules || $(VENV)/node/node_modules/.bin/eslint src/steelyard/report/assets src/steelyard/view/assets
+
+node: $(VENV)/bin/python
+	@test -d $(VENV)/node/node_modules/axe-core || { command -v npm >/dev/null && mkdir -p $(VENV)/node && \
+		npm install --silent --no-audit --no-fund --no-package-lock --prefix $(VENV)/node $(NODE_PACKAGES); } \
+		|| echo "no npm here, or it cannot install: the scripts are not linted, and the accessibility checks are skipped"
+
+unit: $(VENV)/.dev-ready browser node
 	$(BIN)/pytest -n 2 --dist worksteal
 
 # Sizes, imports, layers, the path of one case, and words to avoid.

@@ -22,7 +22,7 @@ from tests.support.browser import Seen, browser, opened, why_no_browser  # noqa:
 from tests.support.cli import wait_until  # noqa: E402
 from tests.support.view import served  # noqa: E402
 
-from steelyard.report.compare.compare import compare  # noqa: E402
+from steelyard.report.compare.compare import compare_runs  # noqa: E402
 from steelyard.report.compare.page import compare_page  # noqa: E402
 from steelyard.report.page.page import page  # noqa: E402
 from steelyard.report.sweep.page import checked_sweep, sweep_page  # noqa: E402
@@ -117,7 +117,7 @@ def make_pages(place: Path) -> tuple[Path, dict[str, Path]]:
     evaluated(runs / "support-answers", Assistant("assistant-small", 0.83), trials=3)
     evaluated(runs / "assistant-small", Assistant("assistant-small", 0.78))
     evaluated(runs / "assistant-large", Assistant("assistant-large", 0.93, pace=0.009))
-    compared = compare([runs / "assistant-small", runs / "assistant-large"], most=6)
+    compared = compare_runs([runs / "assistant-small", runs / "assistant-large"], most=6)
     documents = {
         "sweep": written(place / "sweep.html", [sweep_page(checked_sweep(sweep) or {}, str(sweep))], place),
         "compare": written(place / "compare.html", [compare_page(compared)], place),

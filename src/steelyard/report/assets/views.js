@@ -3,7 +3,7 @@
 
 const views = { overview: document.getElementById("overview-view"), cases: document.getElementById("cases-view") };
 const tabs = { overview: document.getElementById("tab-overview"), cases: document.getElementById("tab-cases") };
-let table = null, drawer = null;
+let table = null, drawer = null;  // eslint-disable-line prefer-const -- set by page.js and run.js
 
 function showView(name) {
   for (const [one, view] of Object.entries(views)) {
