@@ -17,7 +17,7 @@ from steelyard.records import Score
 from steelyard.report.csv import cell, table_csv
 from steelyard.report.junit import attribute, content, junit
 from steelyard.report.markdown import code, markdown, words
-from steelyard.stats.formatting import one_line, visible
+from steelyard.stats.formatting import escape_invisible, one_line
 from tests.support.cli import Workshop, run_cli
 from tests.support.journal import a_record, write_journal
 from tests.support.junit import assert_valid_junit
@@ -41,20 +41,20 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.text())
 def test_visible_text_has_nothing_left_that_steers_or_hides(text: str) -> None:
-    shown = visible(text)
+    shown = escape_invisible(text)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200e\u200f\u2028\u2029\ufeff]", shown)
     assert not any(0xE0000 <= ord(character) <= 0xE007F for character in shown)
 
 
 def test_visible_text_says_what_was_there() -> None:
-    assert visible("\x1b[31m") == "␛[31m"
-    assert visible("a\u202eb") == "a⟨U+202E⟩b"
-    assert visible("a\x7f\x00") == "a␡␀"
+    assert escape_invisible("\x1b[31m") == "␛[31m"
+    assert escape_invisible("a\u202eb") == "a⟨U+202E⟩b"
+    assert escape_invisible("a\x7f\x00") == "a␡␀"
 
 
 def test_plain_text_is_left_alone() -> None:
     text = "Ünïcode, 日本語, \u0641\u0627\u0631\u0633\u06cc\u200c\u0647\u0627, 👩\u200d🚀\n\tindented"
-    assert visible(text) == text
+    assert escape_invisible(text) == text
 
 
 @given(st.text(max_size=400), st.integers(2, 50))
@@ -110,8 +110,8 @@ def test_junit_of_several_runs_has_a_suite_each(agents: Path, hostile: Path) -> 
 @given(st.text())
 def test_any_text_survives_as_xml(text: str) -> None:
     element = ElementTree.fromstring(f"<a b={attribute(text)}>{content(text)}</a>")
-    assert element.attrib["b"] == visible(text)
-    assert (element.text or "") == visible(text)
+    assert element.attrib["b"] == escape_invisible(text)
+    assert (element.text or "") == escape_invisible(text)
     assert len(element) == 0
 
 

@@ -52,7 +52,7 @@ def test_a_run_started_elsewhere_is_told_record_by_record_until_its_end(runs: Pa
         run.tell("right")
         event = events.until(lambda event: event["figures"]["n"] == 1)
         assert event["newest"][0]["id"] == "c0"
-        assert event["newest"][0]["ask"] == "What is 0?"
+        assert event["newest"][0]["prompt"] == "What is 0?"
         assert event["planned"] == 4
         run.tell("wrong", "error")
         event = events.until(lambda event: event["figures"]["n"] == 3)
@@ -116,7 +116,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody_and_not_the_end(runs: Path)
 
 
 def test_more_streams_than_the_server_will_keep_are_turned_away(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steelyard.view.server._MOST_READERS", 2)
+    monkeypatch.setattr("steelyard.view.server._MAX_READERS", 2)
     large_run(runs / "large", 10)
     with served(runs) as server:
         name = server.ids()["large"]
@@ -139,7 +139,7 @@ def _is_let_in(server: Served, name: str, streams: list[Events] | None = None) -
 
 
 def test_readers_that_leave_at_once_are_forgotten(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steelyard.view.server._MOST_READERS", 1)
+    monkeypatch.setattr("steelyard.view.server._MAX_READERS", 1)
     large_run(runs / "large", 10)
     with served(runs) as server:
         name = server.ids()["large"]
@@ -151,7 +151,7 @@ def test_readers_that_leave_at_once_are_forgotten(runs: Path, monkeypatch: pytes
 
 
 def test_a_page_that_comes_back_is_not_told_what_was_true_before(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steelyard.view.server._MOST_READERS", 1)  # whoever is let in is the only one
+    monkeypatch.setattr("steelyard.view.server._MAX_READERS", 1)  # whoever is let in is the only one
     with served(runs) as server, SteppedRun(runs / "steps", 2) as run:
         name = begun(server)
         events = server.events(name)
@@ -344,7 +344,7 @@ def test_live_figures_are_numpys_and_superseded_records_leave_the_counts(tmp_pat
     assert found["last"] == pytest.approx(np.percentile(times, [50, 90, 99]), rel=1e-4)
     assert found["rate"] == pytest.approx(10, rel=0.05)  # one every tenth of a second
     assert live_figures(follower.rows, follower.kinds, quiet=60)["rate"] == 0
-    assert sum(found["over_time"]["landed"]) == 205
+    assert sum(found["over_time"]["finished"]) == 205
     assert sum(found["over_time"]["errors"]) == 5
     assert charts(in_case_order(follower.rows))["last"]["n"] == 200
 

@@ -33,7 +33,7 @@ from steelyard.suite.sources import CaseColumns, CsvSource, JsonlSource, found
 
 _WORDS = {"true": 1.0, "pass": 1.0, "yes": 1.0, "false": 0.0, "fail": 0.0, "no": 0.0}
 _WIDTH = 80
-_LONGEST_ID = 40
+_MAX_ID_CHARS = 40
 
 
 class Label(msgspec.Struct, frozen=True):
@@ -248,7 +248,7 @@ def _write(out: Path, agreements: list[Agreement], labels_path: Path) -> None:
 
 def _described(one: Agreement) -> str:
     """A judge's figures as a few lines for a terminal."""
-    head = f"{_plain(one.judge, _LONGEST_ID)}: {'trusted' if one.trusted else 'not trusted'}"
+    head = f"{_plain(one.judge, _MAX_ID_CHARS)}: {'trusted' if one.trusted else 'not trusted'}"
     lines = [head, f"  {_plain(one.by, _WIDTH - 2)}"]
     lines += textwrap.wrap(one.reason, _WIDTH, initial_indent="  ", subsequent_indent="  ")
     unscored = f", and {one.unscored:,} without a score of this judge" if one.unscored else ""
@@ -269,13 +269,13 @@ def _table(one: Agreement) -> list[str]:
         for column, count in zip(one.confusion.labels, counts, strict=True)
     }
     lines = ["", f"  {'':<15} {'judge: pass':>12} {'judge: fail':>12}"]
-    for said, word in ((True, "pass"), (False, "fail")):
-        lines.append(f"  {'label: ' + word:<15} {met.get((said, True), 0):>12,} {met.get((said, False), 0):>12,}")
+    for passed, word in ((True, "pass"), (False, "fail")):
+        lines.append(f"  {'label: ' + word:<15} {met.get((passed, True), 0):>12,} {met.get((passed, False), 0):>12,}")
     return lines
 
 
 def _quoted(case_id: str) -> str:
-    return repr(trim(case_id, _LONGEST_ID))
+    return repr(trim(case_id, _MAX_ID_CHARS))
 
 
 def _plain(text: str, width: int) -> str:

@@ -34,9 +34,9 @@ def command(
 
     Unfinished runs are compared as far as they have come.
     """
-    from steelyard.report.compare.compare import MOST_LISTED, compare_runs
+    from steelyard.report.compare.compare import MAX_LISTED, compare_runs
 
-    comparison = compare_runs([baseline, *runs], with_edited=with_edited, most=None if list_all else MOST_LISTED)
+    comparison = compare_runs([baseline, *runs], with_edited=with_edited, most=None if list_all else MAX_LISTED)
     if form == "json" and output is None:
         show_json(comparison)
         return 0

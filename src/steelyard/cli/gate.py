@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
-class Flags(msgspec.Struct, frozen=True, kw_only=True):
+class GateFlags(msgspec.Struct, frozen=True, kw_only=True):
     """What was given on the command line."""
 
     run: Path
@@ -64,7 +64,7 @@ def command(**given: Any) -> int:
     """Hold RUN to the rules of its suite's gate, of --rule, and to a baseline: exit 0 in silence, or 1 and a line for
     each broken rule.
     """
-    flags = Flags(**given)
+    flags = GateFlags(**given)
     from steelyard.report.gate import hold_to
     from steelyard.report.rules import Leave, parse_rule
     from steelyard.run.result import Result
@@ -82,7 +82,7 @@ def command(**given: Any) -> int:
     return 0 if gated.passed else FAILED_GATE
 
 
-def _allowance(flags: Flags) -> Allowance:
+def _allowance(flags: GateFlags) -> Allowance:
     from steelyard.report.gate import Allowance, parse_drop
 
     return Allowance(drops=dict(parse_drop(drop) for drop in flags.drops), slowdown=flags.slowdown)
@@ -121,7 +121,7 @@ def _suite_rules(run: Path, suite: Path | None) -> list[Rule]:
         raise ConfigurationError(f"{suite}: gate: {error}") from error
 
 
-def _print(gated: Gated, flags: Flags) -> None:
+def _print(gated: Gated, flags: GateFlags) -> None:
     from steelyard.report.gate import gate_lines
     from steelyard.stats.formatting import safe_text
 
@@ -133,7 +133,7 @@ def _print(gated: Gated, flags: Flags) -> None:
         show(gate_lines(gated.broken, mark=False))
 
 
-def _write_files(gated: Gated, flags: Flags) -> None:
+def _write_files(gated: Gated, flags: GateFlags) -> None:
     from steelyard.cli.output import write_text
     from steelyard.report.gate import gate_junit, gate_markdown
 

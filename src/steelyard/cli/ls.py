@@ -17,7 +17,7 @@ from steelyard.report.headline import Headline, is_writing, read_headline
 from steelyard.stats.formatting import counted, safe_text
 
 
-class Listed(Headline, kw_only=True):
+class ListRow(Headline, kw_only=True):
     """One run, or one sweep, in a line."""
 
     run: str
@@ -44,22 +44,22 @@ def command(folder: Path, as_json: bool) -> int:
     return 0
 
 
-def _look(place: Path) -> Listed | None:
+def _look(place: Path) -> ListRow | None:
     """What a folder holds, from its small files and its index alone; None when it is neither run nor sweep."""
     try:
         if run_state(place) is RunState.FRESH:
             return _look_at_sweep(place)
     except OSError as error:
-        return Listed(run=str(place), state="damaged", problem=str(error))
-    return Listed(run=str(place), **msgspec.structs.asdict(read_headline(place)))
+        return ListRow(run=str(place), state="damaged", problem=str(error))
+    return ListRow(run=str(place), **msgspec.structs.asdict(read_headline(place)))
 
 
-def _look_at_sweep(place: Path) -> Listed | None:
+def _look_at_sweep(place: Path) -> ListRow | None:
     sweep = read_sweep(place)
     if sweep is None:
         return None
     unfinished = "running" if is_writing(place) else "interrupted"
-    return Listed(
+    return ListRow(
         run=str(place),
         state="complete" if sweep.get("complete") else unfinished,
         suite=str(sweep.get("suite") or ""),
@@ -69,7 +69,7 @@ def _look_at_sweep(place: Path) -> Listed | None:
     )
 
 
-def _table(listed: list[Listed]) -> str:
+def _table(listed: list[ListRow]) -> str:
     header = ("run", "state", "suite", "model", "done", "errors", "pass rate", "created")
     rows = [header]
     for run in listed:

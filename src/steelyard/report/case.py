@@ -13,7 +13,7 @@ from steelyard.journal.manifest import read_manifest
 from steelyard.records import EvalCase, Record, Score
 from steelyard.report.records import Expectations, RunRecords, open_suite, state_of
 from steelyard.scoring.trajectory import ToolCall, tool_calls
-from steelyard.stats.formatting import format_seconds, visible
+from steelyard.stats.formatting import escape_invisible, format_seconds
 from steelyard.suite.evalset import EvalSet
 
 _IDS_TO_SUGGEST = 5_000
@@ -45,7 +45,9 @@ class OneCase:
 
     def to_text(self) -> str:
         """All of it for a terminal, which nothing in it can steer."""
-        return "\n".join(visible(line) for offset, record in self.found for line in self._lines(offset, record))
+        return "\n".join(
+            escape_invisible(line) for offset, record in self.found for line in self._lines(offset, record)
+        )
 
     def _lines(self, offset: int, record: Record) -> Iterator[str]:
         trial = f" trial {record.trial + 1}" if len(self.found) > 1 else ""
@@ -98,8 +100,8 @@ def _score(score: Score) -> Iterator[str]:
     yield from _indented(score.reason or "")
     errors = iter(score.errors)  # each is of a sample that has no value, in their order
     for sample, reason in zip(score.samples or [], score.reasons or [], strict=False):
-        said = (reason if sample is not None else next(errors, reason)) or ""
-        yield f"    {'–' if sample is None else f'{sample:.2f}'}  {' '.join(said.split())}".rstrip()
+        text = (reason if sample is not None else next(errors, reason)) or ""
+        yield f"    {'–' if sample is None else f'{sample:.2f}'}  {' '.join(text.split())}".rstrip()
     for error in errors:
         yield from _indented(error)
 
@@ -120,7 +122,7 @@ _TEXTS = ("text", "content", "output", "summary", "thinking", "refusal")
 _SYSTEM = ("system", "developer")
 
 
-class Turn(msgspec.Struct, omit_defaults=True):
+class ChatMessage(msgspec.Struct, omit_defaults=True):
     """One message: its role, its words, and the tools it calls."""
 
     role: str
@@ -128,17 +130,17 @@ class Turn(msgspec.Struct, omit_defaults=True):
     calls: list[ToolCall] = []
 
 
-def turns(record: Record, case: EvalCase | None) -> list[Turn]:
-    """The conversation of a record: what was asked, unless the target told that too, and what came back."""
+def turns(record: Record, case: EvalCase | None) -> list[ChatMessage]:
+    """The conversation of a record: the question, unless the target logged it too, and the answer."""
     system = case.system_prompt if case is not None else None
     asked = [_turn(message) for message in _asked(record, case)]
     found = [_turn(message) for message in record.messages or []]
     if not _tells_what_was_asked(found, asked):
         found = [*asked, *found]
     if system and not any(turn.role in _SYSTEM for turn in found):
-        found.insert(0, Turn("system", system))
+        found.insert(0, ChatMessage("system", system))
     if record.response_text and not (record.messages and found and found[-1].role == "assistant"):
-        found.append(Turn("assistant", record.response_text))
+        found.append(ChatMessage("assistant", record.response_text))
     return found
 
 
@@ -146,8 +148,8 @@ def question(record: Record, case: EvalCase | None) -> str:
     """What was asked, in short: the prompt, or the last words of the user."""
     if record.input_prompt or (case is not None and case.prompt):
         return record.input_prompt or (case.prompt if case is not None else None) or ""
-    said = [turn.text for turn in map(_turn, record.messages or _asked(record, case)) if turn.role == "user"]
-    return said[-1] if said else ""
+    texts = [turn.text for turn in map(_turn, record.messages or _asked(record, case)) if turn.role == "user"]
+    return texts[-1] if texts else ""
 
 
 def as_text(value: Any) -> str:
@@ -166,7 +168,7 @@ def _asked(record: Record, case: EvalCase | None) -> list[dict[str, Any]]:
     return [*messages, *([{"role": "user", "content": prompt}] if prompt else [])]
 
 
-def _tells_what_was_asked(found: Sequence[Turn], asked: Sequence[Turn]) -> bool:
+def _tells_what_was_asked(found: Sequence[ChatMessage], asked: Sequence[ChatMessage]) -> bool:
     """Whether a target's log begins with the question, in its own words perhaps: an endpoint's has the answer alone."""
     first = next((turn for turn in found if turn.role not in _SYSTEM), None)
     if first is not None and first.role == "user":
@@ -174,11 +176,11 @@ def _tells_what_was_asked(found: Sequence[Turn], asked: Sequence[Turn]) -> bool:
     return any(turn.role == "user" and turn.text == asked[-1].text for turn in found) if asked else True
 
 
-def _turn(message: Any) -> Turn:
+def _turn(message: Any) -> ChatMessage:
     if not isinstance(message, Mapping):
-        return Turn("", as_text(message))
+        return ChatMessage("", as_text(message))
     role = message.get("role") or _role_of_kind(str(message.get("type") or ""))
-    return Turn(str(role), "\n\n".join(_words(message)), tool_calls([message]))
+    return ChatMessage(str(role), "\n\n".join(_words(message)), tool_calls([message]))
 
 
 def _role_of_kind(kind: str) -> str:

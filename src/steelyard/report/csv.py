@@ -12,7 +12,7 @@ from typing import Any
 from steelyard.records import Record, Score
 from steelyard.report.records import RunRecords, state_of
 from steelyard.run.result import Result
-from steelyard.stats.formatting import visible
+from steelyard.stats.formatting import escape_invisible
 
 _FIELDS = (
     "id",
@@ -60,7 +60,7 @@ def cell(value: Any) -> str | int | float | None:
         return value
     text = value.isoformat() if isinstance(value, datetime) else str(value)
     starts = text.startswith(_FORMULA_STARTS) or text.lstrip().startswith(_FORMULA_STARTS)
-    return visible(f"'{text}" if starts else text)
+    return escape_invisible(f"'{text}" if starts else text)
 
 
 def _row(run: Path, record: Record, names: Sequence[str]) -> list[Any]:

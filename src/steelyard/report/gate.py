@@ -87,7 +87,7 @@ def _complete(complete: bool, done: int, planned: int, leave: Leave) -> Checked:
     return Checked(rule="the run", ok=complete or leave.incomplete, value=None, reason=reason + allowed)
 
 
-_LONGEST = 400
+_MAX_CHARS = 400
 
 
 def gate_lines(checks: list[Checked], *, mark: bool) -> str:
@@ -105,11 +105,11 @@ def gate_markdown(gated: Gated) -> str:
     ordered = [*gated.broken, *(check for check in gated.checks if check.ok)]
     checks = markdown_table(
         ["", "rule", "found"],
-        (["✅" if check.ok else "❌", code(check.rule), code(check.reason, _LONGEST)] for check in ordered),
+        (["✅" if check.ok else "❌", code(check.rule), code(check.reason, _MAX_CHARS)] for check in ordered),
     )
     parts = [f"### {verdict}", f"{named}: {code(gated.run)}{against}", checks]
     if gated.notes:
-        listed = "\n".join(f"- {code(note, _LONGEST)}" for note in gated.notes)
+        listed = "\n".join(f"- {code(note, _MAX_CHARS)}" for note in gated.notes)
         parts.append(f"<details><summary>What else is different</summary>\n\n{listed}\n\n</details>")
     return "\n\n".join(parts) + "\n"
 
@@ -138,9 +138,9 @@ def _case(check: Checked, suite: str) -> str:
     opening = f'    <testcase name={attribute(check.rule)} classname={attribute(f"gate.{suite}")} time="0"'
     if check.ok:
         return f"{opening}/>"
-    said = f"{check.rule}: {check.reason}"
+    text = f"{check.rule}: {check.reason}"
     return (
-        f'{opening}><failure type="broken rule" message={attribute(check.reason)}>{content(said)}</failure></testcase>'
+        f'{opening}><failure type="broken rule" message={attribute(check.reason)}>{content(text)}</failure></testcase>'
     )
 
 

@@ -15,7 +15,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from steelyard._version import __version__
-from steelyard.stats.formatting import visible
+from steelyard.stats.formatting import escape_invisible
 
 DOCUMENT_SCRIPTS = ("theme.js", "tip.js", "chart_keys.js")
 """The scripts of a page whose content is in its markup."""
@@ -62,7 +62,7 @@ def render(template: str, **values: Any) -> Markup:
 
 
 def _shown(value: Any) -> Any:
-    return value if isinstance(value, Markup) else visible(str(value))
+    return value if isinstance(value, Markup) else escape_invisible(str(value))
 
 
 def document(kind: str, title: str, main: Markup) -> str:

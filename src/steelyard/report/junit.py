@@ -11,12 +11,12 @@ from steelyard.journal.manifest import read_manifest
 from steelyard.records import Record
 from steelyard.report.records import RunRecords, state_of, why_failed
 from steelyard.run.result import Result
-from steelyard.stats.formatting import cut, one_line, visible
+from steelyard.stats.formatting import cut, escape_invisible, one_line
 from steelyard.stats.metrics import Metrics
 from steelyard.stats.scores import is_scoring_error
 
-_LONGEST_MESSAGE = 300
-_LONGEST_TEXT = 10_000
+_MAX_MESSAGE_CHARS = 300
+_MAX_TEXT_CHARS = 10_000
 _BEFORE_TIME = "1970-01-01T00:00:00"
 _HEADLINE = (
     "model_id",
@@ -46,13 +46,13 @@ def junit(runs: Sequence[Path]) -> Iterator[str]:
 
 def attribute(value: object) -> str:
     """A value between quotes: nothing in it can end the attribute, and nothing in it is forbidden in XML."""
-    text = escape(visible(str(value)), {'"': "&quot;", "\n": "&#10;", "\t": "&#9;"})
+    text = escape(escape_invisible(str(value)), {'"': "&quot;", "\n": "&#10;", "\t": "&#9;"})
     return f'"{text}"'
 
 
 def content(text: str) -> str:
     """A text between tags: no markup is left in it, nor `]]>`, nor a control character."""
-    return escape(visible(text))
+    return escape(escape_invisible(text))
 
 
 def _suite(run: Path, metrics: Metrics, number: int) -> Iterator[str]:
@@ -89,24 +89,24 @@ def _case(record: Record, suite: str, *, several: bool) -> str:
 
 
 def _failure(record: Record) -> str:
-    said = why_failed(record)
-    answer = cut(record.response_text or "", _LONGEST_TEXT, f"{len(record.response_text or ''):,} characters in all")
-    message = one_line(said, _LONGEST_MESSAGE)
-    text = content(f"{said}\n\nanswer: {answer}")
+    reason = why_failed(record)
+    answer = cut(record.response_text or "", _MAX_TEXT_CHARS, f"{len(record.response_text or ''):,} characters in all")
+    message = one_line(reason, _MAX_MESSAGE_CHARS)
+    text = content(f"{reason}\n\nanswer: {answer}")
     return f'<failure type="failed" message={attribute(message)}>{text}</failure>'
 
 
 def _error(record: Record) -> str:
-    said = record.error or "no answer came"
-    kind, message = record.error_type or "error", one_line(said, _LONGEST_MESSAGE)
-    text = cut(said, _LONGEST_TEXT, f"{len(said):,} characters in all")
+    error = record.error or "no answer came"
+    kind, message = record.error_type or "error", one_line(error, _MAX_MESSAGE_CHARS)
+    text = cut(error, _MAX_TEXT_CHARS, f"{len(error):,} characters in all")
     return f"<error type={attribute(kind)} message={attribute(message)}>{content(text)}</error>"
 
 
 def _skipped(record: Record) -> str:
     broken = [f"{score.name}: {error}" for score in record.scores if is_scoring_error(score) for error in score.errors]
     message = f"could not be scored: {'; '.join(broken)}" if broken else "unscored: no scorer that decides applies"
-    return f"<skipped message={attribute(one_line(message, _LONGEST_MESSAGE))}/>"
+    return f"<skipped message={attribute(one_line(message, _MAX_MESSAGE_CHARS))}/>"
 
 
 _OUTCOMES = {"passed": lambda record: "", "failed": _failure, "error": _error, "unscored": _skipped}  # noqa: ARG005

@@ -11,7 +11,7 @@ from steelyard.journal.manifest import read_manifest
 from steelyard.records import Record
 from steelyard.report.case import as_text, question
 from steelyard.report.headline import notices
-from steelyard.report.records import Asked, Expectations, RunRecords, open_suite, state_of, why_failed
+from steelyard.report.records import Expectations, RunRecords, SuiteCase, open_suite, state_of, why_failed
 from steelyard.run.result import Result
 from steelyard.stats.costs import format_money
 from steelyard.stats.errors import error_rows
@@ -22,10 +22,10 @@ from steelyard.suite.evalset import EvalSet
 # All that Markdown or GitHub could make something of: emphasis, code, links, tables, mentions, references, formulas.
 _SPECIAL = re.compile(r"[&<>|`*_~\[\]\\!#@:.$(){}^]")
 _REFERRING = re.compile(f"(&#(?:{ord('@')}|{ord('#')});)")
-_LONGEST = 160
-_LONGEST_SENTENCE = 400
-_MOST_FAILED = 20
-_MOST_KINDS = 10
+_MAX_CHARS = 160
+_MAX_SENTENCE_CHARS = 400
+_MAX_FAILED = 20
+_MAX_KINDS = 10
 _TIMES = {"time_to_first_token": "first token", "time_to_last_token": "last token"}
 
 
@@ -44,7 +44,7 @@ def markdown(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
     yield f"<sub>{code(str(run))}, Steelyard {__version__}</sub>\n"
 
 
-def code(text: str, longest: int = _LONGEST) -> str:
+def code(text: str, longest: int = _MAX_CHARS) -> str:
     """Text from elsewhere as code on one line: shown as it is, taken for nothing else."""
     shown = _escaped(one_line(text, longest))
     return f"<code>{shown}</code>" if shown else ""
@@ -52,7 +52,7 @@ def code(text: str, longest: int = _LONGEST) -> str:
 
 def words(text: str) -> str:
     """A sentence with text from elsewhere in it: shown as it is; a mention or a reference falls apart."""
-    return _REFERRING.sub(r"<code>\1</code>", _escaped(one_line(text, _LONGEST_SENTENCE)))
+    return _REFERRING.sub(r"<code>\1</code>", _escaped(one_line(text, _MAX_SENTENCE_CHARS)))
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> str:
@@ -111,7 +111,7 @@ def _latencies(metrics: Metrics) -> Iterator[str]:
 
 def _errors(metrics: Metrics) -> Iterator[str]:
     rows = []
-    for row in error_rows(metrics)[:_MOST_KINDS]:
+    for row in error_rows(metrics)[:_MAX_KINDS]:
         example = row.example or ErrorExample(id="", error="")
         rows.append([code(row.kind, 60), f"{row.number:,}", code(example.id, 60), code(example.error)])
     if rows:
@@ -129,15 +129,15 @@ def _failed(run: Path, suite: EvalSet | None) -> Iterator[str]:
     for _, record in records:
         if state_of(record) == "failed":
             rows.append(_failed_row(record, expectations.of(record)))
-            if len(rows) == _MOST_FAILED:
+            if len(rows) == _MAX_FAILED:
                 break
-    shown = f"{total:,} failed" if total <= _MOST_FAILED else f"the first {_MOST_FAILED} of {total:,} that failed"
+    shown = f"{total:,} failed" if total <= _MAX_FAILED else f"the first {_MAX_FAILED} of {total:,} that failed"
     yield f"<details><summary>{shown}</summary>\n\n"
     yield markdown_table(["case", "asked", "answered", "expected", "why"], rows) + "\n\n"
     yield "</details>\n\n"
 
 
-def _failed_row(record: Record, asked: Asked | None) -> list[str]:
+def _failed_row(record: Record, asked: SuiteCase | None) -> list[str]:
     case = asked.case if asked is not None else None
     named = code(record.id, 60) + (f" trial {record.trial + 1}" if record.trial else "")
     expected = "" if case is None or case.expected is None else as_text(case.expected)

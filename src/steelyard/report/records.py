@@ -43,9 +43,11 @@ class RunRecords:
     @property
     def counts(self) -> dict[str, int]:
         """How many there are of each state."""
-        ok, said = self._rows["ok"] == 1, self._rows["verdict"]
+        ok, passed = self._rows["ok"] == 1, self._rows["verdict"]
         counted = {"failed": FAILED, "passed": PASSED, "unscored": UNSCORED}
-        return {name: int((ok & (said == code)).sum()) for name, code in counted.items()} | {"error": int((~ok).sum())}
+        return {name: int((ok & (passed == code)).sum()) for name, code in counted.items()} | {
+            "error": int((~ok).sum())
+        }
 
     @property
     def trials(self) -> int:
@@ -76,8 +78,8 @@ def state_of(record: Record) -> str:
     """What became of a record: one of STATES."""
     if record.status != "ok":
         return "error"
-    said = verdict(record.scores)
-    return "unscored" if said is None else "passed" if said else "failed"
+    passed = verdict(record.scores)
+    return "unscored" if passed is None else "passed" if passed else "failed"
 
 
 def why_failed(record: Record) -> str:
@@ -90,7 +92,7 @@ _AHEAD = 2_000
 """Cases read past the place where a record says that its own stood: the suite may have been edited since."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class SuiteCase(msgspec.Struct, frozen=True):
     """A record's case as the suite has it now. `edited` says that it is not what was asked, or graded, back then."""
 
     case: EvalCase
@@ -129,13 +131,13 @@ class Expectations:
         self._current: EvalCase | None = None
         self._graders = _grader_digests(manifest)
 
-    def of(self, record: Record) -> Asked | None:
+    def of(self, record: Record) -> SuiteCase | None:
         """The case of a record; None where the suite does not have it, or is not at hand."""
         case = self._current
         if case is None or case.id != record.id:  # not one more trial of the case before
             case = self._find(record)
             self._current = case
-        return None if case is None else Asked(case, self._is_edited(case, record))
+        return None if case is None else SuiteCase(case, self._is_edited(case, record))
 
     def _find(self, record: Record) -> EvalCase | None:
         if record.id in self._waiting:

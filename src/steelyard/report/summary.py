@@ -26,9 +26,9 @@ _DETAILS = {
 """Shown where they add something: `metrics.json` has them all."""
 _TOKENS = {"num_tokens_input": "input tokens", "num_tokens_output": "output tokens"}
 _COLUMNS = ("average", "p50", "p90", "p99", "min", "max")
-_MOST_ERRORS = 5
+_MAX_ERRORS = 5
 _WIDTH = 80
-_LONGEST_ID = 40
+_MAX_ID_CHARS = 40
 
 
 def summary(metrics: Metrics, place: str | None = None) -> str:
@@ -143,10 +143,10 @@ def _speed(metrics: Metrics) -> list[str]:
 
 def _told_apart(stats: Mapping[str, float | None]) -> dict[str, str]:
     """The details worth a line: content and reasoning where there are both, waiting where there was any."""
-    told = {metric: label for metric, label in _DETAILS.items() if stats.get(f"{metric}-average") is not None}
-    if "time_to_first_reasoning_token" not in told:
-        told.pop("time_to_first_content_token", None)
-    return told
+    shown = {metric: label for metric, label in _DETAILS.items() if stats.get(f"{metric}-average") is not None}
+    if "time_to_first_reasoning_token" not in shown:
+        shown.pop("time_to_first_content_token", None)
+    return shown
 
 
 def _format_tokens(count: float) -> str:
@@ -157,20 +157,20 @@ def _format_tokens(count: float) -> str:
 def _errors(metrics: Metrics) -> list[str]:
     errors = error_rows(metrics)
     lines = []
-    for kind, count, example in errors[:_MOST_ERRORS]:
+    for kind, count, example in errors[:_MAX_ERRORS]:
         lines.append(f"  {count:>7,} × {safe_text(kind)}")
         if example is not None:
-            lines += _told(safe_text(f"{trim(example.id, _LONGEST_ID)}: {example.error}"))
-    if len(errors) > _MOST_ERRORS:
-        lines.append(f"  and {len(errors) - _MOST_ERRORS} more kinds")
+            lines += _example_lines(safe_text(f"{trim(example.id, _MAX_ID_CHARS)}: {example.error}"))
+    if len(errors) > _MAX_ERRORS:
+        lines.append(f"  and {len(errors) - _MAX_ERRORS} more kinds")
     for name, score in metrics.scores.items():
         if score.error_example:
             lines.append(f"  {score.errors:>7,} × {safe_text(name)} could not score")
-            lines += _told(safe_text(score.error_example))
+            lines += _example_lines(safe_text(score.error_example))
     return lines
 
 
-def _told(message: str) -> list[str]:
+def _example_lines(message: str) -> list[str]:
     """An error's message to its end, which is where the cause stands, within the width of a terminal."""
     return textwrap.wrap(message, _WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 14)
 
@@ -241,32 +241,32 @@ def node_lines(nodes: Mapping[str, NodeMetrics]) -> list[str]:
     """How many nodes there were, and a line for each that is slower or fails more often than the others."""
     if not nodes:
         return []
-    said = [f"  served by {counted(len(nodes), 'node')}"]
+    lines = [f"  served by {counted(len(nodes), 'node')}"]
     for name, figures in nodes.items():
         others = [other for node, other in nodes.items() if node != name]
         if others and (trouble := _trouble(figures, others)):
-            said.append(f"  {safe_text(name)} stands out: {trouble}")
-    return said
+            lines.append(f"  {safe_text(name)} stands out: {trouble}")
+    return lines
 
 
 def _trouble(node: NodeMetrics, others: list[NodeMetrics]) -> str:
     if node.requests < _FEWEST:
         return ""
-    said = []
+    found = []
     rate = node.failed / node.requests
     elsewhere = sum(other.failed for other in others) / max(1, sum(other.requests for other in others))
     if rate > elsewhere * _TWICE and rate > elsewhere + _MORE_ERRORS:
-        said.append(f"{rate:.1%} errors, {elsewhere:.1%} elsewhere")
+        found.append(f"{rate:.1%} errors, {elsewhere:.1%} elsewhere")
     medians = [p50 for other in others if (p50 := other.p50) is not None]
     if medians and (own := node.p50) is not None and own > _SLOWER * statistics.median(medians):
         usual = format_seconds(statistics.median(medians))
-        said.append(f"its median time to last token is {format_seconds(own)}, {usual} elsewhere")
-    return "; ".join(said)
+        found.append(f"its median time to last token is {format_seconds(own)}, {usual} elsewhere")
+    return "; ".join(found)
 
 
-_LONGEST_NAME = 30
-_MOST_FLAKY = 5
-_MOST_COLUMNS = 8
+_MAX_NAME_CHARS = 30
+_MAX_FLAKY = 5
+_MAX_COLUMNS = 8
 _LABEL = 10
 _MISSING = "–"
 
@@ -305,9 +305,9 @@ def _estimates(metrics: TrialMetrics) -> list[str]:
 
 def _columns(trials: int) -> list[int]:
     """The numbers of trials to show: all that fit, else doubling, with the last."""
-    if trials <= _MOST_COLUMNS:
+    if trials <= _MAX_COLUMNS:
         return list(range(1, trials + 1))
-    doubling = [2**power for power in range(_MOST_COLUMNS - 1) if 2**power < trials]
+    doubling = [2**power for power in range(_MAX_COLUMNS - 1) if 2**power < trials]
     return [*doubling, trials]
 
 
@@ -315,7 +315,7 @@ def _flaky(metrics: TrialMetrics) -> list[str]:
     flaky = metrics.flaky
     if not flaky:
         return ["  flaky     none: every case passed in all of its trials or in none"]
-    shown = metrics.flaky_cases[:_MOST_FLAKY]
+    shown = metrics.flaky_cases[:_MAX_FLAKY]
     found = [f"  flaky     {flaky:,} of {metrics.cases:,} cases passed in some trials, not in others:"]
     found += [trim(f"    {case.passed:,} of {case.tried:,}  {safe_text(case.id)}", _WIDTH) for case in shown]
     if flaky > len(shown):
@@ -326,8 +326,8 @@ def _flaky(metrics: TrialMetrics) -> list[str]:
 def _score(name: str, score: TrialScoreMetrics, *, several: bool) -> list[str]:
     """A score's spread between trials and, where a judge was asked, whose it is."""
     variance = score.variance
-    said = textwrap.wrap(variance.says, _WIDTH - 4) if variance.judged and variance.says else []
-    shown = f"  score {trim(safe_text(name), _LONGEST_NAME)}"
+    lines = textwrap.wrap(variance.says, _WIDTH - 4) if variance.judged and variance.says else []
+    shown = f"  score {trim(safe_text(name), _MAX_NAME_CHARS)}"
     if several and score.spread is not None:
-        return [f"{shown}: spread {score.spread:.2f} between trials", *(f"    {line}" for line in said)]
-    return [shown, *(f"    {line}" for line in said)] if said else []
+        return [f"{shown}: spread {score.spread:.2f} between trials", *(f"    {line}" for line in lines)]
+    return [shown, *(f"    {line}" for line in lines)] if lines else []

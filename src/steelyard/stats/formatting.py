@@ -128,7 +128,7 @@ def _steers(character: str) -> bool:
     return category[0] == "C" or category in ("Zl", "Zp")
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """Replace each control, bidi mark and hidden character by a visible sign that names it."""
     return _UNSEEN.sub(_sign, text.replace("\r\n", "\n"))
 
@@ -136,7 +136,7 @@ def visible(text: str) -> str:
 def one_line(text: str, max_length: int) -> str:
     """Return the beginning of a text, visible, on one line."""
     # Cut first: a text may be megabytes long. Four times the length leaves room for runs of blanks.
-    line = " ".join(visible(text[: max_length * 4]).split())
+    line = " ".join(escape_invisible(text[: max_length * 4]).split())
     return line if len(line) <= max_length and len(text) <= max_length * 4 else line[: max_length - 1].rstrip() + "…"
 
 

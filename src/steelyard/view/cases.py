@@ -15,15 +15,15 @@ from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import Rows
 from steelyard.journal.reader import RecordReader
 from steelyard.records import Record
-from steelyard.report.page.data import Columns
+from steelyard.report.page.data import CaseColumns
 from steelyard.view.pages import counts_of, states_of
 
-MOST_ROWS = 200
+MAX_ROWS = 200
 """Cases that one request may ask for."""
 _MAX_PAGE_BYTES = 32 << 20
-"""Bytes of the journal that are read for one request; fewer cases are told of where they are longer."""
-_MOST_TRIALS = 200
-_MOST_SCORES = 50
+"""Bytes of the journal that are read for one request; fewer cases are returned where they are longer."""
+_MAX_TRIALS = 200
+_MAX_SCORES = 50
 _SLOW_PERCENTILE = 95
 _ENOUGH_FOR_SLOW = 20
 _FAILED, _PASSED, _UNSCORED, _ERROR = range(4)
@@ -70,7 +70,7 @@ class CaseTable:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many cases each filter lets through; only those that can be told by now."""
+        """How many cases each filter lets through; only of the filters that can be applied by now."""
         return {name: int(chip.sum()) for name, chip in self._chips.items() if chip is not None}
 
     @property
@@ -98,10 +98,10 @@ class CaseTable:
         """The beginning of these cases: as many as can be read for one request, at least one."""
         lengths = self.records["length"][self.leads[cases]].astype(np.int64)
         readable = int(np.searchsorted(np.cumsum(lengths), _MAX_PAGE_BYTES, side="right"))
-        cases = cases[: min(max(readable, 1), MOST_ROWS)]
+        cases = cases[: min(max(readable, 1), MAX_ROWS)]
         records = self._read(self.leads[cases].tolist())
-        names = list(dict.fromkeys(score.name for record in records for score in record.scores))[:_MOST_SCORES]
-        columns = Columns(names)
+        names = list(dict.fromkeys(score.name for record in records for score in record.scores))[:_MAX_SCORES]
+        columns = CaseColumns(names)
         for record in records:
             columns.add(record, None)
         outlines = [self._outline(case) for case in cases.tolist()]
@@ -131,7 +131,7 @@ class CaseTable:
     def _outline(self, case: int) -> dict[str, Any]:
         """Where the records of a case are and what became of them, from the index alone."""
         start, end = int(self.starts[case]), int(self.ends[case])
-        shown = slice(start, min(end, start + _MOST_TRIALS))
+        shown = slice(start, min(end, start + _MAX_TRIALS))
         return {
             "case": case,
             "start": start,
@@ -198,8 +198,8 @@ class CaseTable:
         return np.concatenate([cases[known][order], cases[~known]])
 
 
-LONGEST_QUERY = 200
-_MOST_SECONDS = 3.0
+MAX_QUERY_CHARS = 200
+_MAX_SECONDS = 3.0
 _MAX_SEARCH_BYTES = 1 << 30
 _LOOK_EVERY = 256
 
@@ -225,13 +225,13 @@ class Found(msgspec.Struct, frozen=True):
 
 def terms_of(query: str) -> tuple[str, ...]:
     """The words of a query, in small letters; a record must hold all of them."""
-    return tuple(query[:LONGEST_QUERY].lower().split())
+    return tuple(query[:MAX_QUERY_CHARS].lower().split())
 
 
 def search(run: Path, rows: Rows, terms: tuple[str, ...], clock: Callable[[], float] = time.monotonic) -> Found:
     """Look through the records of these rows, in the order in which they lie in the journal."""
     found = np.zeros(len(rows), dtype=bool)
-    deadline, left, searched = clock() + _MOST_SECONDS, _MAX_SEARCH_BYTES, 0
+    deadline, left, searched = clock() + _MAX_SECONDS, _MAX_SEARCH_BYTES, 0
     order = np.argsort(rows["offset"], kind="stable")
     places = zip(order.tolist(), rows["offset"][order].tolist(), rows["length"][order].tolist(), strict=True)
     with open(run / OUTPUTS, "rb", buffering=1 << 20) as file:

@@ -2,7 +2,7 @@
 
 Each event is the whole picture, so that a page that missed some, or lost its server for a while, needs only the next
 one. A slow reader skips to the newest: nothing is queued for it. The id of an event is a digest of what it says; who
-reconnects with the id of the present one is told nothing until something changes.
+reconnects with the id of the present one gets nothing until something changes.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _PULSE = 0.5
 """Seconds between two looks at a run that is being written."""
 _SLOW_PULSE = 2.0
 _SHARE = 8
-"""A look that takes long is taken seldom: at most one part in so many of the time."""
+"""A look that takes long is taken seldom: at most one part in eight of the time."""
 _HEARTBEAT = 15.0
 _RETRY = 1_000
 """Milliseconds after which a browser that lost the server tries again."""
-_MOST_WATCHED = 8
+_MAX_WATCHED = 8
 """Runs whose rows stay in memory when no page shows them."""
 
 
-class Event(msgspec.Struct, frozen=True):
-    """What the pages of a run are told."""
+class RunEvent(msgspec.Struct, frozen=True):
+    """One server-sent event: the state of a run, for its pages."""
 
     id: str
     data: bytes
@@ -58,13 +58,13 @@ class Event(msgspec.Struct, frozen=True):
         return b"id: %b\ndata: %b\n\n" % (self.id.encode(), self.data)
 
 
-class Watch:
+class RunWatch:
     """One run that pages look at: its rows so far, and the newest event."""
 
     def __init__(self, run: Path, threads: DaemonThreads) -> None:
         self.run = run
         self.readers = 0
-        self.latest: Event | None = None
+        self.latest: RunEvent | None = None
         self._threads = threads
         self._follower = Follower(run)
         self._reading = asyncio.Lock()
@@ -72,7 +72,7 @@ class Watch:
         self._wanted = asyncio.Event()
         self._pulse: asyncio.Task[None] | None = None
         self._stopped = False
-        self._told: dict[str, Any] = {}
+        self._last_event: dict[str, Any] = {}
 
     async def rows(self) -> Rows:
         """The rows of the whole journal as it is now, in case order."""
@@ -82,7 +82,7 @@ class Watch:
             return await self._threads.run(in_case_order, self._follower.rows)
 
     async def events(self, seen: str | None) -> AsyncIterator[bytes]:
-        """The run as it changes, until the reader goes; `seen` is the id of the last event that it was told."""
+        """The run as it changes, until the reader goes; `seen` is the id of the last event that it got."""
         if not self.readers:
             self.latest = None  # what was true when somebody last looked
             self._wanted.set()
@@ -133,7 +133,7 @@ class Watch:
             async with asyncio.timeout(pause):
                 await self._wanted.wait()
 
-    def _look(self) -> tuple[bool, bool, Event]:
+    def _look(self) -> tuple[bool, bool, RunEvent]:
         """Read on; whether the end was reached, whether the run is being written, and what there is to say now."""
         follower = self._follower
         try:
@@ -143,17 +143,17 @@ class Watch:
             return True, False, _event({"state": "damaged", "problem": sayable(str(error))}, "")
         running = state == "running"
         report = blake2b(repr(signature_of(self.run)).encode(), digest_size=6).hexdigest()
-        told: dict[str, Any] = {
+        event: dict[str, Any] = {
             "generation": follower.generation,
             "position": follower.position,
             "state": state,
             "report": report,
         }
-        if at_end and not running and told == self._told and self.latest is not None:
+        if at_end and not running and event == self._last_event and self.latest is not None:
             return True, False, self.latest  # nothing has changed, and nothing depends on the hour
-        self._told = told if at_end else {}
+        self._last_event = event if at_end else {}
         more = self._picture(state) if at_end else {"reading": follower.position / max(follower.size, 1)}
-        return at_end, running, _event({**told, **more}, f"{follower.generation}.{follower.position}.")
+        return at_end, running, _event({**event, **more}, f"{follower.generation}.{follower.position}.")
 
     def _picture(self, state: str) -> dict[str, Any]:
         follower, manifest, problem = self._follower, None, None
@@ -176,9 +176,9 @@ class Watch:
         }
 
 
-def _event(told: dict[str, Any], place: str) -> Event:
-    data = msgspec.json.encode(told)
-    return Event(place + blake2b(data, digest_size=6).hexdigest(), data)
+def _event(content: dict[str, Any], place: str) -> RunEvent:
+    data = msgspec.json.encode(content)
+    return RunEvent(place + blake2b(data, digest_size=6).hexdigest(), data)
 
 
 class Watches:
@@ -186,20 +186,20 @@ class Watches:
 
     def __init__(self, threads: DaemonThreads) -> None:
         self._threads = threads
-        self._known: OrderedDict[Path, Watch] = OrderedDict()
+        self._known: OrderedDict[Path, RunWatch] = OrderedDict()
 
-    def of(self, run: Path) -> Watch:
-        watch = self._known.pop(run, None) or Watch(run, self._threads)
+    def of(self, run: Path) -> RunWatch:
+        watch = self._known.pop(run, None) or RunWatch(run, self._threads)
         self._known[run] = watch
         for place, other in list(self._known.items()):
-            if len(self._known) > _MOST_WATCHED and not other.readers and other is not watch:
+            if len(self._known) > _MAX_WATCHED and not other.readers and other is not watch:
                 other.stop()
                 del self._known[place]
         return watch
 
     @property
     def readers(self) -> int:
-        """How many pages are being told of runs."""
+        """How many pages are following runs."""
         return sum(watch.readers for watch in self._known.values())
 
     def stop(self) -> None:
@@ -257,9 +257,9 @@ _FIELDS = {
 }
 _STRIDE = 8 << 20
 """Bytes read at a time: a large journal is caught up with in steps, between which others have their turn."""
-_MOST_KINDS = 1_000
+_MAX_KINDS = 1_000
 _BEGINNING = 256
-_LONGEST_PREVIEW = 160
+_MAX_PREVIEW_CHARS = 160
 _LIMIT = 1e12
 
 
@@ -288,7 +288,7 @@ class Follower:
 
     @property
     def rows(self) -> Rows:
-        """One row for each record, in the order in which they landed."""
+        """One row for each record, in the order in which they finished."""
         return self._rows[: self._count]
 
     @property
@@ -317,7 +317,7 @@ class Follower:
         return self.caught_up
 
     def _check_same(self, descriptor: int) -> None:
-        """Begin anew if this is not the file, or not the content, that was read so far."""
+        """Start over if this is not the file, or not the content, that was read so far."""
         status = os.fstat(descriptor)
         place = (status.st_dev, status.st_ino)
         same = place == self._place and status.st_size >= self.position
@@ -352,8 +352,8 @@ class Follower:
         self.position = offset
         if entries:
             self._append(entries, places)
-            said = zip(entries[-NEWEST:], places[-NEWEST:], strict=True)
-            self.newest.extend(_in_words(entry, place[0]) for entry, place in said)
+            latest = zip(entries[-NEWEST:], places[-NEWEST:], strict=True)
+            self.newest.extend(_in_words(entry, place[0]) for entry, place in latest)
 
     def _append(self, entries: list[Entry], places: list[tuple[int, int]]) -> None:
         needed = self._count + len(entries)
@@ -371,8 +371,8 @@ class Follower:
         rows["index"] = [entry.index for entry in entries]
         rows["trial"] = [entry.trial for entry in entries]
         rows["ok"] = ok = np.array([entry.status == "ok" for entry in entries])
-        said = [verdict(entry.scores) for entry in entries]
-        rows["verdict"] = np.where(ok, [UNSCORED if one is None else one for one in said], UNSCORED)
+        verdicts = [verdict(entry.scores) for entry in entries]
+        rows["verdict"] = np.where(ok, [UNSCORED if one is None else one for one in verdicts], UNSCORED)
         rows["case"] = [short_fingerprint(entry.case_fp) for entry in entries]
         rows["cached"] = [entry.cached for entry in entries]
         rows["escalated"] = [any(score.escalated for score in entry.scores) for entry in entries]
@@ -383,7 +383,7 @@ class Follower:
 
     def _kind(self, name: str) -> int:
         if name not in self.kinds:
-            if len(self.kinds) >= _MOST_KINDS:
+            if len(self.kinds) >= _MAX_KINDS:
                 return 0
             self.kinds.append(name)
         return self.kinds.index(name)
@@ -392,16 +392,16 @@ class Follower:
 def _in_words(entry: Entry, offset: int) -> dict[str, Any]:
     """What the live page says of a record."""
     ok = entry.status == "ok"
-    said = verdict(entry.scores)
+    passed = verdict(entry.scores)
     return {
         "offset": offset,
         "id": entry.id,
         "trial": entry.trial,
-        "state": 3 if not ok else UNSCORED if said is None else int(said),
+        "state": 3 if not ok else UNSCORED if passed is None else int(passed),
         "at": entry.run_time,
         "last": entry.time_to_last_token if ok else entry.elapsed,
-        "ask": one_line(entry.input_prompt or "", _LONGEST_PREVIEW),
-        "say": one_line((entry.response_text if ok else entry.error) or "", _LONGEST_PREVIEW),
+        "prompt": one_line(entry.input_prompt or "", _MAX_PREVIEW_CHARS),
+        "answer": one_line((entry.response_text if ok else entry.error) or "", _MAX_PREVIEW_CHARS),
     }
 
 

@@ -81,7 +81,7 @@ PERCENTILES = (50, 90, 99)
 _ERROR = STATES.index("error")
 _RECENT = 10.0
 """Seconds that the present throughput is taken over."""
-_MOST_KINDS = 6
+_MAX_KINDS = 6
 
 
 def in_case_order(rows: Rows) -> Rows:
@@ -114,7 +114,7 @@ def charts(rows: Rows) -> dict[str, Any]:
 
 
 def live_figures(rows: Rows, kinds: Sequence[str], quiet: float) -> dict[str, Any]:
-    """The numbers and curves of a run so far; `quiet` is for how many seconds nothing has landed."""
+    """The numbers and curves of a run so far; `quiet` is for how many seconds nothing has finished."""
     counted = counting(rows)
     states = states_of(counted)
     counts = counts_of(states)
@@ -151,7 +151,7 @@ def _latest(at: npt.NDArray[Any]) -> float:
 
 
 def _rate_now(at: npt.NDArray[Any], quiet: float) -> float:
-    """Records a second of late: none of them if nothing has landed for longer than that."""
+    """Records a second of late: none of them if nothing has finished for longer than that."""
     now = _latest(at) + max(quiet, 0.0)
     stretch = min(_RECENT, now)
     return _short(float((at > now - stretch).sum()) / stretch) if stretch > 0 else 0.0
@@ -159,17 +159,17 @@ def _rate_now(at: npt.NDArray[Any], quiet: float) -> float:
 
 def _error_kinds(errors: Rows, kinds: Sequence[str]) -> list[tuple[str, int]]:
     counted = np.bincount(errors["kind"], minlength=1)
-    ranked = np.argsort(-counted, kind="stable")[:_MOST_KINDS].tolist()
+    ranked = np.argsort(-counted, kind="stable")[:_MAX_KINDS].tolist()
     return [(kinds[number], int(counted[number])) for number in ranked if counted[number]]
 
 
 def _curves(rows: Rows) -> dict[str, Any] | None:
-    """Records and errors in each stretch of the run, and the percentiles of the times of those that landed in it."""
+    """Records and errors in each stretch of the run, and the percentiles of the times of those that finished in it."""
     at = rows["at"].astype(np.float64)
     found = page_charts.over_time(at, states_of(rows))
     if found is None:
         return None
-    bins = len(found["landed"])
+    bins = len(found["finished"])
     measured = (rows["ok"] == 1) & (rows["cached"] == 0) & np.isfinite(at) & np.isfinite(rows["last"])
     place = np.minimum((at[measured] / found["width"]).astype(np.int64), bins - 1)
     order = np.argsort(place, kind="stable")

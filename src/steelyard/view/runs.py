@@ -39,7 +39,7 @@ from steelyard.report.compare.compare import compare_runs
 from steelyard.report.compare.page import comparison_markup, comparison_title
 from steelyard.report.headline import Headline, is_writing, notices, read_headline, read_partial
 from steelyard.report.page.page import about
-from steelyard.report.records import Asked, Expectations, open_suite
+from steelyard.report.records import Expectations, SuiteCase, open_suite
 from steelyard.report.sweep.page import checked_sweep, sweep_markup, sweep_title
 from steelyard.run.result import Result, load_metrics
 from steelyard.stats.metrics import Metrics
@@ -47,13 +47,13 @@ from steelyard.suite.evalset import EvalSet
 from steelyard.view.cases import CaseTable
 from steelyard.view.pages import NO_CHARTS
 
-_DEEPEST = 3
-"""Folders within folders that are looked into: a sweep keeps each level's run in a folder of its own."""
-_MOST_FOLDERS = 5_000
+_MAX_DEPTH = 3
+"""Folders within folders that are looked into: a sweep keeps each level's run in its own folder."""
+_MAX_FOLDERS = 5_000
 _FRESH = 1.0
 """Seconds that a list of the folder is good for, however many pages ask."""
 _SHARE = 8
-"""A run whose headline takes long is read seldom: at most one part in so many of the time."""
+"""A run whose headline takes long is read seldom: at most one part in eight of the time."""
 _FILES = (MANIFEST, OUTPUTS, METRICS, PARTIAL)
 
 Signature = tuple[tuple[int, int, int] | None, ...]
@@ -171,7 +171,7 @@ def is_inside(run: Path) -> bool:
 def _run_folders(root: Path) -> Iterator[Path]:
     """The folders that hold a run, without following links; a bounded number of them."""
     waiting, seen = [(root, 0)], 0
-    while waiting and seen < _MOST_FOLDERS:
+    while waiting and seen < _MAX_FOLDERS:
         folder, depth = waiting.pop()
         seen += 1
         try:
@@ -181,13 +181,13 @@ def _run_folders(root: Path) -> Iterator[Path]:
             continue
         if any(entry.name in (MANIFEST, OUTPUTS) for entry in found) and is_inside(folder):
             yield folder
-        if depth < _DEEPEST:
+        if depth < _MAX_DEPTH:
             below = [entry for entry in found if entry.is_dir(follow_symlinks=False) and entry.name != PREVIOUS]
             waiting += [(folder / entry.name, depth + 1) for entry in below if not entry.name.startswith(".")]
 
 
-_MOST_REPLAYED = 16
-_FARTHEST = 200_000
+_MAX_REPLAYED = 16
+_MAX_CASES_READ = 200_000
 """Cases of a suite that are read to find one."""
 
 
@@ -206,11 +206,11 @@ class Suites:
             return None, f"the suite file {named} lies outside the folders that this server reads"
         return open_suite(run, manifest)
 
-    def asked(self, run: Path, record: Record) -> Asked | None:
+    def asked(self, run: Path, record: Record) -> SuiteCase | None:
         """The case of a record as the suite has it now."""
         manifest = read_manifest(run)
         suite, _ = self.open(run, manifest)
-        if suite is None or record.index > _FARTHEST:
+        if suite is None or record.index > _MAX_CASES_READ:
             return None
         return Expectations(suite, manifest).of(record)
 
@@ -243,7 +243,7 @@ class Overviews:
             replayed = Result.load(run).typed_metrics
             replayed.suite = sayable(replayed.suite)  # without a manifest it is the folder's name
         self._replayed[key] = replayed
-        while len(self._replayed) > _MOST_REPLAYED:
+        while len(self._replayed) > _MAX_REPLAYED:
             self._replayed.popitem(last=False)
         return replayed
 
@@ -330,8 +330,8 @@ def _read(place: Path) -> dict[str, Any] | None:
         return None
 
 
-MOST_COMPARED = 5
-_MOST_KEPT = 8
+MAX_COMPARED = 5
+_MAX_KEPT = 8
 
 
 class Comparisons:
@@ -348,6 +348,6 @@ class Comparisons:
             comparison = compare_runs(runs)
             made = (comparison_title(comparison), comparison_markup(comparison))
         self._kept[key] = made
-        while len(self._kept) > _MOST_KEPT:
+        while len(self._kept) > _MAX_KEPT:
             self._kept.popitem(last=False)
         return made

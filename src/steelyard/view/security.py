@@ -1,7 +1,7 @@
 """Who may ask, and what a page may do: checked before any other code sees a request.
 
 A web site that a browser also has open must not read runs through it. So the name that a request gives this server
-must be one of its own (a site can point its own name at 127.0.0.1), a request that another site's page makes is
+must be one of its names (a site can point its own name at 127.0.0.1), a request that another site's page makes is
 turned away, nothing but reading is served, and on an address that others can reach a token is asked for.
 """
 

@@ -1,4 +1,4 @@
-"""Serving the view on one address until it is told to stop."""
+"""The HTTP server of `steelyard view`: pages, their data, and live events."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from steelyard.journal.index import ROWS, Rows
 from steelyard.journal.reader import index_rows
 from steelyard.report.page.data import body
 from steelyard.view import pages
-from steelyard.view.cases import MEASURED, MOST_ROWS, CaseTable, Found, search, terms_of
+from steelyard.view.cases import MAX_ROWS, MEASURED, CaseTable, Found, search, terms_of
 from steelyard.view.live import Watches
 from steelyard.view.pages import charts, in_case_order
-from steelyard.view.runs import MOST_COMPARED, Comparisons, Overviews, Runs, Suites, Sweeps, stat_of
+from steelyard.view.runs import MAX_COMPARED, Comparisons, Overviews, Runs, Suites, Sweeps, stat_of
 from steelyard.view.security import Guard, is_loopback
 
 _BACKLOG = 128
@@ -43,7 +43,7 @@ _PATIENCE = 1
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to whoever runs it."""
+    """A server that leaves signals to the program that runs it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -117,8 +117,8 @@ class ViewServer:
 
 _AT_ONCE = 4
 """Requests that read files at the same time; the others wait their turn."""
-_MOST_READERS = 64
-_LONGEST_TEXT = 50_000
+_MAX_READERS = 64
+_MAX_TEXT_CHARS = 50_000
 """Characters of one text that a page is given."""
 
 Result = TypeVar("Result")
@@ -170,7 +170,7 @@ class View:
         return pages.run_page(about)
 
     async def _compare(self, request: Request) -> Response:
-        asked = request.query_params.getlist("run")[:MOST_COMPARED]
+        asked = request.query_params.getlist("run")[:MAX_COMPARED]
         places = [place for one in asked if (place := await self._read(self.runs.find, one)) is not None]
         if len(places) < 2 or len(places) < len(asked):
             raise HTTPException(404, "name at least two runs of this folder")
@@ -197,8 +197,8 @@ class View:
         watch = self.watches.of(await self._place(request))
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        if self.watches.readers >= _MOST_READERS:
-            raise HTTPException(503, f"{_MOST_READERS} pages are being told of runs already", {"retry-after": "5"})
+        if self.watches.readers >= _MAX_READERS:
+            raise HTTPException(503, f"{_MAX_READERS} pages follow runs already", {"retry-after": "5"})
         seen = request.headers.get("last-event-id") or request.query_params.get("seen")
         return StreamingResponse(watch.events(seen), media_type="text/event-stream")
 
@@ -222,7 +222,7 @@ class View:
         found = self._tables.search(table, query.get("search", ""))
         records = None if found is None else found.records
         chosen = table.select(filters, query.get("sort") or None, query.get("order") == "down", records)
-        start, count = _whole(query.get("start", "0")), min(_whole(query.get("count", "50")), MOST_ROWS)
+        start, count = _whole(query.get("start", "0")), min(_whole(query.get("count", "50")), MAX_ROWS)
         whole = found is None or found.searched == len(table.records)
         return {
             "version": table.version,
@@ -251,7 +251,7 @@ class View:
     def _one_case(self, table: CaseTable, case: int, number: int) -> dict[str, Any]:
         record = table.record(number)
         asked = self._suites.asked(table.run, record)
-        shown = body(record, int(table.records["offset"][number]), asked, _LONGEST_TEXT)
+        shown = body(record, int(table.records["offset"][number]), asked, _MAX_TEXT_CHARS)
         block = table.block(np.array([case]))
         return {"version": table.version, "record": number, "body": msgspec.Raw(shown), **block}
 
@@ -304,15 +304,15 @@ def _refused(request: Request, error: Exception) -> Response:  # noqa: ARG001 - 
 
 
 def _broken(request: Request, error: Exception) -> Response:
-    """A fault of our own: told where the server was started, not to the page."""
+    """A bug in the server: logged where it was started, not shown on the page."""
     log.error("%s could not be answered", request.url.path, exc_info=error)
-    return PlainTextResponse("this could not be answered; the server says why\n", 500)
+    return PlainTextResponse("internal error; see the log of the server\n", 500)
 
 
-_MOST_TABLES = 8
-_MOST_RECORDS = 2_000_000
+_MAX_TABLES = 8
+_MAX_RECORDS = 2_000_000
 """Records in all tables together."""
-_MOST_SEARCHES = 16
+_MAX_SEARCHES = 16
 
 
 class _Kept(msgspec.Struct):
@@ -355,13 +355,13 @@ class Tables:
         key = (table.run, table.version, terms)
         found = self._searches.pop(key, None) or search(table.run, table.records, terms)
         self._searches[key] = found
-        while len(self._searches) > _MOST_SEARCHES:
+        while len(self._searches) > _MAX_SEARCHES:
             self._searches.popitem(last=False)
         return found
 
     def _keep(self, table: CaseTable, seen: object) -> CaseTable:
-        kept = [_Kept(table, seen), *self._kept][:_MOST_TABLES]
-        while len(kept) > 1 and sum(len(one.table.records) for one in kept) > _MOST_RECORDS:
+        kept = [_Kept(table, seen), *self._kept][:_MAX_TABLES]
+        while len(kept) > 1 and sum(len(one.table.records) for one in kept) > _MAX_RECORDS:
             kept.pop()
         self._kept = kept
         return table

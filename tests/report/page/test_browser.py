@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from steelyard.report.page.page import page
-from steelyard.stats.formatting import visible
+from steelyard.stats.formatting import escape_invisible
 from tests.support.browser import Seen, keeps_theme, opened
 from tests.support.journal import a_record, write_journal
 from tests.support.report import HOSTILE, agent_run, hostile_run, large_run
@@ -313,9 +313,11 @@ def test_the_page_shows_unseen_characters_by_the_same_signs_as_the_other_formats
         *map("".join, zip(*[iter(plane)] * 512, strict=False)),
         "".join(map(chr, range(0xE0000, 0xE0100))),
     ]
-    assert seen.page.evaluate("texts => texts.map(visible)", texts) == [visible(text) for text in texts]
+    assert seen.page.evaluate("texts => texts.map(escapeInvisible)", texts) == [
+        escape_invisible(text) for text in texts
+    ]
     shown = "texts => texts.map(text => el('div', {}, rich(text)).textContent)"
-    assert seen.page.evaluate(shown, texts) == [visible(text) for text in texts]
+    assert seen.page.evaluate(shown, texts) == [escape_invisible(text) for text in texts]
 
 
 def test_a_narrow_window_does_not_scroll_sideways(chromium: Browser, reports: dict[str, Path]) -> None:

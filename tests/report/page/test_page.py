@@ -362,8 +362,8 @@ def test_the_curve_over_time_counts_every_record_and_error() -> None:
     states = np.where(np.arange(500) % 10 == 0, 3, 1).astype(np.uint8)
     curve = over_time(at, states)
     assert curve is not None
-    assert (sum(curve["landed"]), sum(curve["errors"])) == (500, 50)
-    assert curve["width"] * len(curve["landed"]) == pytest.approx(60)
+    assert (sum(curve["finished"]), sum(curve["errors"])) == (500, 50)
+    assert curve["width"] * len(curve["finished"]) == pytest.approx(60)
 
 
 def test_points_are_thinned_evenly_and_name_their_records() -> None:

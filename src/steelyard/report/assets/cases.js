@@ -3,7 +3,7 @@
 const FLAG = { escalated: 1, cached: 2 };
 const CHIPS = ["failed", "errored", "flaky", "escalated", "slow", "unscored", "passed"];
 const BIT = Object.fromEntries(CHIPS.map((name, index) => [name, 1 << index]));
-const COLUMNS = ["id", "trial", "state", "flags", "first", "last", "input", "output", "cost", "ask", "say"];
+const COLUMNS = ["id", "trial", "state", "flags", "first", "last", "input", "output", "cost", "prompt", "answer"];
 const ENOUGH_FOR_SLOW = 20;
 
 async function unpack(element) {
@@ -118,7 +118,7 @@ class Cases {
   }
 
   wordsOf(id, record) {
-    return `${id}\n${this.ask[record]}\n${this.say[record]}`.toLowerCase();
+    return `${id}\n${this.prompt[record]}\n${this.answer[record]}`.toLowerCase();
   }
 
   matches(row, terms) {

@@ -156,12 +156,12 @@ function percentileRules(drawing, data, x, box, show) {
 }
 
 function overTimeChart(data, label) {
-  const { landed, errors, width: step } = data, ends = step * landed.length;
-  const rates = landed.map((count) => count / step);
+  const { finished, errors, width: step } = data, ends = step * finished.length;
+  const rates = finished.map((count) => count / step);
   const text = (index) => {
-    const share = landed[index] ? ` (${percent(errors[index] / landed[index])})` : "";
+    const share = finished[index] ? ` (${percent(errors[index] / finished[index])})` : "";
     return `${seconds(index * step)} to ${seconds((index + 1) * step)}\n${number(rates[index])} a second\n` +
-      `${plural(errors[index], "error")} of ${number(landed[index])}${share}`;
+      `${plural(errors[index], "error")} of ${number(finished[index])}${share}`;
   };
   return readableChart(210, label, (drawing, width, height) => {
     const box = { left: 44, right: width, top: 10, bottom: height - 22 }, most = Math.max(...rates) || 1;

@@ -16,7 +16,7 @@ const button = (attributes, ...children) => el("button", { type: "button", ...at
 
 // Names and values, side by side.
 function pairs(rows, kind) {
-  const pair = ([name, value]) => [el("dt", {}, visible(name)), el("dd", { class: kind }, visible(value))];
+  const pair = ([name, value]) => [el("dt", {}, escapeInvisible(name)), el("dd", { class: kind }, escapeInvisible(value))];
   return el("dl", { class: "pairs" }, ...rows.flatMap(pair));
 }
 
@@ -47,7 +47,7 @@ function signOf(character) {
   return "\u27e8U+" + code.toString(16).toUpperCase().padStart(4, "0") + "\u27e9";
 }
 
-function visible(text) {
+function escapeInvisible(text) {
   return String(text).replaceAll("\r\n", "\n").replace(UNSEEN, signOf);
 }
 
@@ -101,7 +101,7 @@ function money(value, currency) {
   const size = Math.abs(value);
   const digits = size > 0 && size < 1 ? Math.max(2, 1 - Math.floor(Math.log10(size))) : 2;
   const amount = value.toLocaleString("en-GB", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-  return currency ? amount + " " + visible(currency) : amount;
+  return currency ? amount + " " + escapeInvisible(currency) : amount;
 }
 
 function plural(count, word) {

@@ -23,11 +23,11 @@ const FACTS = [
   ["cost", "cost", (value, metrics) => money(value, metrics.currency || "")],
   ["attempts", "attempts", number],
   ["cached", "answer", () => "from the cache"],
-  ["stop_reason", "stopped because", visible],
+  ["stop_reason", "stopped because", escapeInvisible],
   ["http_status", "HTTP status", String],
-  ["request_id", "provider's request id", visible],
-  ["request_time", "sent", visible],
-  ["notes", "notes", (value) => visible(value.join("; "))],
+  ["request_id", "provider's request id", escapeInvisible],
+  ["request_time", "sent", escapeInvisible],
+  ["notes", "notes", (value) => escapeInvisible(value.join("; "))],
 ];
 
 class Drawer {
@@ -68,7 +68,7 @@ class Drawer {
     const state = STATES[this.cases.state[record]];
     const control = (label, title, sign, onclick) =>
       button({ class: "icon", "aria-label": label, title, onclick }, sign);
-    this.title.textContent = visible(this.cases.id[record]);
+    this.title.textContent = escapeInvisible(this.cases.id[record]);
     this.head.replaceChildren(span("pill " + state, `${SIGNS[state]} ${state}`), this.title,
       control("Previous case", "Previous (k)", "\u2191", () => this.step(-1)),
       control("Next case", "Next (j)", "\u2193", () => this.step(1)),
@@ -101,7 +101,7 @@ class Drawer {
   }
 
   labelled(label, boxes) {
-    return div("labelled", div("who", el("b", {}, visible(label))), ...boxes);
+    return div("labelled", div("who", el("b", {}, escapeInvisible(label))), ...boxes);
   }
 
   // A text, and where the rest of it is when the page holds only its beginning.
@@ -119,7 +119,7 @@ class Drawer {
   command() {
     const quoted = (text) => (/^[\w./@%+=:,-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'");
     const id = this.cases.id[this.record], run = this.page.about.run;
-    if (/[\n\t]/.test(id) || visible(id) !== id) return `outputs.jsonl in ${visible(run)}`;
+    if (/[\n\t]/.test(id) || escapeInvisible(id) !== id) return `outputs.jsonl in ${escapeInvisible(run)}`;
     return `steelyard report ${quoted(run)} --case=${quoted(id)} -f json`;
   }
 
@@ -145,14 +145,14 @@ class Drawer {
 
   errorPart(body) {
     if (body.error === null) return null;
-    return this.part("Error", visible(body.error_type || ""), ...this.text(body.error, { kind: "text bad" }));
+    return this.part("Error", escapeInvisible(body.error_type || ""), ...this.text(body.error, { kind: "text bad" }));
   }
 
   answerPart(body) {
     if (body.expected) return body.answer === null ? this.expectedPart(body) : this.differencePart(body);
     if (!body.answer) return null;
     const note = this.page.about.suite_note;
-    const missing = note ? div("cut", visible(`What was expected is not shown: ${note}.`)) : null;
+    const missing = note ? div("cut", escapeInvisible(`What was expected is not shown: ${note}.`)) : null;
     return this.part("Answer", "", ...this.text(body.answer), missing);
   }
 
@@ -193,9 +193,9 @@ class Drawer {
     const spread = typeof score.std_dev === "number" ? ` \u00b1 ${score.std_dev.toFixed(2)}` : "";
     const more = (text) => div("more", begun(text));
     const samples = this.samples(score);
-    return div("score", div("what", visible(score.name), ...tags), div("figure", figure(score.value) + spread),
+    return div("score", div("what", escapeInvisible(score.name), ...tags), div("figure", figure(score.value) + spread),
       score.reason && !samples ? more(score.reason) : null, ...(score.errors || []).map(more), samples,
-      score.by ? div("by", visible(score.by)) : null);
+      score.by ? div("by", escapeInvisible(score.by)) : null);
   }
 
   samples(score) {
@@ -214,7 +214,7 @@ class Drawer {
 
   turn(turn) {
     const calls = (turn.calls || []).map((call) => {
-      const who = div("who", "calls ", el("b", { class: "mono" }, visible(call.name)),
+      const who = div("who", "calls ", el("b", { class: "mono" }, escapeInvisible(call.name)),
         call.malformed ? span("tag error", "not valid JSON") : null);
       return div("call", who, ...this.text(call.arguments));
     });

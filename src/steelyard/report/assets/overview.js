@@ -37,9 +37,9 @@ function heading(page) {
     metrics.active_seconds ? `took ${seconds(metrics.active_seconds)}` : null,
     about.run,
   ];
-  const shown = facts.filter(Boolean).map((fact) => el("span", {}, visible(fact)));
+  const shown = facts.filter(Boolean).map((fact) => el("span", {}, escapeInvisible(fact)));
   const state = metrics.complete ? span("pill passed", "complete") : span("pill error", "not complete");
-  return div("head", el("div", {}, el("h1", {}, visible(about.suite)), el("p", { class: "facts" }, ...shown)), state);
+  return div("head", el("div", {}, el("h1", {}, escapeInvisible(about.suite)), el("p", { class: "facts" }, ...shown)), state);
 }
 
 function when(text) {
@@ -50,7 +50,7 @@ function when(text) {
 
 function notice({ level, title, text }) {
   const role = level === "warning" ? "alert" : "note";
-  const inside = el("div", {}, el("b", {}, visible(title)), el("p", {}, visible(text)));
+  const inside = el("div", {}, el("b", {}, escapeInvisible(title)), el("p", {}, escapeInvisible(text)));
   return el("div", { class: "notice " + level, role }, inside);
 }
 
@@ -96,7 +96,7 @@ function costTile(metrics) {
   if (!metrics.cost) return null;
   const each = metrics.cost_per_passed_case;
   const note = each ? `${money(each, metrics.currency)} per passed case` : "";
-  return tile("Cost", money(metrics.cost, ""), visible(metrics.currency || ""), note);
+  return tile("Cost", money(metrics.cost, ""), escapeInvisible(metrics.currency || ""), note);
 }
 
 // Cards
@@ -161,11 +161,11 @@ function scoreLine(name, score) {
     score.escalated ? span("tag accent", `judged ${number(score.escalated)} failures`) : null,
     score.errors ? span("tag failed", `${number(score.errors)} without a score`) : null,
   ].filter(Boolean).flatMap((tag) => [" ", tag]);
-  const judge = score.by ? span("sub", visible(score.by.join(", "))) : null;
+  const judge = score.by ? span("sub", escapeInvisible(score.by.join(", "))) : null;
   const interval = score.mean === null ? null : score.mean_ci95;
   const drawn = el("td", {}, interval ? whisker(score.mean, interval) : null);
   drawn.style.width = "38%";
-  const named = el("td", { class: "name" }, visible(name), ...tags, judge);
+  const named = el("td", { class: "name" }, escapeInvisible(name), ...tags, judge);
   const mean = score.mean === null ? MISSING : score.mean.toFixed(3);
   const sure = interval ? `${interval[0].toFixed(3)} \u2013 ${interval[1].toFixed(3)}` : "";
   return line(named, mean, drawn, sure, percent(score.pass_rate), number(score.n));
@@ -188,7 +188,7 @@ function flakyCases(trials, go) {
   if (!trials.flaky) return [el("p", { class: "facts" }, none)];
   const shown = trials.flaky_cases.slice(0, MAX_FLAKY);
   const entries = shown.map(({ id, passed, tried }) =>
-    button({ onclick: () => go.openId(id) }, visible(id), span("tag", `${number(passed)}/${number(tried)}`)));
+    button({ onclick: () => go.openId(id) }, escapeInvisible(id), span("tag", `${number(passed)}/${number(tried)}`)));
   const rest = trials.flaky - shown.length;
   if (rest) entries.push(button({ onclick: () => go.filter("flaky") }, `and ${number(rest)} more`));
   return [el("h3", {}, `Flaky: ${number(trials.flaky)} of ${plural(trials.cases, "case")}`), div("legend", ...entries)];
@@ -199,8 +199,8 @@ function errorsCard(page, go) {
   const entries = Object.entries(kinds || errors), examples = (kinds ? ofKinds : ofTypes) || {};  // older runs: by type
   const rows = entries.slice(0, MAX_KINDS).map(([kind, count]) => {
     const example = examples[kind];
-    const open = button({ class: "linkish", onclick: () => go.filter("errored") }, visible(kind));
-    const message = example ? span("sub", visible(`${example.id}: ${example.error}`)) : null;
+    const open = button({ class: "linkish", onclick: () => go.filter("errored") }, escapeInvisible(kind));
+    const message = example ? span("sub", escapeInvisible(`${example.id}: ${example.error}`)) : null;
     return line(el("td", { class: "name" }, open, message), number(count));
   });
   if (entries.length > MAX_KINDS) rows.push(line(`and ${entries.length - MAX_KINDS} more kinds`, ""));

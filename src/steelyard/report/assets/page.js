@@ -30,7 +30,7 @@ function openCase(row, record) {
   remember("#case=" + encodeURIComponent(drawer.cases.id[record]));
 }
 
-document.getElementById("bar-name").textContent = visible(page.about.suite);
+document.getElementById("bar-name").textContent = escapeInvisible(page.about.suite);
 renderOverview(page, views.overview, go);
 
 document.addEventListener("DOMContentLoaded", loadCases);

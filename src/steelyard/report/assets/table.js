@@ -36,8 +36,8 @@ class Table {
       columns.push({ key: null, label: "Marks", isHidden: true, width: "128px", from: 820, cell: (row) => this.marksCell(row) });
     }
     columns.push(
-      { key: null, label: "Asked", width: "minmax(120px, 1.7fr)", from: 900, cell: (row) => this.askedCell(row) },
-      { key: null, label: "Answered", width: "minmax(120px, 1.5fr)", cell: (row) => this.answerCell(row) });
+      { key: null, label: "Prompt", width: "minmax(120px, 1.7fr)", from: 900, cell: (row) => this.promptCell(row) },
+      { key: null, label: "Answer", width: "minmax(120px, 1.5fr)", cell: (row) => this.answerCell(row) });
     cases.scoreNames.slice(0, MAX_SCORES).forEach((name, index) => columns.push(this.scoreColumn(name, index)));
     const figures = [["first", "First token", "92px", 760, seconds], ["last", "Last token", "92px", 440, seconds],
       ["input", "In", "52px", 960, compact], ["output", "Out", "52px", 960, compact],
@@ -54,7 +54,7 @@ class Table {
       const value = this.cases.score(index, row);
       return value === null ? MISSING : value.toFixed(2);
     };
-    const label = visible(name), from = index ? 800 : 520;
+    const label = escapeInvisible(name), from = index ? 800 : 520;
     return { key: "score:" + index, label, title: label, width: "minmax(48px, 76px)", from, numeric: true, cell };
   }
 
@@ -116,7 +116,7 @@ class Table {
 
   idCell(row) {
     const cases = this.cases, from = cases.starts[row], count = cases.end(row) - from;
-    const name = el("span", { title: visible(cases.id[from]) }, visible(cases.id[from]));
+    const name = el("span", { title: escapeInvisible(cases.id[from]) }, escapeInvisible(cases.id[from]));
     if (count === 1) return [name];
     const states = cases.state.slice(from, from + count).map((state) => STATES[state]);
     const passed = states.filter((state) => state === "passed").length;
@@ -131,13 +131,13 @@ class Table {
       flags[lead[row]] & FLAG.cached ? span("tag", "cached") : null);
   }
 
-  askedCell(row) {
-    return span("ask", visible(this.cases.ask[this.cases.lead[row]]));
+  promptCell(row) {
+    return span("prompt", escapeInvisible(this.cases.prompt[this.cases.lead[row]]));
   }
 
   answerCell(row) {
     const record = this.cases.lead[row];
-    return span(this.cases.state[record] === 3 ? "no" : "say", visible(this.cases.say[record]));
+    return span(this.cases.state[record] === 3 ? "error-text" : "answer", escapeInvisible(this.cases.answer[record]));
   }
 
   // What is shown, and in which order

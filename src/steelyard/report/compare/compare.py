@@ -15,9 +15,9 @@ from steelyard.records import Record
 from steelyard.report.compare.comparison import (
     Against,
     CaseChange,
+    CaseList,
     Change,
     Comparison,
-    Listed,
     Ratio,
     RunFacts,
     Split,
@@ -28,13 +28,13 @@ from steelyard.report.compare.pairs import TIMES, Counts, Floats, Pairs, RunCase
 from steelyard.stats.formatting import one_line
 from steelyard.stats.paired import holm, mcnemar_exact, median_interval, paired_interval, smallest_visible
 
-MOST_LISTED = 20
+MAX_LISTED = 20
 PERCENTILES = (50, 90, 99)
-_MOST_SCORES = 50
-_LONGEST_ANSWER = 200
+_MAX_SCORES = 50
+_MAX_ANSWER_CHARS = 200
 
 
-def compare_runs(runs: Sequence[Path], *, with_edited: bool = False, most: int | None = MOST_LISTED) -> Comparison:
+def compare_runs(runs: Sequence[Path], *, with_edited: bool = False, most: int | None = MAX_LISTED) -> Comparison:
     """The first run against each of the others; `most` limits how many cases are listed, None lists all."""
     if len(runs) < 2:
         raise ConfigurationError(f"a comparison needs a baseline and at least one other run, got {len(runs)}")
@@ -136,11 +136,11 @@ def _scores(pairs: Pairs) -> tuple[dict[str, Change], int]:
     a, b = pairs.baseline.score_counts(), pairs.other.score_counts()
     names = sorted(a.keys() & b.keys(), key=lambda name: (-a[name], name))
     changes = {}
-    for name in names[:_MOST_SCORES]:
+    for name in names[:_MAX_SCORES]:
         change = change_of(*pairs.both(pairs.baseline.score(name), pairs.other.score(name)))
         if change is not None:
             changes[name] = change
-    return changes, max(len(names) - _MOST_SCORES, 0)
+    return changes, max(len(names) - _MAX_SCORES, 0)
 
 
 def _cost(pairs: Pairs) -> Ratio | None:
@@ -194,11 +194,11 @@ def _changes(pairs: Pairs, a: Counts, b: Counts) -> list[CaseChange]:
 
 
 def _answer(record: Record) -> str:
-    return one_line(record.response_text or record.error or "", _LONGEST_ANSWER)
+    return one_line(record.response_text or record.error or "", _MAX_ANSWER_CHARS)
 
 
-def _listed(run: RunCases, cases: Counts, most: int | None) -> Listed:
-    return Listed(total=len(cases), ids=[record.id for record in run.examples(cases[:most])])
+def _listed(run: RunCases, cases: Counts, most: int | None) -> CaseList:
+    return CaseList(total=len(cases), ids=[record.id for record in run.examples(cases[:most])])
 
 
 def _facts(run: RunCases, label: str) -> RunFacts:
@@ -220,7 +220,7 @@ def _labels(runs: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
-_LONGEST = 60
+_MAX_CHARS = 60
 _BEFORE = 10
 """Characters that two long texts have in common which are shown before those in which they differ."""
 _OPTIONS = {
@@ -239,7 +239,7 @@ def notes(pairs: Pairs) -> list[str]:
     found = ["it is the same run"] if a.run.resolve() == b.run.resolve() else []
     found += [*_unfinished(a, "the baseline"), *_unfinished(b, "this run"), *_suites(pairs), *_graders(pairs)]
     if a.manifest is None or b.manifest is None:
-        return [*found, *_clients(a, b), "a run.json is missing: what the runs were told cannot be compared"]
+        return [*found, *_clients(a, b), "a run.json is missing: the settings of the runs cannot be compared"]
     found += _of_mapping("target ", _target(a), _target(b))
     if a.manifest.seed != b.manifest.seed:
         found.append(f"seed: {a.manifest.seed} in the baseline, {b.manifest.seed} here")
@@ -324,12 +324,12 @@ def _where_they_part(a: str, b: str) -> int:
     """From where on to show two texts so that their difference is seen: the beginning, if it is near enough."""
     shorter = min(len(a), len(b))
     common = next((place for place in range(shorter) if a[place] != b[place]), shorter)
-    return 0 if common < _LONGEST // 2 else common - _BEFORE
+    return 0 if common < _MAX_CHARS // 2 else common - _BEFORE
 
 
 def _show(value: Any, start: int = 0) -> str:
     text = ("…" if start else "") + _text(value)[start:]
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
 
 
 def _text(value: Any) -> str:

@@ -72,7 +72,7 @@ class CaseChange(msgspec.Struct, kw_only=True):
     run_answer: str
 
 
-class Listed(msgspec.Struct, kw_only=True):
+class CaseList(msgspec.Struct, kw_only=True):
     """Some cases by their ids, and how many there are."""
 
     total: int
@@ -96,9 +96,9 @@ class Against(msgspec.Struct, kw_only=True):
     cost: Ratio | None
     better: list[CaseChange]
     worse: list[CaseChange]
-    only_in_baseline: Listed
-    only_here: Listed
-    edited: Listed
+    only_in_baseline: CaseList
+    only_here: CaseList
+    edited: CaseList
     notes: list[str]
 
 
@@ -177,7 +177,7 @@ def outcomes(case: CaseChange) -> tuple[str, str]:
     return _came_out(case.baseline_passed, case.baseline_tried), _came_out(case.run_passed, case.run_tried)
 
 
-def lists(one: Against) -> Iterator[tuple[str, Listed]]:
+def lists(one: Against) -> Iterator[tuple[str, CaseList]]:
     """The cases that were not compared, and why."""
     for title, listed in (
         ("only in the baseline", one.only_in_baseline),

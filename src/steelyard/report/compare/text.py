@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from steelyard.report.compare.comparison import (
     Against,
     CaseChange,
+    CaseList,
     Comparison,
-    Listed,
     Row,
     RunFacts,
     lists,
@@ -21,7 +21,7 @@ from steelyard.stats.formatting import safe_text, trim
 
 _WIDTH = 100
 _MAX_ID_TEXT = 40
-_LONGEST_LABEL = 34
+_MAX_LABEL_CHARS = 34
 _COLUMN = 12
 _WIDTHS = (0, _COLUMN, _COLUMN, _COLUMN, 15)
 """Of the columns of figures at the least, so that the tables of several runs look alike."""
@@ -56,7 +56,7 @@ def _table(one: Against, comparison: Comparison) -> str:
     before, now = _heads(comparison.baseline, one.run)
     head = Row(f"{one.paired:,} paired cases", baseline=before, run=now, change="change", interval="95 % CI")
     shown = [head, *rows(one, safe_text(comparison.currency))]
-    labels = [trim(f"{row.label} {safe_text(row.name)}".rstrip(), _LONGEST_LABEL) for row in shown]
+    labels = [trim(f"{row.label} {safe_text(row.name)}".rstrip(), _MAX_LABEL_CHARS) for row in shown]
     cells = [[label, row.baseline, row.run, row.change, row.interval] for label, row in zip(labels, shown, strict=True)]
     widths = [max(fewest, *map(len, column)) for fewest, column in zip(_WIDTHS, zip(*cells, strict=True), strict=True)]
     form = f"  {{:<{widths[0]}}}" + "".join(f"  {{:>{width}}}" for width in widths[1:])
@@ -81,12 +81,12 @@ def _text_flips(title: str, total: int, cases: list[CaseChange]) -> str:
 def _flip(case: CaseChange) -> str:
     before, now = outcomes(case)
     name = trim(safe_text(case.id), _MAX_ID_TEXT)
-    said = f"{safe_text(case.baseline_answer)} → {safe_text(case.run_answer)}"
+    answers = f"{safe_text(case.baseline_answer)} → {safe_text(case.run_answer)}"
     how = "" if case.baseline_tried == case.run_tried == 1 else f"  {before} → {now}"
-    return trim(f"  {name}{how}  {said}", _WIDTH)
+    return trim(f"  {name}{how}  {answers}", _WIDTH)
 
 
-def _list(title: str, listed: Listed) -> str:
+def _list(title: str, listed: CaseList) -> str:
     ids = [f"  {trim(safe_text(one), _WIDTH - 2)}" for one in listed.ids]
     return "\n".join([f"{title}: {listed.total:,}", *ids, *_more(listed.total - len(ids))])
 

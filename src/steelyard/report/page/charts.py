@@ -18,7 +18,7 @@ _BINS = 44
 _SPREAD_FOR_LOG = 12.0
 """How many times the 1st percentile the 99th must be for a logarithmic scale to read better."""
 _TIME_BINS = 60
-_MOST_POINTS = 1_500
+_MAX_POINTS = 1_500
 _ERROR = STATES.index("error")
 
 
@@ -113,7 +113,7 @@ def _edges(low: float, high: float, log_from: float | None, whole: bool) -> Valu
 
 
 def over_time(at: Values, states: npt.NDArray[np.uint8]) -> dict[str, Any] | None:
-    """How many records landed in each stretch of the run, and how many of them were errors."""
+    """How many records finished in each stretch of the run, and how many of them were errors."""
     known = np.isfinite(at)
     end = float(at[known].max()) if known.any() else 0.0
     if known.sum() < 2 or end <= 0:
@@ -121,20 +121,20 @@ def over_time(at: Values, states: npt.NDArray[np.uint8]) -> dict[str, Any] | Non
     bins = int(min(_TIME_BINS, max(8, math.sqrt(known.sum()) * 2)))
     edges = np.linspace(0, end, bins + 1)
     errors = states[known] == _ERROR
-    landed, _ = np.histogram(at[known], bins=edges)
+    finished, _ = np.histogram(at[known], bins=edges)
     failed, _ = np.histogram(at[known][errors], bins=edges)
-    return {"width": end / bins, "landed": landed.tolist(), "errors": failed.tolist()}
+    return {"width": end / bins, "finished": finished.tolist(), "errors": failed.tolist()}
 
 
 def points(
     at: Values, last: Values, states: npt.NDArray[np.uint8], shown: npt.NDArray[np.bool_]
 ) -> dict[str, Any] | None:
-    """When each record landed and how long it took, thinned evenly, with the position of each among the records."""
+    """When each record finished and how long it took, thinned evenly, with the position of each among the records."""
     places = np.flatnonzero(shown & np.isfinite(at) & np.isfinite(last))
     if len(places) < 2:
         return None
-    if len(places) > _MOST_POINTS:
-        places = places[np.linspace(0, len(places) - 1, _MOST_POINTS).astype(np.int64)]
+    if len(places) > _MAX_POINTS:
+        places = places[np.linspace(0, len(places) - 1, _MAX_POINTS).astype(np.int64)]
     return {
         "at": [_short(one) for one in at[places]],
         "last": [_short(one) for one in last[places]],

@@ -12,7 +12,7 @@ import msgspec
 
 from steelyard.records import Record
 from steelyard.report.case import as_text, question, turns
-from steelyard.report.records import STATES, Asked, state_of
+from steelyard.report.records import STATES, SuiteCase, state_of
 from steelyard.scoring.trajectory import ToolCall
 
 BLOCK = 500
@@ -22,10 +22,10 @@ CHUNK_RECORDS = 256
 
 _PREVIEW = 160
 _WHOLE_FILE = 64 << 20
-_SHORTEST_LIMIT, _LONGEST_LIMIT = 1_000, 50_000
-_MOST_TURNS = 60
-_MOST_SAMPLES = 50
-_MOST_ACCEPTED = 20
+_MIN_TEXT_CHARS, _MAX_TEXT_CHARS = 1_000, 50_000
+_MAX_TURNS = 60
+_MAX_SAMPLES = 50
+_MAX_ACCEPTED = 20
 
 ESCALATED, CACHED = 1, 2
 """The bits of a record's flags."""
@@ -62,20 +62,20 @@ _FACTS = (
 
 def text_limit(records: int) -> int:
     """How many characters of one text the page holds: fewer the more cases there are, so that it can be opened."""
-    return min(max(_WHOLE_FILE // max(records, 1), _SHORTEST_LIMIT), _LONGEST_LIMIT)
+    return min(max(_WHOLE_FILE // max(records, 1), _MIN_TEXT_CHARS), _MAX_TEXT_CHARS)
 
 
-class Columns:
+class CaseColumns:
     """The table's columns, gathered record by record and handed out in blocks."""
 
     def __init__(self, score_names: Sequence[str]) -> None:
         self._names = score_names
         self._clear()
 
-    def add(self, record: Record, asked: Asked | None) -> None:
+    def add(self, record: Record, asked: SuiteCase | None) -> None:
         """Take in one record."""
         values = {score.name: score.value for score in record.scores}
-        said = record.error if record.error is not None else record.response_text
+        answer = record.error if record.error is not None else record.response_text
         row = {
             "id": record.id,
             "trial": record.trial,
@@ -86,8 +86,8 @@ class Columns:
             "input": record.num_tokens_input,
             "output": record.num_tokens_output,
             "cost": _short(record.cost),
-            "ask": _preview(question(record, asked.case if asked is not None else None)),
-            "say": _preview(said or ""),
+            "prompt": _preview(question(record, asked.case if asked is not None else None)),
+            "answer": _preview(answer or ""),
         }
         for name, value in row.items():
             self._block[name].append(value)
@@ -105,7 +105,7 @@ class Columns:
         return block
 
     def _clear(self) -> None:
-        names = ("id", "trial", "state", "flags", "first", "last", "input", "output", "cost", "ask", "say")
+        names = ("id", "trial", "state", "flags", "first", "last", "input", "output", "cost", "prompt", "answer")
         self._block: dict[str, list[Any]] = {name: [] for name in names}
         self._scores: list[list[float | None]] = [[] for _ in self._names]
 
@@ -115,7 +115,7 @@ def flags_of(record: Record) -> int:
     return ESCALATED * any(score.escalated for score in record.scores) | CACHED * record.cached
 
 
-def body(record: Record, offset: int, asked: Asked | None, limit: int) -> bytes:
+def body(record: Record, offset: int, asked: SuiteCase | None, limit: int) -> bytes:
     """All that the drawer shows of a record, as JSON. A text beyond the limit is a pair: its beginning, its length."""
     case = asked.case if asked is not None else None
     found: dict[str, Any] = {
@@ -147,12 +147,12 @@ def _facts(record: Record) -> Iterator[tuple[str, Any]]:
 def _accepted(expected: Any) -> list[str]:
     """What was expected as texts: a list of texts means any of them, any other value is one."""
     several = isinstance(expected, list | tuple) and expected and all(isinstance(one, str) for one in expected)
-    return list(expected)[:_MOST_ACCEPTED] if several else [as_text(expected)]
+    return list(expected)[:_MAX_ACCEPTED] if several else [as_text(expected)]
 
 
-def _turns(record: Record, asked: Asked | None, limit: int) -> Iterator[dict[str, Any]]:
+def _turns(record: Record, asked: SuiteCase | None, limit: int) -> Iterator[dict[str, Any]]:
     spoken = turns(record, asked.case if asked is not None else None)
-    for turn in spoken[:_MOST_TURNS]:
+    for turn in spoken[:_MAX_TURNS]:
         shown: dict[str, Any] = {"role": turn.role[:40]}
         if turn is spoken[-1] and turn.text and turn.text == record.response_text:
             shown["is_answer"] = True
@@ -161,8 +161,8 @@ def _turns(record: Record, asked: Asked | None, limit: int) -> Iterator[dict[str
         if turn.calls:
             shown["calls"] = [_call(call, limit) for call in turn.calls]
         yield shown
-    if len(spoken) > _MOST_TURNS:
-        yield {"role": "", "text": f"… and {len(spoken) - _MOST_TURNS} more messages", "more": True}
+    if len(spoken) > _MAX_TURNS:
+        yield {"role": "", "text": f"… and {len(spoken) - _MAX_TURNS} more messages", "more": True}
 
 
 def _call(call: ToolCall, limit: int) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _score(score: Any, limit: int) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(score)
     for name in ("samples", "reasons", "errors"):
         if name in shown:
-            shown[name] = shown[name][:_MOST_SAMPLES]
+            shown[name] = shown[name][:_MAX_SAMPLES]
     for name in ("reasons", "errors"):
         if name in shown:
             shown[name] = [_cut(text, limit) for text in shown[name]]

@@ -20,7 +20,7 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.report.headline import notices
 from steelyard.report.html import environment, head, script_json
 from steelyard.report.page.charts import Curves
-from steelyard.report.page.data import CHUNK_BYTES, CHUNK_RECORDS, Columns, body, text_limit
+from steelyard.report.page.data import CHUNK_BYTES, CHUNK_RECORDS, CaseColumns, body, text_limit
 from steelyard.report.records import Expectations, RunRecords, open_suite
 from steelyard.report.summary import summary
 from steelyard.run.result import Result
@@ -41,7 +41,7 @@ SHARED_SCRIPTS = (
 )
 """The scripts that the report shares with the pages of `steelyard view`."""
 SCRIPTS = (*SHARED_SCRIPTS, "page.js")
-_LONGEST_FACT = 2_000
+_MAX_FACT_CHARS = 2_000
 _LEVEL = 6
 _COPIED_AT_ONCE = 3 << 18
 """Bytes; a multiple of three, so that pieces in base64 can be joined."""
@@ -59,7 +59,7 @@ def page(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
     metrics = result.typed_metrics
     names = list(metrics.scores)
     with tempfile.TemporaryFile(prefix=_DRAFT) as bodies, tempfile.TemporaryFile(prefix=_DRAFT) as columns:
-        packed = _Packed(bodies, columns, Columns(names), text_limit(len(records)))
+        packed = _Packed(bodies, columns, CaseColumns(names), text_limit(len(records)))
         expectations = Expectations(suite, manifest)
         for offset, record in records:
             packed.add(record, offset, expectations)
@@ -79,7 +79,7 @@ def page(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
 class _Packed:
     """The cases, compressed as they come, in two files: their bodies in chunks, the table's columns in one stream."""
 
-    def __init__(self, bodies: IO[bytes], columns: IO[bytes], table: Columns, limit: int) -> None:
+    def __init__(self, bodies: IO[bytes], columns: IO[bytes], table: CaseColumns, limit: int) -> None:
         self.curves = Curves()
         self.starts: list[int] = []
         """Which record each chunk begins with."""
@@ -190,4 +190,4 @@ def _pairs(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in values.items():
         if value not in (None, [], {}, ""):
             text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-            yield name.lstrip("~"), text[:_LONGEST_FACT]
+            yield name.lstrip("~"), text[:_MAX_FACT_CHARS]

@@ -12,8 +12,8 @@ from steelyard.report.csv import csv_line
 from steelyard.report.markdown import code, markdown_table, words
 from steelyard.stats.formatting import counted, format_number, format_seconds, safe_text, trim
 
-_LONGEST_ERROR = 160
-_MOST_KINDS = 4
+_MAX_ERROR_CHARS = 160
+_MAX_KINDS = 4
 _MISSING = "–"
 _WIDTH = 94
 _WIDTHS = (6, 11, 8, *(8,) * 6, 10, 9)
@@ -97,11 +97,11 @@ def level_notes(level: Mapping[str, Any]) -> list[str]:
 def _errors(level: Mapping[str, Any]) -> list[str]:
     """How often the most frequent kinds of error came, and what one of the first kind said."""
     kinds = list(level.get("error_kinds", {}).items())
-    found = [", ".join(f"{count:,} × {kind}" for kind, count in kinds[:_MOST_KINDS])] if kinds else []
-    if len(kinds) > _MOST_KINDS:
-        found[0] += f" and {sum(count for _, count in kinds[_MOST_KINDS:]):,} others"
+    found = [", ".join(f"{count:,} × {kind}" for kind, count in kinds[:_MAX_KINDS])] if kinds else []
+    if len(kinds) > _MAX_KINDS:
+        found[0] += f" and {sum(count for _, count in kinds[_MAX_KINDS:]):,} others"
     if level["error_rate"] and level.get("worst_error"):
-        found.append(f"mostly {trim(safe_text(level['worst_error']), _LONGEST_ERROR)}")
+        found.append(f"mostly {trim(safe_text(level['worst_error']), _MAX_ERROR_CHARS)}")
     return found
 
 
@@ -135,8 +135,10 @@ def sweep_markdown(sweep: Mapping[str, Any], place: str) -> str:
                 head, (_marked(level_cells(level), level["level"] == best) for level in levels), numbers=True
             )
         )
-    told = [f"- **{level['level']:,}**: {words('; '.join(notes))}" for level in levels if (notes := level_notes(level))]
-    parts += ["\n".join(told)] if told else []
+    listed = [
+        f"- **{level['level']:,}**: {words('; '.join(notes))}" for level in levels if (notes := level_notes(level))
+    ]
+    parts += ["\n".join(listed)] if listed else []
     return "\n\n".join([*parts, f"<sub>{code(place)}, Steelyard {__version__}</sub>"]) + "\n"
 
 

@@ -10,7 +10,7 @@ const picked = [];  // the first one is the baseline
 const hiddenStates = new Set();
 let runs = null, asked = false;
 
-at("folder").textContent = visible(here.folder);
+at("folder").textContent = escapeInvisible(here.folder);
 at("runs-head").append(el("tr", {}, ...[["Selected", "check-cell"], ["Run", "left"], ["State", "left"], ["Done", ""], ["Pass rate", ""],
   ["95 % interval", "less"], ["Errors", "least"], ["Median", "less"], ["Cost", "less"], ["Started", "least"]]
   .map(([name, kind]) => el("th", { scope: "col", class: kind },
@@ -48,9 +48,9 @@ function renderSweeps(sweeps) {
   const rows = sweeps.map((sweep) => {
     const about = [sweep.suite, sweep.model].filter(Boolean).join(" \u00b7 ");
     return el("tr", {},
-      el("td", { class: "name" }, el("a", { href: "/sweep/" + sweep.id }, visible(sweep.name)),
-        span("sub", visible(about))),
-      el("td", {}, plural(sweep.levels, "level") + (sweep.complete ? "" : " so far")), el("td", { class: "says" }, visible(sweep.says)));
+      el("td", { class: "name" }, el("a", { href: "/sweep/" + sweep.id }, escapeInvisible(sweep.name)),
+        span("sub", escapeInvisible(about))),
+      el("td", {}, plural(sweep.levels, "level") + (sweep.complete ? "" : " so far")), el("td", { class: "says" }, escapeInvisible(sweep.says)));
   });
   at("sweeps").replaceChildren(el("h2", {}, "Sweeps"), div("scroll", el("table", {}, sweepsHead(), el("tbody", {}, ...rows))));
 }
@@ -87,7 +87,7 @@ function stateChip(state) {
 }
 
 function runRow(run) {
-  const label = "Pick " + visible(run.name);
+  const label = "Pick " + escapeInvisible(run.name);
   const box = el("input", { type: "checkbox", "aria-label": label, onchange: () => pick(run.id) });
   box.checked = picked.includes(run.id);
   const left = run.planned > 0 && run.state !== "complete";
@@ -112,8 +112,8 @@ function runRow(run) {
 
 function nameCell(run) {
   const about = [run.suite !== run.name ? run.suite : null, run.model].filter(Boolean).join(" \u00b7 ");
-  return [el("a", { href: "/run/" + run.id }, visible(run.name)),
-    picked[0] === run.id ? span("tag accent", "baseline") : null, span("sub", visible(run.problem || about))];
+  return [el("a", { href: "/run/" + run.id }, escapeInvisible(run.name)),
+    picked[0] === run.id ? span("tag accent", "baseline") : null, span("sub", escapeInvisible(run.problem || about))];
 }
 
 function meter(share) {
@@ -125,7 +125,7 @@ function meter(share) {
 function started(text) {
   const date = new Date(text), today = new Date().toDateString() === date.toDateString();
   const parts = { ...(today ? {} : { day: "numeric", month: "short" }), hour: "2-digit", minute: "2-digit" };
-  return Number.isNaN(date.getTime()) ? visible(text) : date.toLocaleString("en-GB", parts);
+  return Number.isNaN(date.getTime()) ? escapeInvisible(text) : date.toLocaleString("en-GB", parts);
 }
 
 function pick(id) {
@@ -139,7 +139,7 @@ function renderPicked() {
   const names = picked.map((id) => runs.find((run) => run.id === id).name);
   at("compare").disabled = picked.length < 2;
   at("compare").textContent = picked.length < 2 ? "Compare" : `Compare ${picked.length} runs`;
-  at("compare").title = picked.length < 2 ? "Pick at least two runs" : visible(`${names[0]} is the baseline`);
+  at("compare").title = picked.length < 2 ? "Pick at least two runs" : escapeInvisible(`${names[0]} is the baseline`);
 }
 
 at("compare").addEventListener("click", () => {

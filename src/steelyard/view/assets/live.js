@@ -43,8 +43,8 @@ class LiveView {
     const facts = [about.model, about.created ? "started " + when(about.created) : null,
       about.launches > 1 ? resumed(about.launches - 1) : null, this.about.name,
       quiet ? `no answers for ${roughly(event.quiet)}` : null];
-    const shown = facts.filter(Boolean).map((fact) => el("span", {}, visible(fact)));
-    const title = el("h1", {}, visible(about.suite || this.about.name));
+    const shown = facts.filter(Boolean).map((fact) => el("span", {}, escapeInvisible(fact)));
+    const title = el("h1", {}, escapeInvisible(about.suite || this.about.name));
     const reading = event.reading === undefined ? null
       : notice({ level: "info", title: "Reading the journal", text: percent(event.reading, 0) + " of it so far" });
     const problem = event.problem
@@ -77,7 +77,7 @@ class LiveView {
     const parts = [["passed", "passed", counts.passed], ["failed", "failed", counts.failed],
       ["error", "errored", counts.error], ["unscored", "unscored", counts.unscored], ["left", "not done", planned - n]];
     const there = parts.filter(([, , count]) => count > 0);
-    const kinds = figures.errors.map(([kind, count]) => span("tag error", `${visible(kind)} \u00d7 ${number(count)}`));
+    const kinds = figures.errors.map(([kind, count]) => span("tag error", `${escapeInvisible(kind)} \u00d7 ${number(count)}`));
     return el("section", { class: "card wide progress" }, div("numbers", done, left),
       el("div", { class: "outcome", role: "img", "aria-label": `${number(n)} of ${number(planned)} done` },
         ...there.map(([name, , count]) => portion(name, count))),
@@ -104,7 +104,7 @@ class LiveView {
     const marking = this.seen.size > 0 && news <= MAX_MARKED;  // where all is new, a mark says nothing
     const rows = found.map((one) => this.newestRow(one, marking && !this.seen.has(one.offset)));
     this.seen = new Set(found.map((one) => one.offset));
-    const names = [["Outcome", "sign-cell"], ["Case", ""], ["Asked", ""], ["Answered", ""], ["Took", "figure-cell"]];
+    const names = [["Outcome", "sign-cell"], ["Case", ""], ["Prompt", ""], ["Answer", ""], ["Took", "figure-cell"]];
     const head = el("tr", {}, ...names.map(([name, kind]) => el("th", { scope: "col", class: kind },
       kind === "sign-cell" ? span("visually-hidden", name) : name)));
     const table = el("table", { class: "newest-cases" }, el("thead", {}, head), el("tbody", {}, ...rows));
@@ -118,9 +118,9 @@ class LiveView {
     return el("tr", { class: fresh ? "fresh" : null, tabindex: "0", onclick: open,
       onkeydown: (event) => { if (event.key === "Enter") open(); } },
       el("td", { class: "sign-cell" }, badge(STATES[one.state])),
-      el("td", {}, visible(name)),
-      el("td", { class: "said" }, visible(one.ask)),
-      el("td", { class: one.state === 3 ? "no" : "said" }, visible(one.say)),
+      el("td", {}, escapeInvisible(name)),
+      el("td", { class: "answer" }, escapeInvisible(one.prompt)),
+      el("td", { class: one.state === 3 ? "error-text" : "answer" }, escapeInvisible(one.answer)),
       el("td", { class: "figure-cell" }, seconds(one.last)));
   }
 }

@@ -77,8 +77,8 @@ class RemoteTable extends Table {
       { key: "state", label: "", title: "Outcome", width: "18px", cell: (row) => badge(STATES[cases.marks[row]]) },
       { key: "id", label: "Case", width: "minmax(130px, 1.2fr)", cell: (row) => this.idCell(row) },
       { key: null, label: "Marks", isHidden: true, width: "128px", from: 980, cell: (row) => this.marksCell(row) },
-      { key: null, label: "Asked", width: "minmax(120px, 1.7fr)", from: 900, cell: (row) => this.askedCell(row) },
-      { key: null, label: "Answered", width: "minmax(120px, 1.5fr)", cell: (row) => this.answerCell(row) },
+      { key: null, label: "Prompt", width: "minmax(120px, 1.7fr)", from: 900, cell: (row) => this.promptCell(row) },
+      { key: null, label: "Answer", width: "minmax(120px, 1.5fr)", cell: (row) => this.answerCell(row) },
     ];
     cases.scoreNames.forEach((name, index) => columns.push({ ...this.scoreColumn(name, index), key: null }));
     const figures = [["first", "First token", "80px", 760, seconds], ["last", "Last token", "80px", 440, seconds],
@@ -127,7 +127,7 @@ class RemoteTable extends Table {
       if (block.cases.length < BLOCK) this.asking.delete(start);
       this.paint();
     } catch (problem) {
-      if (round === this.round) this.say(`The cases could not be read. ${problem.message}`);
+      if (round === this.round) this.showMessage(`The cases could not be read. ${problem.message}`);
       this.asking.delete(start);
     }
   }
@@ -143,7 +143,7 @@ class RemoteTable extends Table {
     const partly = looked ? `, in the first ${looked[0]} of ${looked[1]} records` : "";
     this.found.textContent = (block.found === block.total ? all : `${number(block.found)} of ${all}`) + partly;
     const none = block.total ? "No cases match. Press Esc to clear the filters." : "This run has no records yet.";
-    this.say(block.found ? "" : none);
+    this.showMessage(block.found ? "" : none);
     this.grid.setAttribute("aria-rowcount", String(block.found + 1));
     this.body.style.height = block.found * ROW_HEIGHT + "px";
     this.grid.scrollTop = 0;
@@ -159,9 +159,9 @@ class RemoteTable extends Table {
     this.fit();
   }
 
-  say(text) {
+  showMessage(text) {
     this.empty.hidden = !text;
-    this.empty.textContent = visible(text);
+    this.empty.textContent = escapeInvisible(text);
   }
 
   // How many are slow or escalated is known only once the journal was read; slow ones can be asked for before.

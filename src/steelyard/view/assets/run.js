@@ -19,7 +19,7 @@ const ready = () => new Promise((resolve) => {
 async function withCases(action) {
   showView("cases");
   await ready();
-  try { await action(); } catch (problem) { table.say(problem.message); }
+  try { await action(); } catch (problem) { table.showMessage(problem.message); }
 }
 
 const go = {
@@ -85,7 +85,7 @@ function showLive(event) {
 }
 
 function titleOf({ state, figures, planned }) {
-  const name = visible(here.name);
+  const name = escapeInvisible(here.name);
   if (state !== "running" || !figures || !planned) return `${name} \u2013 Steelyard`;
   return `${Math.floor((100 * figures.n) / planned)}% ${name} \u2013 Steelyard`;
 }
@@ -129,6 +129,6 @@ function offerMore() {
   table.more.textContent = `Show ${number(more)} more`;
 }
 
-document.getElementById("bar-name").textContent = visible(here.name);
+document.getElementById("bar-name").textContent = escapeInvisible(here.name);
 listen();
 if (location.hash === "#cases") showView("cases");
