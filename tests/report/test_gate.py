@@ -91,7 +91,7 @@ def test_a_bad_rule_in_a_suite_is_exit_2_and_named(tmp_path: Path, rules: object
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["run"], "nothing to hold it to"),
+        (["run"], "nothing to check: give --rule or --baseline"),
         (["nowhere"], "nowhere is not a run directory"),
         (["nowhere", "--rule", "n>0"], "nowhere is not a run directory"),
         (["run", "--rule", "pas_rate>1"], "did you mean 'pass_rate'?"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def command(
     baseline: Path, runs: tuple[Path, ...], form: str, output: Path | None, list_all: bool, with_edited: bool
 ) -> int:
-    """Hold each run B against the baseline A, case by case: what is better, what is worse, and how sure that is.
+    """Compare each run B with the baseline A, case by case: what is better, what is worse, and how sure that is.
 
     Unfinished runs are compared as far as they have come.
     """

@@ -21,7 +21,7 @@ _SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 class GateFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What was given on the command line."""
+    """The options of the command line."""
 
     run: Path
     rules: tuple[str, ...]
@@ -43,7 +43,7 @@ class GateFlags(msgspec.Struct, frozen=True, kw_only=True):
     "--rule", "rules", multiple=True, metavar="RULE", help="What must hold: pass_rate>=0.8, ttft_p99<500ms, cost<2."
 )
 @click.option(
-    "--suite", type=click.Path(path_type=Path), help="Suite file whose gate to hold it to [default: its own]."
+    "--suite", type=click.Path(path_type=Path), help="Suite file whose gate applies [default: the run's own]."
 )
 @click.option("--baseline", type=click.Path(path_type=Path), help="The run that it may not be worse than.")
 @click.option(
@@ -61,8 +61,8 @@ class GateFlags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--json", "as_json", is_flag=True, help="Print all rules as JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Print all rules, and what else differs from the baseline.")
 def command(**given: Any) -> int:
-    """Hold RUN to the rules of its suite's gate, of --rule, and to a baseline: exit 0 in silence, or 1 and a line for
-    each broken rule.
+    """Check RUN against the rules of its suite's gate, of --rule, and a baseline: exit 0 in silence, or 1 and a line
+    for each broken rule.
     """
     flags = GateFlags(**given)
     from steelyard.report.gate import hold_to
@@ -74,7 +74,9 @@ def command(**given: Any) -> int:
     rules = [*_suite_rules(flags.run, flags.suite), *(parse_rule(rule) for rule in flags.rules)]
     if not rules and flags.baseline is None:
         Result.load(flags.run)  # what is no run is refused as that
-        raise ConfigurationError(f"{flags.run}: nothing to hold it to: give --rule or --baseline, or its suite a gate")
+        raise ConfigurationError(
+            f"{flags.run}: nothing to check: give --rule or --baseline, or add a gate to its suite"
+        )
     leave = Leave(incomplete=flags.allow_incomplete, client_bottleneck=flags.allow_client_bottleneck)
     gated = hold_to(flags.run, rules, baseline=flags.baseline, allowance=_allowance(flags), leave=leave)
     _write_files(gated, flags)

@@ -21,11 +21,11 @@ _FILES = {
 
 @click.command("init")
 @click.argument("place", metavar="[DIR]", type=click.Path(path_type=Path), default=Path())
-@click.option("--force", is_flag=True, help="Write them again; what is there is kept as NAME.bak.")
+@click.option("--force", is_flag=True, help="Write them again; existing files are kept as NAME.bak.")
 def command(place: Path, force: bool) -> int:
     """Write a commented suite, its cases and a GitHub workflow into DIR, by default here.
 
-    The suite runs at once, on a simulated model. Files that are there already are not touched.
+    The suite runs at once, on a simulated model. Existing files are not touched.
     """
     wanted = {place / name: _starter(source) for source, name in _FILES.items()}
     present = [path for path in wanted if path.exists() or path.is_symlink()]

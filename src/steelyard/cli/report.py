@@ -217,7 +217,7 @@ def _to_stdout(pieces: Iterable[str | bytes]) -> None:
                 sys.stdout.write(piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece)
             else:
                 stream.write(piece if isinstance(piece, bytes) else piece.encode("utf-8", "replace"))
-        except BrokenPipeError:  # whoever read it has gone (`| head`)
+        except BrokenPipeError:  # the reader has gone (`| head`)
             discard(sys.stdout)
             return
         except OSError as error:

@@ -68,7 +68,7 @@ async def _serve(server: object, opening: bool) -> None:
 
 
 def _has_desktop() -> bool:
-    """Whether a browser would have a screen of its own, and somebody is there to look at it."""
+    """Whether there is a local desktop to open a browser on, and a terminal."""
     graphical = sys.platform in ("darwin", "win32") or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
     return graphical and sys.stdout is not None and sys.stdout.isatty()
 

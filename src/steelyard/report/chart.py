@@ -218,11 +218,11 @@ _COLOR = re.compile(r"var\(--([\w-]+)\)")
 def chart_file(title: str, subtitle: str, charts: Sequence[Chart], width: int = 720, height: int = 400) -> Markup:
     """One SVG file with these charts side by side, each with its legend; the colours are the light theme's."""
     top = _HEADING + (18 if len(charts) > 1 else 0)
-    panels: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
     for number, chart in enumerate(charts):
         legend = list(_legend(chart.legend, width, height))
-        panels.append({"x": number * width, "y": top, "drawing": draw(chart, width, height), "legend": legend})
-    deepest = max((entry["y"] for panel in panels for entry in panel["legend"]), default=height)
+        parts.append({"x": number * width, "y": top, "drawing": draw(chart, width, height), "legend": legend})
+    deepest = max((entry["y"] for part in parts for entry in part["legend"]), default=height)
     return render(
         "chart_file.svg",
         title=title,
@@ -230,7 +230,7 @@ def chart_file(title: str, subtitle: str, charts: Sequence[Chart], width: int = 
         width=width * len(charts),
         height=round(top + deepest + 24),
         style=Markup(_file_style()),
-        panels=panels,
+        parts=parts,
     )
 
 

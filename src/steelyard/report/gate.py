@@ -50,7 +50,7 @@ def hold_to(
     allowance: Allowance | None = None,
     leave: Leave | None = None,
 ) -> Gated:
-    """The run held to every rule; a name that no figure has is a ConfigurationError before any is judged."""
+    """The run checked against every rule; a name that no figure has is a ConfigurationError before any is judged."""
     leave = leave or Leave()
     cases = None if baseline is None else RunCases(run)
     metrics = Result.load(run).typed_metrics if cases is None else cases.metrics
@@ -228,7 +228,7 @@ def _values(pairs: Pairs, name: str) -> tuple[Floats, Floats]:
     names = pairs.baseline.score_counts().keys() & pairs.other.score_counts().keys()
     if not name.startswith("score.") or score not in names:
         known = ["pass_rate", "error_rate", *(f"score.{one}" for one in sorted(names))]
-        raise ConfigurationError(f"{name!r} cannot be held against the baseline; {suggestion(name, known)}")
+        raise ConfigurationError(f"{name!r} cannot be compared with the baseline; {suggestion(name, known)}")
     return pairs.both(pairs.baseline.score(score), pairs.other.score(score))
 
 

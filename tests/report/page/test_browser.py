@@ -313,11 +313,10 @@ def test_the_page_shows_unseen_characters_by_the_same_signs_as_the_other_formats
         *map("".join, zip(*[iter(plane)] * 512, strict=False)),
         "".join(map(chr, range(0xE0000, 0xE0100))),
     ]
-    assert seen.page.evaluate("texts => texts.map(escapeInvisible)", texts) == [
-        escape_invisible(text) for text in texts
-    ]
+    expected = [escape_invisible(text) for text in texts]
+    assert seen.page.evaluate("texts => texts.map(escapeInvisible)", texts) == expected
     shown = "texts => texts.map(text => el('div', {}, rich(text)).textContent)"
-    assert seen.page.evaluate(shown, texts) == [escape_invisible(text) for text in texts]
+    assert seen.page.evaluate(shown, texts) == expected
 
 
 def test_a_narrow_window_does_not_scroll_sideways(chromium: Browser, reports: dict[str, Path]) -> None:

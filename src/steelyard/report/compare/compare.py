@@ -234,7 +234,7 @@ _PACE = ("parallelism", "rate", "tokens_per_min", "requests", "duration", "arriv
 
 
 def notes(pairs: Pairs) -> list[str]:
-    """Each difference as a line, those that weigh most first."""
+    """Each difference as a line, the most important first."""
     a, b = pairs.baseline, pairs.other
     found = ["it is the same run"] if a.run.resolve() == b.run.resolve() else []
     found += [*_unfinished(a, "the baseline"), *_unfinished(b, "this run"), *_suites(pairs), *_graders(pairs)]

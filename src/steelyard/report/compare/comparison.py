@@ -44,9 +44,9 @@ class Split(msgspec.Struct, kw_only=True):
     same: int
     p: float
     p_adjusted: float
-    """Raised (Holm) when several runs are held against the baseline, else the same."""
+    """Raised (Holm) when several runs are compared with the baseline, else the same."""
     smallest_visible: float | None
-    """The difference that so many cases would show four times in five."""
+    """The difference that this many cases would show four times in five."""
 
 
 class Ratio(msgspec.Struct, kw_only=True):
