@@ -57,7 +57,7 @@ class Series(msgspec.Struct, frozen=True):
     marks: list[Mark]
 
 
-class Rule(msgspec.Struct, frozen=True):
+class ReferenceLine(msgspec.Struct, frozen=True):
     """A straight line across the chart at a value of one of its axes."""
 
     kind: str
@@ -80,7 +80,7 @@ class Chart(msgspec.Struct, frozen=True):
     x: Axis
     y: Axis
     series: list[Series] = []
-    rules: list[Rule] = []
+    rules: list[ReferenceLine] = []
     legend: list[LegendEntry] = []
     note: str = ""
 
@@ -134,7 +134,9 @@ def _spaced(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     return kept
 
 
-def _rule(rule: Rule, place: Callable[[float, float], Point], frame: tuple[int, int, int, int]) -> dict[str, Any]:
+def _rule(
+    rule: ReferenceLine, place: Callable[[float, float], Point], frame: tuple[int, int, int, int]
+) -> dict[str, Any]:
     left, top, right, bottom = frame
     if rule.y is not None:
         y = place(1.0, rule.y)[1]

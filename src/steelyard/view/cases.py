@@ -15,7 +15,7 @@ from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import Rows
 from steelyard.journal.reader import RecordReader
 from steelyard.records import Record
-from steelyard.report.page.data import CaseColumns
+from steelyard.report.page.data import TableColumns
 from steelyard.view.pages import counts_of, states_of
 
 MAX_ROWS = 200
@@ -101,7 +101,7 @@ class CaseTable:
         cases = cases[: min(max(readable, 1), MAX_ROWS)]
         records = self._read(self.leads[cases].tolist())
         names = list(dict.fromkeys(score.name for record in records for score in record.scores))[:_MAX_SCORES]
-        columns = CaseColumns(names)
+        columns = TableColumns(names)
         for record in records:
             columns.add(record, None)
         outlines = [self._outline(case) for case in cases.tolist()]

@@ -65,7 +65,7 @@ def text_limit(records: int) -> int:
     return min(max(_WHOLE_FILE // max(records, 1), _MIN_TEXT_CHARS), _MAX_TEXT_CHARS)
 
 
-class CaseColumns:
+class TableColumns:
     """The table's columns, gathered record by record and handed out in blocks."""
 
     def __init__(self, score_names: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.report.headline import notices
 from steelyard.report.html import environment, head, script_json
 from steelyard.report.page.charts import Curves
-from steelyard.report.page.data import CHUNK_BYTES, CHUNK_RECORDS, CaseColumns, body, text_limit
+from steelyard.report.page.data import CHUNK_BYTES, CHUNK_RECORDS, TableColumns, body, text_limit
 from steelyard.report.records import Expectations, RunRecords, open_suite
 from steelyard.report.summary import summary
 from steelyard.run.result import Result
@@ -59,7 +59,7 @@ def page(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
     metrics = result.typed_metrics
     names = list(metrics.scores)
     with tempfile.TemporaryFile(prefix=_DRAFT) as bodies, tempfile.TemporaryFile(prefix=_DRAFT) as columns:
-        packed = _Packed(bodies, columns, CaseColumns(names), text_limit(len(records)))
+        packed = _Packed(bodies, columns, TableColumns(names), text_limit(len(records)))
         expectations = Expectations(suite, manifest)
         for offset, record in records:
             packed.add(record, offset, expectations)
@@ -79,7 +79,7 @@ def page(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
 class _Packed:
     """The cases, compressed as they come, in two files: their bodies in chunks, the table's columns in one stream."""
 
-    def __init__(self, bodies: IO[bytes], columns: IO[bytes], table: CaseColumns, limit: int) -> None:
+    def __init__(self, bodies: IO[bytes], columns: IO[bytes], table: TableColumns, limit: int) -> None:
         self.curves = Curves()
         self.starts: list[int] = []
         """Which record each chunk begins with."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.load.levels import PERCENTILES
-from steelyard.report.chart import Axis, Chart, LegendEntry, Mark, Rule, Series, chart_file, nice_ticks
+from steelyard.report.chart import Axis, Chart, LegendEntry, Mark, ReferenceLine, Series, chart_file, nice_ticks
 from steelyard.stats.formatting import format_number, format_seconds, safe_text, trim
 
 TIMES = {"time_to_first_token": "Time to first token", "time_to_last_token": "Time to last token"}
@@ -49,7 +49,7 @@ def error_rate_chart(sweep: Mapping[str, Any]) -> Chart:
         # A little below nothing, so that the points without errors are clear of the axis.
         y=Axis(-0.06 * worst, worst, nice_ticks(worst, 5), lambda rate: f"{rate * 100:g}%"),
         series=[Series("trail", marks)],
-        rules=[] if limit is None else [Rule("limit", y=limit)],
+        rules=[] if limit is None else [ReferenceLine("limit", y=limit)],
         legend=list(_level_legend(sweep)),
     )
 
@@ -74,8 +74,8 @@ def latency_chart(sweep: Mapping[str, Any], metric: str) -> Chart:
     levels = [level for level in sweep["levels"] if level[metric]["p50"] is not None]
     drawn, best = time_limits(sweep, metric), sweep["recommendation"]["level"]
     seconds = [level[metric][name] for level in levels for name in PERCENTILES]
-    rules = [Rule("limit", y=limit) for _, limit in drawn]
-    rules += [] if best is None else [Rule("chosen", x=best)]
+    rules = [ReferenceLine("limit", y=limit) for _, limit in drawn]
+    rules += [] if best is None else [ReferenceLine("chosen", x=best)]
     return Chart(
         title=TIMES[metric],
         description=f"{TIMES[metric]} against calls in flight",
