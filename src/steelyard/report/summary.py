@@ -124,7 +124,7 @@ def _judges(metrics: Metrics) -> list[str]:
 def _speed(metrics: Metrics) -> list[str]:
     stats = metrics.stats
     rows = []
-    for metric, label in {**_TIMES, **_told_apart(stats), **_TOKENS}.items():
+    for metric, label in {**_TIMES, **_reasoning_details(stats), **_TOKENS}.items():
         if stats[f"{metric}-average"] is not None:
             show = _format_tokens if metric in _TOKENS else format_seconds
             rows.append([label, *(show(stats[f"{metric}-{column}"] or 0.0) for column in _COLUMNS)])
@@ -141,7 +141,7 @@ def _speed(metrics: Metrics) -> list[str]:
     return lines
 
 
-def _told_apart(stats: Mapping[str, float | None]) -> dict[str, str]:
+def _reasoning_details(stats: Mapping[str, float | None]) -> dict[str, str]:
     """The details worth a line: content and reasoning where there are both, waiting where there was any."""
     shown = {metric: label for metric, label in _DETAILS.items() if stats.get(f"{metric}-average") is not None}
     if "time_to_first_reasoning_token" not in shown:

@@ -216,7 +216,7 @@ class _Words(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Words).decode
 
 
-class Found(msgspec.Struct, frozen=True):
+class SearchResult(msgspec.Struct, frozen=True):
     """Which records hold the words, and how many were looked at before time or patience ran out."""
 
     records: npt.NDArray[np.bool_]
@@ -228,7 +228,7 @@ def terms_of(query: str) -> tuple[str, ...]:
     return tuple(query[:MAX_QUERY_CHARS].lower().split())
 
 
-def search(run: Path, rows: Rows, terms: tuple[str, ...], clock: Callable[[], float] = time.monotonic) -> Found:
+def search(run: Path, rows: Rows, terms: tuple[str, ...], clock: Callable[[], float] = time.monotonic) -> SearchResult:
     """Look through the records of these rows, in the order in which they lie in the journal."""
     found = np.zeros(len(rows), dtype=bool)
     deadline, left, searched = clock() + _MAX_SECONDS, _MAX_SEARCH_BYTES, 0
@@ -243,7 +243,7 @@ def search(run: Path, rows: Rows, terms: tuple[str, ...], clock: Callable[[], fl
             found[record] = _holds(file.read(length), terms)
             left -= length
             searched += 1
-    return Found(found, searched)
+    return SearchResult(found, searched)
 
 
 def _holds(line: bytes, terms: tuple[str, ...]) -> bool:

@@ -31,7 +31,7 @@ from steelyard.journal.index import ROWS, Rows
 from steelyard.journal.reader import index_rows
 from steelyard.report.page.data import body
 from steelyard.view import pages
-from steelyard.view.cases import MAX_ROWS, MEASURED, CaseTable, Found, search, terms_of
+from steelyard.view.cases import MAX_ROWS, MEASURED, CaseTable, SearchResult, search, terms_of
 from steelyard.view.live import Watches
 from steelyard.view.pages import charts, in_case_order
 from steelyard.view.runs import MAX_COMPARED, Comparisons, Overviews, Runs, Suites, Sweeps, stat_of
@@ -326,7 +326,7 @@ class Tables:
 
     def __init__(self) -> None:
         self._kept: list[_Kept] = []
-        self._searches: OrderedDict[tuple[Path, str, tuple[str, ...]], Found] = OrderedDict()
+        self._searches: OrderedDict[tuple[Path, str, tuple[str, ...]], SearchResult] = OrderedDict()
 
     def known(self, run: Path, version: str | None, figures: bool) -> CaseTable | None:
         """The table of that version, else the present one; None unless it was made before."""
@@ -347,7 +347,7 @@ class Tables:
         """The table of rows in case order that have figures; `seen` is what the journal was before they were read."""
         return self._keep(CaseTable(run, rows), seen)
 
-    def search(self, table: CaseTable, query: str) -> Found | None:
+    def search(self, table: CaseTable, query: str) -> SearchResult | None:
         """Which records hold these words; None when there are no words."""
         terms = terms_of(query)
         if not terms or not len(table):
