@@ -19,6 +19,9 @@ from steelyard.run.config import RUN_KEYS, EngineChoice
 from steelyard.run.options import RunChanges, options_of, read_suite_options
 from tests.support.engine import make_suite
 
+HELP = {"help_option_names": ["-h", "--help"]}
+"""As the group sets them: click keeps the help option of a command's first context."""
+
 
 def echo(case: EvalCase) -> str:
     return case.prompt or ""
@@ -214,7 +217,7 @@ def test_a_flag_of_run_is_there_for_every_option_that_has_one() -> None:
 def test_a_derived_flag_that_is_not_given_is_none(command) -> None:
     """So that it leaves alone what the suite says."""
     words = {"run": ["s.yaml"], "sweep": ["s.yaml", "-j", "1"], "score": ["RUN"]}[command.name]
-    given = command.make_context(command.name, words).params
+    given = command.make_context(command.name, words, **HELP).params
     derived = [name for name in FIELDS if name in given and (command.name, name) != ("sweep", "parallelism")]
     assert derived
     assert [given[name] for name in derived] == [None] * len(derived)
@@ -234,7 +237,7 @@ def test_a_derived_flag_that_is_not_given_is_none(command) -> None:
     ],
 )
 def test_a_flag_is_read_by_the_options_own_parser(words, name, value) -> None:
-    assert run_command.make_context("run", ["s.yaml", *words]).params[name] == value
+    assert run_command.make_context("run", ["s.yaml", *words], **HELP).params[name] == value
 
 
 @pytest.mark.parametrize(
@@ -248,7 +251,7 @@ def test_a_flag_is_read_by_the_options_own_parser(words, name, value) -> None:
 )
 def test_a_flag_that_cannot_be_read_is_a_usage_error(words, said) -> None:
     with pytest.raises(click.BadParameter) as caught:
-        run_command.make_context("run", ["s.yaml", *words])
+        run_command.make_context("run", ["s.yaml", *words], **HELP)
     assert said in caught.value.message
 
 
