@@ -1,4 +1,4 @@
-"""Steelyard weighs models and agents: how good their answers are and how fast they came, from the same calls."""
+"""Steelyard evaluates and load-tests models and agents: how good and how fast their answers are, from one run."""
 
 from __future__ import annotations
 

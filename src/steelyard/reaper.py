@@ -1,6 +1,6 @@
 """The reaper: a small process that ends what a run started, however the run itself ends.
 
-It runs as a program of its own (`python -I -S reaper.py RUNNER_PID MARKER`) with the read end of a pipe as its stdin,
+It runs as a separate program (`python -I -S reaper.py RUNNER_PID MARKER`) with the read end of a pipe as its stdin,
 and imports nothing but the standard library. The runner writes lines into the pipe; when the runner is gone, `kill -9`
 included, the kernel closes the pipe and the reaper ends
 

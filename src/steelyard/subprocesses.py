@@ -41,10 +41,10 @@ def kill_all() -> None:
 
 
 class Reaper:
-    """This process's reaper: told of each program that starts and ends, it kills the rest when this process is gone.
+    """This process's reaper: it hears of each program that starts and ends, and kills the rest if this process dies.
 
     It is started with the first program, or earlier by the command line, which has it watch for signals too. Where
-    there is no /proc (macOS) there is none, and programs are only ended by whoever started them.
+    there is no /proc (macOS) there is none, and programs are ended only by the code that started them.
     """
 
     def __init__(self) -> None:

@@ -127,7 +127,7 @@ def resume(shop: Workshop, ended: Ended) -> None:
     [*((kind, signal.SIGINT) for kind in KINDS), ("waits", signal.SIGTERM), ("blocks", signal.SIGTERM)],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_signal_ends_the_run_in_time_with_balanced_books_and_the_command_that_resumes(
+def test_a_signal_ends_the_run_in_time_with_counts_that_add_up_and_the_command_that_resumes(
     shop: Workshop, kind: str, number: signal.Signals
 ) -> None:
     ended, seconds = interrupt(started(shop, kind), number)

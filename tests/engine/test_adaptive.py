@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steelyard.engine.adaptive import AdaptivePermits, Sample, throughput_gain
+from steelyard.engine.adaptive import AdaptivePermits, LatencySample, throughput_gain
 from steelyard.errors import ConfigurationError
 from tests.support.provider import Outcome, Provider, Queueing, noisy, run_against
 
@@ -289,7 +289,7 @@ def test_the_start_lies_within_the_bounds(start, allowed) -> None:
 
 @pytest.mark.parametrize(("power", "latency_ratio"), [(1.0, 1.0), (0.5, 2**0.5), (0.0, 2.0), (-1.0, 4.0)])
 def test_throughput_gain_is_the_power_with_which_throughput_grew(power, latency_ratio) -> None:
-    lower, higher = Sample(), Sample()
+    lower, higher = LatencySample(), LatencySample()
     for _ in range(10):
         lower.add(0.3, 10)
         higher.add(0.3 * latency_ratio, 20)
@@ -302,7 +302,7 @@ def test_the_error_of_the_gain_is_what_repetition_shows() -> None:
     source = random.Random(3)
     gains, errors = [], []
     for _ in range(300):
-        lower, higher = Sample(), Sample()
+        lower, higher = LatencySample(), LatencySample()
         for _ in range(40):
             lower.add(source.lognormvariate(0, 0.5), 20)
         for _ in range(60):

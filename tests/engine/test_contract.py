@@ -458,7 +458,7 @@ def test_work_that_refuses_to_end_is_left_behind_after_the_grace(backend, tmp_pa
         board.release()
         await until(lambda: board.now == 0)
         await asyncio.sleep(0.01)
-        # The books are closed: what comes now must reach neither them nor a journal that is closed as well.
+        # The counts are closed: what comes now must reach neither them nor a journal that is closed as well.
         assert emitted == []
         assert tally == Tally(started=2, finished=0, cancelled=2, peak_in_flight=2)
         assert board.entered == 2

@@ -61,7 +61,7 @@ def composed(*, ok: int, error: int = 0, score: float = 1.0, stopped: str | None
     errors.counts.update({ErrorName(f"Error{number}", f"Error{number}"): 1 for number in range(error)})
     return compose(
         about={"suite": "suite", "target": {}, "model_id": "model", "seed": 0},
-        books=RunCounts(
+        counts=RunCounts(
             planned=ok + error + left, ok=ok, error=error, cancelled=left // 2, not_started=left - left // 2
         ),
         stats=stats,

@@ -1,4 +1,4 @@
-"""Stopping a run: by token, by cancelling its task, by Ctrl-C. What finished is kept, the books balance."""
+"""Stopping a run: by token, by cancelling its task, by Ctrl-C. What finished is kept, the counts add up."""
 
 from __future__ import annotations
 

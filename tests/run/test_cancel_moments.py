@@ -54,7 +54,7 @@ def models(moment: Moment | None = None, **agent: Any) -> tuple[Agent, Assessor]
 
 
 def check_what_is_left(directory: Path, counts: dict[str, int]) -> None:
-    """The books balance and what is on disk agrees with them."""
+    """The counts add up, and what is on disk agrees with them."""
     assert counts["planned"] == CASES == sum(counts[name] for name in ("ok", "error", "cancelled", "not_started"))
     assert counts["error"] == 0
     records = lines_of(directory, "outputs.jsonl")

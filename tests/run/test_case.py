@@ -471,7 +471,7 @@ ANSWERS = {"fine", "surrogate", *SCORER_ERRORS}
     parallelism=st.integers(1, 6),
 )
 def test_no_mix_of_bad_cases_ends_a_run(does, parallelism) -> None:
-    """Every case has its record, the good ones their answer, the bad ones their error, and the books balance."""
+    """Every case has its record, the good ones their answer, the bad ones their error, and the counts add up."""
     suite = make_suite(0)
     cases = [EvalCase(id=str(n), prompt="p", metadata={"does": what}) for n, what in enumerate(does)]
     suite = type(suite)("bad", cases)

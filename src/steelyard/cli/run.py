@@ -41,7 +41,7 @@ from steelyard.suite.evalset import EvalSet
 log = logging.getLogger("steelyard")
 
 
-class Flags(msgspec.Struct, frozen=True, kw_only=True):
+class RunFlags(msgspec.Struct, frozen=True, kw_only=True):
     """What was given on the command line besides the options of the run and its engine."""
 
     suite: str
@@ -91,7 +91,7 @@ def command(**given: Any) -> int:
     is already paid for is not requested again.
     """
     options, engine = given_options(RunOptions, "run", given), given_options(EngineChoice, "run", given)
-    flags = Flags(**given)
+    flags = RunFlags(**given)
     log_to_stderr(quiet=flags.quiet, verbose=flags.verbose)
     if flags.new and flags.out is not None:
         raise click.UsageError("--new chooses a directory by itself: it does not go with --out")
@@ -145,7 +145,7 @@ def _tell(runner: Runner, place: Path) -> None:
     )
 
 
-def _run(runner: Runner, gate: Gate, flags: Flags, entry: OpenMode) -> int:
+def _run(runner: Runner, gate: Gate, flags: RunFlags, entry: OpenMode) -> int:
     place = Path(runner.options.output_path or "")
     again = command_again(place)
     runner.token = runner.token or CancellationToken()
@@ -175,14 +175,14 @@ def _run(runner: Runner, gate: Gate, flags: Flags, entry: OpenMode) -> int:
     return verdict_code(metrics, gate, remedy=remedy)
 
 
-def _show(result: Result, flags: Flags, place: Path) -> None:
+def _show(result: Result, flags: RunFlags, place: Path) -> None:
     if flags.as_json:
         show_json(result.metrics)
     else:
         show(summary(result.typed_metrics, str(place)))
 
 
-def _load(flags: Flags, options: dict[str, Any], engine: dict[str, Any]) -> tuple[Runner, Gate]:
+def _load(flags: RunFlags, options: dict[str, Any], engine: dict[str, Any]) -> tuple[Runner, Gate]:
     """The runner that a suite names; what was given on the command line overrides the suite's own options."""
     if flags.quiet or flags.no_progress:
         options["progress"] = "off"

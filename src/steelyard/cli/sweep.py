@@ -24,7 +24,7 @@ from steelyard.run.runner import Runner
 from steelyard.units import parse_duration
 
 
-class Flags(msgspec.Struct, frozen=True, kw_only=True):
+class SweepFlags(msgspec.Struct, frozen=True, kw_only=True):
     """What was given on the command line besides the options of each level's run and the engine."""
 
     suite: str
@@ -77,7 +77,7 @@ def command(**given: Any) -> int:
     and target is resumed; finished levels are not measured again.
     """
     options, engine = given_options(RunOptions, "sweep", given), given_options(EngineChoice, "sweep", given)
-    flags = Flags(**given)
+    flags = SweepFlags(**given)
     log_to_stderr(quiet=flags.quiet, verbose=flags.verbose)
     if flags.new and flags.out is not None:
         raise click.UsageError("--new chooses a directory by itself: it does not go with --out")
@@ -93,7 +93,7 @@ def command(**given: Any) -> int:
             runner.engine.close()
 
 
-def _load(flags: Flags, options: dict[str, Any], engine: dict[str, Any]) -> Runner:
+def _load(flags: SweepFlags, options: dict[str, Any], engine: dict[str, Any]) -> Runner:
     """The runner that a suite names; what was given on the command line overrides the suite's own options."""
     changed = {name: value for name in ("model", "base_url") if (value := getattr(flags, name)) is not None}
     runner, _ = load_suite(flags.suite, changed, engine)
@@ -104,7 +104,7 @@ def _load(flags: Flags, options: dict[str, Any], engine: dict[str, Any]) -> Runn
     return runner
 
 
-def _sweep(runner: Runner, flags: Flags, place: Path) -> Sweep:
+def _sweep(runner: Runner, flags: SweepFlags, place: Path) -> Sweep:
     return Sweep(
         runner,
         levels=flags.parallelism,
@@ -116,7 +116,7 @@ def _sweep(runner: Runner, flags: Flags, place: Path) -> Sweep:
     )
 
 
-def _run(sweep: Sweep, flags: Flags, place: Path) -> int:
+def _run(sweep: Sweep, flags: SweepFlags, place: Path) -> int:
     again = command_again(place)
     ending = run_interruptibly(
         sweep, lambda: sweep.run(force=flags.force), again, token=sweep.token, read_partial=lambda _: None
@@ -134,7 +134,7 @@ def _run(sweep: Sweep, flags: Flags, place: Path) -> int:
     return 0
 
 
-def _show(result: SweepResult, flags: Flags, place: Path) -> None:
+def _show(result: SweepResult, flags: SweepFlags, place: Path) -> None:
     """The table or the JSON, and where the plots are."""
     metrics = result.to_metrics()
     plots = []

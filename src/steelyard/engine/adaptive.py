@@ -80,11 +80,11 @@ class AdaptivePermits:
         self._refused = False
         self._refused_share = 0.0
         self._answers = 0
-        self._sample = Sample()
-        self._remembered: deque[Sample] = deque(maxlen=_REMEMBERED)
-        self._on_trial: Sample | None = None
+        self._sample = LatencySample()
+        self._remembered: deque[LatencySample] = deque(maxlen=_REMEMBERED)
+        self._on_trial: LatencySample | None = None
         self._settling = False
-        self._doubted: Sample | None = None
+        self._doubted: LatencySample | None = None
         self._on_change: list[Callable[[], None]] = []
         self._on_room: list[Callable[[], None]] = []
         self._on_answered: list[Callable[[str, int], None]] = []
@@ -194,7 +194,7 @@ class AdaptivePermits:
             self._allow_what_was_not_refused(now)
         elif trial is not None:
             if self._settling:  # the first answers come from the queue of before
-                self._settling, self._sample = False, Sample()
+                self._settling, self._sample = False, LatencySample()
             elif sample.answers >= max(_MIN_ANSWERS, 4 * self._allowed):
                 self._judge_cut(now, trial, sample)
         elif sample.most_in_use < _IN_USE * self._allowed:
@@ -211,7 +211,7 @@ class AdaptivePermits:
         self._set(now, allowed, "as many as were not refused")
         self._ceiling = max(self._ceiling or 0, self._allowed + 1)
 
-    def _is_inflated(self, sample: Sample) -> bool:
+    def _is_inflated(self, sample: LatencySample) -> bool:
         """Whether throughput clearly failed to grow since there were half as many calls on the wire, or fewer."""
         if self._doubted is not None and sample.level >= _FAR_ENOUGH * self._doubted.level:
             doubted, self._doubted = self._doubted, None
@@ -224,7 +224,7 @@ class AdaptivePermits:
                     return True
         return False
 
-    def _cut_for_latency(self, now: float, sample: Sample, *, confirmed: bool = False) -> None:
+    def _cut_for_latency(self, now: float, sample: LatencySample, *, confirmed: bool = False) -> None:
         if not confirmed:
             self._lengthen_rest()
         sample.allowed, sample.confirmed = self._allowed, confirmed
@@ -233,7 +233,7 @@ class AdaptivePermits:
         self._on_trial = sample if self._allowed < sample.allowed else None
         self._settling = True
 
-    def _judge_cut(self, now: float, before: Sample, after: Sample) -> None:
+    def _judge_cut(self, now: float, before: LatencySample, after: LatencySample) -> None:
         """Keep cutting where it cost no throughput; else undo the last cut."""
         gain, _ = throughput_gain(after, before)
         self._on_trial = None
@@ -275,7 +275,7 @@ class AdaptivePermits:
         allowed = min(max(allowed, self._minimum), self._maximum)
         if self._sample.answers:
             self._remembered.append(self._sample)
-        self._sample = Sample()
+        self._sample = LatencySample()
         self._answers = self._rested = 0
         self._level_since = now
         if allowed == self._allowed:
@@ -288,7 +288,7 @@ class AdaptivePermits:
             callback()
 
 
-class Sample:
+class LatencySample:
     """The answers at one level: how many, and mean and spread of the logarithms of their latencies."""
 
     __slots__ = ("_beside", "_squares", "allowed", "answers", "confirmed", "judged", "mean", "most_in_use")
@@ -320,13 +320,13 @@ class Sample:
         """How many calls were on the wire, on average."""
         return self._beside / self.answers
 
-    def variance_with(self, other: Sample) -> float:
+    def variance_with(self, other: LatencySample) -> float:
         """Of the logarithms, in both samples together; without end when there are too few to tell."""
         freedom = self.answers + other.answers - 2
         return (self._squares + other._squares) / freedom if freedom >= 4 else math.inf
 
 
-def throughput_gain(lower: Sample, higher: Sample) -> tuple[float, float]:
+def throughput_gain(lower: LatencySample, higher: LatencySample) -> tuple[float, float]:
     """The power of the parallelism with which throughput grew from the lower level to the higher, and its error.
 
     1 when twice as many calls bring twice as many answers, 0 when they only wait twice as long. By Little's law

@@ -51,7 +51,7 @@ class LocalEngine(Engine):
             raise ConfigurationError(f"parallelism must be >= 1, got {parallelism}")
         if token.cancelled:
             return Tally()
-        gate = Gate(permits, pace) if permits is not None or pace is not None else None
+        gate = JobGate(permits, pace) if permits is not None or pace is not None else None
         pool = _Pool(work, jobs, emit, token, gate)
         self._runs.append(pool)
         try:
@@ -72,7 +72,7 @@ class _Pool:
     """The workers of one run, what they have in flight, and how it ends."""
 
     def __init__(
-        self, work: Work, jobs: Iterator[Job | None], emit: Emit, token: Cancellation, gate: Gate | None
+        self, work: Work, jobs: Iterator[Job | None], emit: Emit, token: Cancellation, gate: JobGate | None
     ) -> None:
         self.in_flight: dict[int, Job] = {}
         """By the worker's number."""
@@ -180,7 +180,7 @@ class _Pool:
                 turn.end()
                 await asyncio.sleep(0)
 
-    async def _enter_gate(self, gate: Gate, task: asyncio.Task[None]) -> Job | None:
+    async def _enter_gate(self, gate: JobGate, task: asyncio.Task[None]) -> Job | None:
         """Return the next job as soon as the gate allows one, or `_NO_MORE`."""
         try:
             job = await gate.enter(self._next_job)
@@ -254,7 +254,7 @@ async def _clear_cancellation(task: asyncio.Task[None]) -> None:
         pass
 
 
-class Gate:
+class JobGate:
     """Decides when a worker may take its next job, in the order in which the workers came.
 
     At most `permits.allowed` are inside; when that shrinks, those inside finish and no other enters. With a pace, one

@@ -163,9 +163,6 @@ def read_exactly(descriptor: int, size: int, position: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-"""Bytes read at a time."""
-
-
 def lines_forward(descriptor: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
     """(offset, line) of every line from `start` to `end`, where one ends, in order."""
     with os.fdopen(os.dup(descriptor), "rb", buffering=1 << 20) as file:

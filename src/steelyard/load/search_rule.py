@@ -23,7 +23,7 @@ from steelyard.stats.distributions import beta_cdf, student_quantile
 from steelyard.stats.intervals import Floats, Interval, rate_lower, rate_upper
 
 BATCHES = 5
-"""A block is cut into so many batches; what their means differ by is how unsure the block's mean is."""
+"""Batches of a block; the spread of their means is the uncertainty of the block's mean."""
 MAX_BLOCKS = 4
 """How many blocks a level is measured for at most, to settle a comparison that is open."""
 
@@ -40,11 +40,11 @@ _PROPORTIONAL = 0.75
 """A step that brought this share of what was promised left no knee between its ends."""
 _MAX_REQUESTS = 3_000
 _MAX_TIMES = 2.0
-"""After so many requests, and so many times those of each level's first block, no level gets another block."""
+"""Past these totals (requests, and multiples of each level's first block) no level gets another block."""
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """Measure a block of so many requests with this many calls in flight."""
+    """Measure a block of `requests` requests with `level` calls in flight."""
 
     level: int
     requests: int

@@ -141,7 +141,7 @@ def texts(content: Any) -> Iterator[str]:
                 yield text
 
 
-class TokenUsage(msgspec.Struct, gc=False):
+class AnswerUsage(msgspec.Struct, gc=False):
     """Tokens in (of them cached) and out (of them reasoning)."""
 
     input: int
@@ -170,7 +170,7 @@ class SimulatedAnswer(msgspec.Struct, gc=False):
     """Of the text, of the refusal, or of the tool call's arguments."""
     tool_call: AnswerToolCall | None
     stop: Stop
-    usage: TokenUsage | None
+    usage: AnswerUsage | None
     include_usage: bool
     """Whether a chat stream should report the usage."""
 
@@ -244,10 +244,10 @@ def _text(
     return words(options.output_tokens.draw_count(numbers.output_tokens), numbers.words)
 
 
-def _usage(request: ParsedRequest, randomness: RequestRandomness, output: int, reasoning: int) -> TokenUsage:
+def _usage(request: ParsedRequest, randomness: RequestRandomness, output: int, reasoning: int) -> AnswerUsage:
     """Count tokens. A prompt that came before is cached, all but its last token, which a model always reads again."""
     count = request.count_input_tokens()
-    return TokenUsage(count, count - 1 if randomness.nth else 0, output + reasoning, reasoning)
+    return AnswerUsage(count, count - 1 if randomness.nth else 0, output + reasoning, reasoning)
 
 
 def _tool_call(

@@ -175,7 +175,7 @@ def _failed(error: BaseException, partial: Any, retries: int) -> InvocationRespo
     """An answer that says what went wrong, with as much of the real one as there is."""
     try:
         response = _checked(copy(partial)) if partial is not None else InvocationResponse()
-    except TypeError:  # what a target says of its own failure may be as broken as the rest
+    except TypeError:  # what a target reports of a failure may be as broken as the rest
         response = InvocationResponse()
     response.error, response.error_type, response.retries = describe(error), type(error).__name__, retries
     return response

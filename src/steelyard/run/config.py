@@ -93,7 +93,7 @@ _OF_THE_CONNECTION = (
     "base_url", "api_key", "api_key_env", "api_version", "headers", "stream", "proxy", "ca_bundle", "verify",
     "parallelism",
 )  # fmt: skip
-"""What a judge without a target of its own takes over from the suite's endpoint; the rest is about the answers."""
+"""What a judge without a target takes over from the suite's endpoint; the rest is about the answers."""
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,7 +276,7 @@ def _own_object(path: Path, arguments: Any, where: str) -> tuple[Any, dict[str, 
 
 
 def _build_judge(file: SuiteFile, arguments: Any, where: str) -> Scorer:
-    """A judge; without a `target` of its own it asks the suite's kind of target for another model."""
+    """Make a judge; without a `target` it asks the suite's kind of target for another model."""
     from steelyard.scoring.judge.judge import Judge
 
     if not isinstance(arguments, dict):
@@ -308,7 +308,7 @@ def _judge_target(file: SuiteFile, given: dict[str, Any], where: str) -> Any:
 
 
 def _command(path: Path, arguments: Any) -> Target:
-    """A program; `cwd` and a program named by a relative path are seen from the suite file's folder.
+    """A program; `cwd` and a program named by a relative path are relative to the suite file's folder.
 
     The folder is part of the target's identity: resolved, it is the same from wherever the suite is run.
     """
@@ -336,7 +336,7 @@ def _python(path: Path, arguments: Any) -> Target:
 
 
 def _endpoint(kind: str, path: Path, arguments: Any) -> Target:
-    """A model's endpoint; its functions and its CA bundle are seen from the suite file's folder."""
+    """A model's endpoint; its functions and its CA bundle are relative to the suite file's folder."""
     where = f"target.{kind}"
     make = find("targets", kind)
     known = [name for name in takes(make) or () if name != "transport"]

@@ -333,7 +333,7 @@ class Execution:
             directory.commit()
         metrics = compose(
             about=about_run(self._manifest, directory.path if directory is not None else None),
-            books=recorder.close(tally, stopped),
+            counts=recorder.close(tally, stopped),
             stats=recorder.stats,
             scores=recorder.scores,
             errors=recorder.errors,

@@ -31,7 +31,7 @@ class RunCounts(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: int
     not_started: int
     to_redo: int = 0
-    """How many of the ok and error ones were to be scored or asked again, and were not reached."""
+    """How many of the ok and error ones were to be retried or scored again, and were not reached."""
     cut_short: bool = False
     """Something ended a run before its time that had no number of slots to reach, only a time."""
 
@@ -43,10 +43,10 @@ class RunCounts(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, stats: RunningStats, scores: ScoreStats) -> None:
         """Raise BooksError unless the counts add up, among themselves and with the statistics."""
         if self.planned != self.ok + self.error + self.cancelled + self.not_started:
-            raise CountsError(f"the books do not balance: {self}")
+            raise CountsError(f"the counts do not add up: {self}")
         counted = (stats.total_requests - stats.failed_requests, stats.failed_requests)
         if counted != (self.ok, self.error) or scores.n != self.ok + self.error:
-            raise CountsError(f"the statistics count {counted} ok and error, the scores {scores.n}; the books: {self}")
+            raise CountsError(f"the statistics count {counted} ok and error, the scores {scores.n}; the run: {self}")
 
 
 class Errors:
@@ -90,7 +90,7 @@ def _case_order(record: Record) -> tuple[int, int]:
 def compose(
     *,
     about: Mapping[str, Any],
-    books: RunCounts,
+    counts: RunCounts,
     stats: RunningStats,
     scores: ScoreStats,
     errors: Errors,
@@ -104,18 +104,18 @@ def compose(
 
     `sent` says, given the statistics, under which conditions the calls were made.
     """
-    books.check(stats, scores)
+    counts.check(stats, scores)
     flat = stats.to_stats()
     interval = scores.pass_rate_ci95
     if trials is not None and trials.trials > 1:
         interval = trials.pass_rate_ci95  # trials of one case are not independent: clustered by case
     return Metrics(
-        complete=books.complete,
+        complete=counts.complete,
         stopped=stopped,
         **about,
-        n=books.ok + books.error,
-        counts=Counts(**{name: getattr(books, name) for name in Counts.__struct_fields__}),
-        to_redo=books.to_redo,
+        n=counts.ok + counts.error,
+        counts=Counts(**{name: getattr(counts, name) for name in Counts.__struct_fields__}),
+        to_redo=counts.to_redo,
         pass_rate=scores.pass_rate,
         pass_rate_ci95=interval,
         pass_rate_all=scores.pass_rate_all,
@@ -128,7 +128,7 @@ def compose(
         cached=stats.cached_requests,
         left_out=left_out,
         active_seconds=stats.active_seconds,
-        **({} if spending is None else spending.to_metrics(n=books.ok + books.error, passed=scores.passed)),
+        **({} if spending is None else spending.to_metrics(n=counts.ok + counts.error, passed=scores.passed)),
         **errors.to_metrics(),
         scores=_named_scores(scores, trials),
         stats=flat,

@@ -125,12 +125,12 @@ def _replayed_metrics(run: Path) -> Metrics:
     replay.stats.active_seconds = replay.run_time
     done = replay.states.count(SlotState.DONE)
     planned = max(manifest.planned if manifest is not None else 0, done + errored)
-    books = RunCounts(planned=planned, ok=done, error=errored, cancelled=0, not_started=planned - done - errored)
+    counts = RunCounts(planned=planned, ok=done, error=errored, cancelled=0, not_started=planned - done - errored)
     errors = Errors()
     errors.counts.update(replay.errors)
     metrics = compose(
         about=about_run(manifest, run),
-        books=books,
+        counts=counts,
         stats=replay.stats,
         scores=replay.scores,
         errors=errors,

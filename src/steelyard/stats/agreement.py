@@ -237,16 +237,16 @@ def spearman_lower(rho: float, n: int, alpha: float = 0.05) -> float | None:
 
 
 def consensus(labels: Floats) -> Floats:
-    """What several labellers (columns, NaN where one said nothing) say together of each answer: their mean."""
-    said = ~np.isnan(labels)
-    counts = said.sum(axis=1)
+    """What several labellers (columns, NaN where one labelled nothing) say together of each answer: their mean."""
+    labelled = ~np.isnan(labels)
+    counts = labelled.sum(axis=1)
     means: Floats = np.full(len(labels), np.nan)
-    np.divide(np.where(said, labels, 0.0).sum(axis=1), counts, out=means, where=counts > 0)
+    np.divide(np.where(labelled, labels, 0.0).sum(axis=1), counts, out=means, where=counts > 0)
     return means
 
 
 def human_ceiling(labels: Floats, *, pass_from: float = 0.5, graded: bool = False) -> HumanCeiling | None:
-    """How each labeller (a column, NaN where one said nothing) agrees with the others; None without shared answers.
+    """How each labeller (a column, NaN where one labelled nothing) agrees with the others; None without shared answers.
 
     For pass/fail each is compared with the majority of the others, where they have one.
     """

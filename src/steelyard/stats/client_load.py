@@ -40,7 +40,7 @@ _WORST = ("loop_lag_p50", "loop_lag_p99", "loop_lag_max", "loop_lag_sustained")
 _EARLIER = "in an earlier launch "
 
 _TIME = Figure("seconds", None, "client")
-_LAG = Figure("seconds", "lower", "client")
+_LOOP_LAG = Figure("seconds", "lower", "client")
 _BUSY = Figure("ratio", "lower", "client")
 
 
@@ -49,10 +49,10 @@ class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: Annotated[float, _TIME]
     """How long it was observed, without the time it was suspended."""
-    loop_lag_p50: Annotated[float, _LAG]
-    loop_lag_p99: Annotated[float, _LAG]
-    loop_lag_max: Annotated[float, _LAG]
-    loop_lag_sustained: Annotated[float, _LAG]
+    loop_lag_p50: Annotated[float, _LOOP_LAG]
+    loop_lag_p99: Annotated[float, _LOOP_LAG]
+    loop_lag_max: Annotated[float, _LOOP_LAG]
+    loop_lag_sustained: Annotated[float, _LOOP_LAG]
     """The 99th percentile or, where that would be one or two ticks, the third largest lag."""
     cpu_share: Annotated[float, _BUSY]
     """CPU time of all threads over the time observed: 1.0 is one whole core."""
@@ -60,7 +60,7 @@ class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The same of the event loop's thread alone."""
     peak_rss: Annotated[int | None, Figure("bytes", "lower", "client")] = None
     """Peak memory of the process so far, in bytes; None where the system does not report it."""
-    stood_still: Annotated[float, _LAG] = 0.0
+    stood_still: Annotated[float, _LOOP_LAG] = 0.0
     """Seconds in which the whole process seems to have been suspended: each such time counts as one late tick."""
     bottleneck: bool = False
     reason: str | None = None

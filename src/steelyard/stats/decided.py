@@ -66,7 +66,7 @@ class ThresholdRule:
         return self.decision
 
     def decision_at(self, passed: int, failed: int) -> Decision | None:
-        """What is decided after so many passes and fails, were this the first look."""
+        """What is decided after these passes and fails, were this the first look."""
         if passed >= self.needed:
             return "pass"
         if failed > self.suite - self.needed:
@@ -93,7 +93,7 @@ class ThresholdRule:
         return most + math.log(float(np.exp(logs - most).sum())) - reference
 
     def _log_likelihood(self, passes: Integers, passed: int, failed: int) -> Floats:
-        """Of this path if the suite holds so many passes, up to a constant."""
+        """The likelihood of this path if the suite holds that many passes, up to a constant."""
         table, fails = self._log_factorials, self.suite - passes
         logs: Floats = table[passes] - table[passes - passed] + table[fails] - table[fails - failed]
         return logs

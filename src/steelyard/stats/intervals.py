@@ -25,8 +25,8 @@ Interval: TypeAlias = tuple[float, float]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 # A resample costs a draw per distinct value: 2,000 of them take some 0.3 s. With more distinct values than that
-# there are at least as many values, and the mean of so many is normal to more digits than anyone reads.
-_MOST_DISTINCT = 2_000
+# there are at least as many values, and the mean of that many is normal to more digits than anyone reads.
+_MAX_DISTINCT = 2_000
 _BLOCK_CELLS = 1_000_000  # draws held at once: 8 MB
 _BLOCK_VALUES = 65_536
 
@@ -484,7 +484,7 @@ def _tally(numbers: Floats) -> tuple[Floats, npt.NDArray[np.int64]] | None:
         distinct, counts = np.unique(numbers[start : start + _BLOCK_VALUES], return_counts=True)
         for value, count in zip(distinct.tolist(), counts.tolist(), strict=True):
             tally[value] = tally.get(value, 0) + count
-        if len(tally) > _MOST_DISTINCT:
+        if len(tally) > _MAX_DISTINCT:
             return None
     ordered = sorted(tally)
     return np.array(ordered), np.array([tally[value] for value in ordered], dtype=np.int64)

@@ -89,7 +89,7 @@ class SendCounts(msgspec.Struct, frozen=True, kw_only=True):
     worst_lateness: Annotated[float, Figure("seconds", "lower", "client")]
 
     def really_sent(self, sent: int) -> SendCounts:
-        """The same for so many sends: at its moment a call may have been called off, by a budget or a cancellation."""
+        """The counts for `sent` sends: a budget or a cancellation may stop a call at its planned time."""
         return msgspec.structs.replace(self, sent=sent, missed=self.planned - sent, late=min(self.late, sent))
 
 

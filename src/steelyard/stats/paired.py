@@ -19,7 +19,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 _RESAMPLES = 10_000
 _RESAMPLES_OF_MANY = 2_000
 _MANY_DISTINCT = 200
-"""From so many different values on, a resample costs enough for fewer of them to do."""
+"""From this many different values on, fewer resamples are drawn."""
 
 _FEWEST_ONE_WAY = 6
 """The fewest cases, all changed one way, that are significant: 2 × 0.5⁶ is the first such number below 0.05."""
@@ -27,7 +27,7 @@ _FEWEST_ONE_WAY = 6
 _POWER = 0.8
 _ALPHA = 0.025
 _PLANNED = 60
-"""Above so many changed cases a formula gives the power to a percent; below, samples are drawn and counted."""
+"""Above this many changed cases a formula gives the power to a percent; below, samples are drawn and counted."""
 _DRAWS = 3_000
 _DRAWS_OF_MANY = 300
 _MAX_CASES = 100_000_000
@@ -213,7 +213,7 @@ def smallest_detectable(
 def detectable_difference(
     cases: int, changed: float = 0.1, *, alpha: float = _ALPHA, power: float = _POWER
 ) -> float | None:
-    """What a suite of so many cases, asked once each, can show four times in five, if this share of them changes."""
+    """What a suite of this many cases, asked once each, can show four times in five, if this share of them changes."""
     if not 0 <= changed <= 1:
         raise ValueError(f"changed must be within 0..1, got {changed}")
     return _detectable(cases, np.ones(1), changed, alpha, power)
@@ -231,7 +231,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _coin_cdf(tosses: int) -> Floats:
-    """For each number of heads, how likely a fair coin shows no more than so many."""
+    """For each number of heads, how likely a fair coin shows no more than that."""
     heads = np.arange(1, tosses + 1, dtype=np.float64)
     steps = np.log((tosses - heads + 1) / heads)
     logs = np.concatenate([[0.0], np.cumsum(steps)]) - tosses * math.log(2.0)
@@ -245,7 +245,7 @@ def _paired(mean: BoundedMean, cases: int) -> PairedDifference:
 
 
 class _Plan:
-    """How often so many cases, drawn from a distribution of differences, show that their mean is above −margin."""
+    """How often this many cases, drawn from a distribution of differences, show that their mean is above −margin."""
 
     def __init__(self, values: Floats, shares: Floats, margin: float, alpha: float) -> None:
         self._values, self._shares = values, shares
@@ -254,12 +254,12 @@ class _Plan:
         self.changed = float(shares[values != 0].sum())
 
     def score(self, cases: float) -> float:
-        """The normal score of the p that a typical sample of so many cases has."""
+        """The normal score of the p that a typical sample of this many cases has."""
         typical = BoundedMean.of_counts(self._values, self._shares * cases, low=-1.0)
         return normal_quantile(typical.chance_below(-self._margin))
 
     def power(self, cases: int) -> float:
-        """The chance that so many cases show it, by drawn samples."""
+        """The chance that this many cases show it, by drawn samples."""
         flips = bool(np.isin(self._values, (-1.0, 0.0, 1.0)).all())
         draws = _DRAWS if flips else _DRAWS_OF_MANY
         shares = self._shares / self._shares.sum()
@@ -329,7 +329,7 @@ def _first_shown(shown: Callable[[int], bool], about: int) -> int:
 
 
 def _detectable(cases: int, magnitudes: Floats, changed: float, alpha: float, power: float) -> float | None:
-    """The least mean difference that so many cases show this often."""
+    """The least mean difference that this many cases show this often."""
     sizes, counts = np.unique(magnitudes if len(magnitudes) else np.ones(1), return_counts=True)
     shares = counts / counts.sum()
     if cases < 1 or BoundedMean.of_counts([1.0], [cases], low=-1.0).chance_below(0.0) > alpha:

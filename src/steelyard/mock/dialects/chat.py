@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from steelyard.mock.answers import SimulatedAnswer, TokenUsage
+from steelyard.mock.answers import AnswerUsage, SimulatedAnswer
 
 _encode = msgspec.json.encode
 
@@ -83,7 +83,7 @@ def _finish_reason(answer: SimulatedAnswer) -> str:
     return "stop" if answer.stop == "refusal" else answer.stop
 
 
-def _usage(usage: TokenUsage) -> dict[str, Any]:
+def _usage(usage: AnswerUsage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,

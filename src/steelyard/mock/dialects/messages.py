@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from steelyard.mock.answers import SimulatedAnswer, TokenUsage
+from steelyard.mock.answers import AnswerUsage, SimulatedAnswer
 
 _encode = msgspec.json.encode
 _SIGNATURE = "bW9jaw=="
@@ -96,7 +96,7 @@ def _message(answer: SimulatedAnswer, output: int) -> dict[str, Any]:
     }
 
 
-def _usage(usage: TokenUsage, output: int) -> dict[str, Any]:
+def _usage(usage: AnswerUsage, output: int) -> dict[str, Any]:
     """Encode the usage; unlike OpenAI's, its input tokens do not include the cached ones."""
     return {
         "input_tokens": usage.input - usage.cached,

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from steelyard.mock.answers import SimulatedAnswer, TokenUsage
+from steelyard.mock.answers import AnswerUsage, SimulatedAnswer
 
 _encode = msgspec.json.encode
 
@@ -150,7 +150,7 @@ def _response(answer: SimulatedAnswer, status: str, output: list[dict[str, Any]]
     }
 
 
-def _usage(usage: TokenUsage) -> dict[str, Any]:
+def _usage(usage: AnswerUsage) -> dict[str, Any]:
     return {
         "input_tokens": usage.input,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
