@@ -30,10 +30,17 @@ class Pattern:
     """A compiled pattern; its searches raise PatternTimeout instead of running on."""
 
     def __init__(
-        self, source: str, *, ignore_case: bool = False, multiline: bool = False, dotall: bool = False
+        self,
+        source: str,
+        *,
+        ignore_case: bool = False,
+        multiline: bool = False,
+        dotall: bool = False,
+        verbose: bool = False,
+        ascii_only: bool = False,
     ) -> None:
         self.source = source
-        flags = (ignore_case, multiline, dotall)
+        flags = (ignore_case, multiline, dotall, verbose, ascii_only)
         self._compiled = _compiled(source, *flags)
 
     def search(self, text: str) -> regex.Match[str] | None:
@@ -59,11 +66,19 @@ class Pattern:
 
 
 @lru_cache(maxsize=512)
-def _compiled(source: str, ignore_case: bool, multiline: bool, dotall: bool) -> regex.Pattern[str]:
+def _compiled(
+    source: str, ignore_case: bool, multiline: bool, dotall: bool, verbose: bool, ascii_only: bool
+) -> regex.Pattern[str]:
     if len(source) > MAX_PATTERN_LENGTH:
         raise ConfigurationError(f"a pattern of {len(source):,} characters is too long; at most {MAX_PATTERN_LENGTH:,}")
     flags = regex.VERSION0
-    for wanted, flag in ((ignore_case, regex.IGNORECASE), (multiline, regex.MULTILINE), (dotall, regex.DOTALL)):
+    for wanted, flag in (
+        (ignore_case, regex.IGNORECASE),
+        (multiline, regex.MULTILINE),
+        (dotall, regex.DOTALL),
+        (verbose, regex.VERBOSE),
+        (ascii_only, regex.ASCII),
+    ):
         flags |= flag if wanted else 0
     try:
         return regex.compile(source, flags)

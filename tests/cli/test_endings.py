@@ -284,3 +284,32 @@ def test_leaving_ends_the_programs_that_still_run(tmp_path: Path) -> None:
     assert ended.returncode == 7
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+BACKTRACKING = """
+def answer(case):
+    with open(__file__.replace("agent.py", "calls.txt"), "a") as calls:
+        calls.write(case.id + "\\n")
+    return "a" * 60 + "b"
+"""
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_whose_pattern_backtracks_on_every_answer_can_be_stopped(shop: Workshop, signal_: signal.Signals) -> None:
+    shop.agent(BACKTRACKING)
+    shop.suite(" ".join(f"c{n}" for n in range(60)), scorers=[{"regex": {"pattern": "(a|aa)+$"}}])
+    command = [STEELYARD, "run", "suite.yaml", "--out", "RUN", "--no-progress"]
+    process = subprocess.Popen(command, cwd=shop.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until((shop.folder / "calls.txt").exists)
+    process.send_signal(signal_)
+    assert killed_unless_ended(process, 5.5) == 128 + signal_
+    assert (shop.run / "partial.json").exists()
+
+
+def test_a_pattern_that_backtracks_is_a_scoring_error_and_the_run_goes_on(shop: Workshop) -> None:
+    shop.agent(BACKTRACKING)
+    shop.suite("c0 c1", scorers=["number", {"regex": {"pattern": "(a|aa)+$"}}])
+    ended = finish(start(shop.folder, "run", "suite.yaml", "--out", "RUN", "--no-progress"))
+    assert "2 of 2 done" in ended.out, ended.err
+    assert shop.metrics()["scoring_errors"] == 2
+    assert "the pattern '(a|aa)+$' ran for more than 1 s" in (shop.run / "outputs.jsonl").read_text()

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steelyard import patterns
 from steelyard.errors import ConfigurationError
+from steelyard.patterns import PatternTimeout
 from steelyard.scoring import JsonMatch, JsonSchema
 from steelyard.scoring.structured import NoJson, read_json, same_json
 from tests.support.scorers import scored, scored_or_none
@@ -240,3 +242,56 @@ def test_json_schema_without_its_library_says_what_to_install(monkeypatch) -> No
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(ConfigurationError, match=r"json_schema needs jsonschema: pip install 'steelyard\[schema\]'"):
         JsonSchema()
+
+
+BACKTRACKING = "(a|aa)+$"
+UNLUCKY = "a" * 60 + "b"
+
+
+@pytest.mark.parametrize(
+    ("scorer", "answer", "expected"),
+    [
+        (JsonMatch(rules={"q": "regex"}), {"q": UNLUCKY}, {"q": BACKTRACKING}),
+        (JsonSchema(schema={"properties": {"q": {"pattern": BACKTRACKING}}}), {"q": UNLUCKY}, None),
+        (JsonSchema(schema={"patternProperties": {BACKTRACKING: {}}}), {UNLUCKY: 1}, None),
+        (
+            JsonSchema(schema={"additionalProperties": False, "patternProperties": {BACKTRACKING: {}}}),
+            {UNLUCKY: 1},
+            None,
+        ),
+        (
+            JsonSchema(schema={"unevaluatedProperties": False, "allOf": [{"patternProperties": {BACKTRACKING: {}}}]}),
+            {UNLUCKY: 1},
+            None,
+        ),
+    ],
+)
+def test_a_pattern_that_backtracks_is_a_scoring_error_that_names_it(monkeypatch, scorer, answer, expected) -> None:
+    monkeypatch.setattr(patterns, "MATCH_SECONDS", 0.05)
+    with pytest.raises(PatternTimeout, match="ran for more than"):
+        scored(scorer, json.dumps(answer), expected)
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer", "passed"),
+    [
+        ({"pattern": "^a+$"}, "aaa", True),
+        ({"pattern": "^a+$"}, "ab", False),
+        ({"pattern": "^a+$"}, 3, True),
+        ({"patternProperties": {"^n_": {"type": "integer"}}}, {"n_x": 1, "other": "x"}, True),
+        ({"patternProperties": {"^n_": {"type": "integer"}}}, {"n_x": "1"}, False),
+        ({"additionalProperties": False, "patternProperties": {"^n_": {}}, "properties": {"a": {}}}, {"n_x": 1}, True),
+        ({"additionalProperties": False, "patternProperties": {"^n_": {}}}, {"m_x": 1}, False),
+        ({"additionalProperties": {"type": "integer"}, "patternProperties": {"^n_": {}}}, {"n_": "x", "b": "y"}, False),
+        ({"unevaluatedProperties": False, "patternProperties": {"^n_": {}}}, {"n_x": 1}, True),
+        ({"unevaluatedProperties": False, "allOf": [{"patternProperties": {"^n_": {}}}]}, {"n_x": 1}, True),
+        ({"unevaluatedProperties": False, "allOf": [{"patternProperties": {"^n_": {}}}]}, {"m_x": 1}, False),
+    ],
+)
+def test_patterns_in_schemas_mean_what_the_draft_says(schema, answer, passed) -> None:
+    assert scored(JsonSchema(schema=schema), json.dumps(answer)).passed is passed
+
+
+def test_only_scorers_that_match_patterns_have_the_engine_in_their_identity() -> None:
+    assert JsonMatch(rules={"a": {"regex": {"ignore_case": True}}}).identity()["patterns"] == patterns.PATTERNS_VERSION
+    assert "patterns" not in JsonMatch(rules={"a": "exact"}).identity()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steelyard import patterns
 from steelyard.errors import ConfigurationError
+from steelyard.patterns import PatternTimeout
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.scoring import Contains, Exact, Regex
 from tests.support.scorers import scored, scored_or_none
@@ -119,8 +119,20 @@ def test_regex_searches_the_scorers_pattern_or_else_the_cases(scorer, expected, 
 
 
 def test_a_bad_pattern_of_a_case_raises_so_that_it_is_a_scoring_error() -> None:
-    with pytest.raises(re.error):
+    with pytest.raises(ConfigurationError, match="not a regular expression"):
         scored(Regex(), "x", "(")
+
+
+def test_a_pattern_that_backtracks_is_a_scoring_error_that_names_it(monkeypatch) -> None:
+    monkeypatch.setattr(patterns, "MATCH_SECONDS", 0.05)
+    for scorer, expected in ((Regex(pattern="(a|aa)+$"), None), (Regex(), "(a|aa)+$")):
+        with pytest.raises(PatternTimeout, match=r"the pattern '\(a\|aa\)\+\$' ran for more than 0.05 s"):
+            scored(scorer, "a" * 60 + "b", expected)
+
+
+def test_the_engine_that_reads_patterns_is_part_of_a_scorers_identity() -> None:
+    assert Regex(pattern="x").identity()["patterns"] == patterns.PATTERNS_VERSION
+    assert "patterns" not in Exact().identity()
 
 
 @pytest.mark.parametrize(

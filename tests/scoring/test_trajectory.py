@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steelyard import patterns
 from steelyard.errors import ConfigurationError
+from steelyard.patterns import PatternTimeout
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.scoring import ToolCall, Trajectory
-from steelyard.scoring.trajectory import tool_calls
+from steelyard.scoring.trajectory import Expected, tool_calls
 
 MODES = ["exact", "in_order", "any_order", "subset", "superset"]
 
@@ -389,3 +391,11 @@ def test_what_is_not_a_message_is_passed_over() -> None:
 @given(st.lists(st.dictionaries(KEYS, JSON), max_size=4))
 def test_no_log_can_break_it(log) -> None:
     assert isinstance(tool_calls(log), list)
+
+
+def test_an_argument_pattern_that_backtracks_is_a_scoring_error_that_names_it(monkeypatch) -> None:
+    monkeypatch.setattr(patterns, "MATCH_SECONDS", 0.05)
+    expected = Expected(ToolCall("search", {"q": "(a|aa)+$"}), "regex")
+    with pytest.raises(PatternTimeout, match="ran for more than"):
+        expected.accepts(ToolCall("search", {"q": "a" * 60 + "b"}))
+    assert Trajectory().identity()["patterns"] == patterns.PATTERNS_VERSION

@@ -11,6 +11,8 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 from steelyard.errors import ConfigurationError, suggestion
+from steelyard.patterns import PATTERNS_VERSION, Pattern
+from steelyard.protocols import Identity
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.scoring.base import PlainScorer, as_text, check_flags, check_number, need_extra, shown
 from steelyard.scoring.number import as_decimal, close, final_number
@@ -27,6 +29,9 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "regex": ("ignore_case",),
     "ignore": (),
 }
+
+_BESIDE_PATTERNS = ("additionalProperties", "unevaluatedProperties")
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "if", "then", "else", "not")
 
 # Each failed try counts the lines before it; text with more brackets than this is taken to hold no JSON.
 _MAX_TRIES = 500
@@ -48,7 +53,7 @@ def _contains(wanted: Any, got: Any, *, ignore_case: bool = False) -> bool:
 
 
 def _regex(wanted: Any, got: Any, *, ignore_case: bool = False) -> bool:
-    return re.search(as_text(wanted), as_text(got), re.IGNORECASE if ignore_case else 0) is not None
+    return Pattern(as_text(wanted), ignore_case=ignore_case).search(as_text(got)) is not None
 
 
 def _number(wanted: Any, got: Any, *, tolerance: float = 0.0, relative_tolerance: float = 0.0) -> bool:
@@ -94,6 +99,12 @@ class JsonMatch(PlainScorer):
             raise ConfigurationError(f"rules must be a mapping from keys to rules, got {self.rules!r}")
         for path, rule in self.rules.items():
             _read_rule(str(path), rule)
+
+    def identity(self) -> Identity:
+        """Its arguments, and, where a rule matches patterns, which engine reads them."""
+        if not any(name == "regex" for _, (name, _) in self._rules):
+            return super().identity()
+        return {**super().identity(), "patterns": PATTERNS_VERSION}
 
     @cached_property
     def _rules(self) -> list[tuple[list[str], Rule]]:
@@ -230,6 +241,10 @@ class JsonSchema(PlainScorer):
     def _text(self) -> str:
         return json.dumps(self.schema)
 
+    def identity(self) -> Identity:
+        """Its arguments, and which engine reads the patterns of schemas."""
+        return {**super().identity(), "patterns": PATTERNS_VERSION}
+
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
         """Return 1.0, or 0.0 with the first error and its path; None when there is no schema."""
         own = case.metadata.get("schema")
@@ -257,7 +272,56 @@ def _validator(schema: str) -> Any:
         kind.check_schema(plain)
     except SchemaError as error:
         raise ValueError(f"not a schema at {error.json_path}: {error.message[:300]}") from error
-    return kind(plain, registry=EMPTY_REGISTRY)
+    return _with_time_limits(kind)(plain, registry=EMPTY_REGISTRY)
+
+
+@lru_cache(maxsize=16)
+def _with_time_limits(kind: Any) -> Any:
+    """Return the validator class with a schema's patterns matched within a time limit."""
+    from jsonschema import ValidationError
+    from jsonschema.validators import extend
+
+    def pattern(validator: Any, wanted: str, instance: Any, _: Any) -> Iterator[ValidationError]:
+        if validator.is_type(instance, "string") and not Pattern(wanted).search(instance):
+            yield ValidationError(f"{instance!r} does not match {wanted!r}")
+
+    def pattern_properties(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[ValidationError]:
+        if validator.is_type(instance, "object"):
+            for source, subschema in wanted.items():
+                for key in _matching(source, instance):
+                    yield from validator.descend(instance[key], subschema, path=key, schema_path=source)
+
+    def without_patterns(keyword: str) -> Callable[..., Iterator[ValidationError]]:
+        """The library's keyword on a schema that names the properties which its patterns match."""
+        original = kind.VALIDATORS[keyword]
+
+        def check(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+            if validator.is_type(instance, "object"):
+                schema = _patterns_as_names(schema, instance)
+            yield from original(validator, wanted, instance, schema)
+
+        return check
+
+    named = {name: without_patterns(name) for name in _BESIDE_PATTERNS if name in kind.VALIDATORS}
+    return extend(kind, {"pattern": pattern, "patternProperties": pattern_properties, **named})  # type: ignore[no-untyped-call]
+
+
+def _matching(source: str, instance: Mapping[str, Any]) -> list[str]:
+    pattern = Pattern(source)
+    return [key for key in instance if pattern.search(key)]
+
+
+def _patterns_as_names(schema: Any, instance: Mapping[str, Any]) -> Any:
+    """Return the schema, with those of its parts that apply to the same object, without `patternProperties`."""
+    if isinstance(schema, list):
+        return [_patterns_as_names(item, instance) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {key: _patterns_as_names(item, instance) if key in _IN_PLACE else item for key, item in schema.items()}
+    for source, subschema in plain.pop("patternProperties", {}).items():
+        names = dict.fromkeys(_matching(source, instance), subschema)
+        plain["properties"] = {**names, **plain.get("properties", {})}
+    return plain
 
 
 class NoJson(ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import string
 import unicodedata
 from dataclasses import dataclass
@@ -10,12 +9,14 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from steelyard.errors import ConfigurationError
+from steelyard.patterns import PATTERNS_VERSION, Pattern
+from steelyard.protocols import Identity
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.scoring.base import PlainScorer, alternatives, as_text, check_choice, check_flags, shown, shown_any
 
 UnicodeForm: TypeAlias = Literal["NFC", "NFKC"]
 
-_FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
+_FLAGS = {"a": "ascii_only", "i": "ignore_case", "m": "multiline", "s": "dotall", "x": "verbose"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ class Contains(PlainScorer):
 class Regex(PlainScorer):
     """Passes when `pattern`, or else the case's expected as a pattern, is found in the stripped answer.
 
-    Python's `re` has no time limit: a pattern such as `(a+)+$` can take for ever on some answers.
+    A match has a time limit: a pattern such as `(a|aa)+$` that backtracks beyond it is a scoring error.
     """
 
     name: str = "regex"
@@ -120,10 +121,15 @@ class Regex(PlainScorer):
             raise ConfigurationError(f"flags must be letters of {''.join(_FLAGS)!r}, got {self.flags!r}")
         if self.pattern is not None and not isinstance(self.pattern, str):
             raise ConfigurationError(f"pattern must be a text, got {self.pattern!r}")
-        try:
-            self._compile(self.pattern or "")
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ConfigurationError(f"pattern {self.pattern!r} is not a regular expression: {error}") from error
+        if self.pattern is not None:
+            try:
+                self._compile(self.pattern)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"pattern {error}") from error
+
+    def identity(self) -> Identity:
+        """Its arguments, and which engine reads the patterns."""
+        return {**super().identity(), "patterns": PATTERNS_VERSION}
 
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
         """1.0 or 0.0; None when neither the scorer nor the case has a pattern."""
@@ -137,16 +143,13 @@ class Regex(PlainScorer):
                 return self._score(True)
         return self._score(False, f"{shown(text)} does not match {shown_any(wanted)}")
 
-    def _compile(self, pattern: str) -> re.Pattern[str]:
-        """Compile the pattern; `re` caches it."""
-        return re.compile(pattern, self._flags)
+    def _compile(self, pattern: str) -> Pattern:
+        """Compile the pattern; it is cached."""
+        return Pattern(pattern, **self._flags)
 
     @cached_property
-    def _flags(self) -> re.RegexFlag:
-        flags = re.RegexFlag(0)
-        for letter in self.flags:
-            flags |= _FLAGS[letter]
-        return flags
+    def _flags(self) -> dict[str, bool]:
+        return {_FLAGS[letter]: True for letter in self.flags}
 
 
 def is_punctuation(character: str) -> bool:

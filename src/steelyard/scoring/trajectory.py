@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,8 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import msgspec
 
 from steelyard.errors import ConfigurationError
+from steelyard.patterns import PATTERNS_VERSION, Pattern
+from steelyard.protocols import Identity
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.scoring.base import PlainScorer, as_text, check_choice, check_share, shown
 from steelyard.scoring.structured import same_json
@@ -96,6 +97,10 @@ class Trajectory(PlainScorer):
         _argument_rule(self.arguments)
         _forbidden(self.forbidden)
         _limits(self.counts)
+
+    def identity(self) -> Identity:
+        """Its arguments, and which engine reads the patterns: any case may ask for `match: regex`."""
+        return {**super().identity(), "patterns": PATTERNS_VERSION}
 
     def score(self, case: EvalCase, response: InvocationResponse) -> list[Score] | None:
         """Return two scores; None when neither the case nor the scorer expects anything of the calls."""
@@ -356,7 +361,7 @@ def _includes(wanted: Any, got: Any, *, patterns: bool) -> bool:
         )
     if patterns and isinstance(wanted, str):
         text = got if isinstance(got, str) else json.dumps(got) if isinstance(got, (dict, list)) else as_text(got)
-        return re.search(wanted, text) is not None
+        return Pattern(wanted).search(text) is not None
     return same_json(wanted, got)
 
 
