@@ -52,6 +52,8 @@ class Score(msgspec.Struct, omit_defaults=True, gc=False):
     """Kept for the record: an escalated judge's verdict stands in its place."""
     advisory: bool = False
     """From a judge that is not calibrated: shown, but it decides nothing."""
+    retries: int = 0
+    """How often the scorer was called again after a fault that may pass."""
 
 
 class Sample(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):

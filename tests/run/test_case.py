@@ -289,13 +289,13 @@ def test_a_scorer_that_crashes_leaves_the_response_ok() -> None:
     ]
 
 
-def test_an_async_scorer_that_hangs_is_a_scoring_error_within_the_cases_time() -> None:
+def test_an_async_scorer_that_hangs_is_a_scoring_error_within_its_own_time() -> None:
     async def hang(case: EvalCase, response: InvocationResponse) -> bool:
         await asyncio.sleep(3600)
         return True
 
     began = time.monotonic()
-    record = one_record(returning(InvocationResponse(response_text="x")), [FunctionScorer(hang)], timeout=0.03)
+    record = one_record(returning(InvocationResponse(response_text="x")), [FunctionScorer(hang, timeout=0.03)])
     assert time.monotonic() - began < 5
     assert record.status == "ok"
     assert record.scores[0].errors
@@ -476,7 +476,13 @@ def test_no_mix_of_bad_cases_ends_a_run(does, parallelism) -> None:
     cases = [EvalCase(id=str(n), prompt="p", metadata={"does": what}) for n, what in enumerate(does)]
     suite = type(suite)("bad", cases)
     runner = Runner(
-        CallableTarget(misbehave), suite, [judge], parallelism=parallelism, timeout=0.02, progress="off", retries=0
+        CallableTarget(misbehave),
+        suite,
+        [FunctionScorer(judge, timeout=0.02)],
+        parallelism=parallelism,
+        timeout=0.02,
+        progress="off",
+        retries=0,
     )
     result = runner.run_sync()
     assert result.complete

@@ -226,14 +226,14 @@ def test_a_resume_asks_only_the_samples_that_failed(tmp_path: Path) -> None:
 
 def test_a_judge_that_waits_for_leave_does_not_use_up_its_time() -> None:
     model = Script()  # which answers and judges: the judge's calls line up behind all those of the cases
-    result = run(model, suite_of(8, expected="x"), [judge(model)], parallelism=8, rate="20/s", timeout=0.2)
+    result = run(model, suite_of(8, expected="x"), [judge(model, timeout=0.2)], parallelism=8, rate="20/s")
     assert [score.errors for record in result.responses for score in record.scores] == [[]] * 8
 
 
 def test_a_timed_out_judge_is_a_scoring_error() -> None:
     slow = Assessor(seconds=30)
     began = time.monotonic()
-    result = run(Agent(), suite_of(2), [slow.judge()], timeout=0.05)
+    result = run(Agent(), suite_of(2), [slow.judge(timeout=0.05)])
     assert time.monotonic() - began < 5
     assert [record.status for record in result.responses] == ["ok", "ok"]
     assert result.metrics["scoring_errors"] == 2

@@ -15,6 +15,7 @@ from steelyard.errors import ConfigurationError
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.scoring import Exact, FunctionScorer
 from steelyard.scoring.base import as_scorer, as_scorers, run_scorers
+from steelyard.scoring.limits import limited
 from tests.support.engine import until
 
 CASE = EvalCase(id="c", expected="x")
@@ -43,12 +44,12 @@ class GivenLater(Given):
         return super().score(case, response)
 
 
-def run(*scorers: Any, timeout: float | None = None) -> list[Score]:
-    return asyncio.run(run_scorers(scorers, CASE, RESPONSE, timeout=timeout))
+def run(*scorers: Any) -> list[Score]:
+    return asyncio.run(run_scorers([limited(scorer) for scorer in scorers], CASE, RESPONSE))
 
 
-def only(*scorers: Any, timeout: float | None = None) -> Score:
-    scores = run(*scorers, timeout=timeout)
+def only(*scorers: Any) -> Score:
+    scores = run(*scorers)
     assert len(scores) == 1
     return scores[0]
 
@@ -127,14 +128,14 @@ def test_a_scorer_that_hangs_is_a_scoring_error_within_the_time_limit() -> None:
         return 1.0
 
     began = time.monotonic()
-    stuck, fine = run(FunctionScorer(hang), Given(Score("fine", 1.0)), timeout=0.03)
+    stuck, fine = run(FunctionScorer(hang, timeout=0.03), Given(Score("fine", 1.0)))
     assert time.monotonic() - began < 5
     assert (stuck.name, stuck.errors) == ("hang", ["TimeoutError: no score within 0.03 s"])
     assert fine.value == 1.0
 
 
 def test_a_timeout_that_the_scorer_raised_itself_keeps_its_own_words() -> None:
-    assert only(GivenLater(TimeoutError("the judge did not answer")), timeout=60).errors == [
+    assert only(GivenLater(TimeoutError("the judge did not answer"))).errors == [
         "TimeoutError: the judge did not answer"
     ]
 
@@ -150,7 +151,7 @@ def test_cancelling_a_run_cancels_its_scorer() -> None:
         return 1.0
 
     async def main() -> None:
-        task = asyncio.create_task(run_scorers([FunctionScorer(hang)], CASE, RESPONSE, timeout=60))
+        task = asyncio.create_task(run_scorers([limited(FunctionScorer(hang))], CASE, RESPONSE))
         await until(lambda: inside)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

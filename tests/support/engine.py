@@ -79,7 +79,7 @@ def one_record(
 ) -> Record:
     """The one record that the work makes of a job."""
     records: list[Record] = []
-    work = CaseRunner(target, ScoringPipeline(scorers, timeout=timeout), timeout=timeout, seed=0, token=token)
+    work = CaseRunner(target, ScoringPipeline(scorers), timeout=timeout, seed=0, token=token)
     asyncio.run(work(job or make_job(), records.append))
     assert len(records) == 1
     return records[0]

@@ -16,7 +16,8 @@ from steelyard.errors import ConfigurationError, SuiteError, describe, reject_un
 from steelyard.plugins import BUILT_IN, Kind, find, load_object, takes
 from steelyard.protocols import Scorer, Target
 from steelyard.run.options import Option, RunOptions, options_of, read_suite_options, run_checks
-from steelyard.scoring.base import FunctionScorer, as_scorers
+from steelyard.scoring.base import LIMIT_NAMES, FunctionScorer, as_scorer, as_scorers, read_limits
+from steelyard.scoring.limits import LimitedScorer
 from steelyard.stats.prices import read_prices
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.suite_file import SuiteFile, read_suite_file
@@ -254,14 +255,34 @@ def _python_scorer(path: Path, arguments: Any, where: str) -> object:
 
 
 def _as_scorer(found: Any, arguments: Any, where: str, path: Path) -> object:
-    """A scorer from what a name refers to: a class is made, a function wrapped, a scorer used as it is."""
-    if inspect.isclass(found):
-        return _make(found, arguments, where, path)
-    if not arguments:
-        return found
-    if isinstance(found, Scorer):
-        raise SuiteError(f"{where}: that is a scorer already, which takes no arguments", path=path)
-    return _make(FunctionScorer, arguments, where, path, found)
+    """A scorer from what a name refers to: a class is made, a function wrapped, a scorer used as it is.
+
+    A scorer that does not take `timeout`, `parallelism` or `retries` itself gets them all the same.
+    """
+    is_class = inspect.isclass(found)
+    if is_class or not isinstance(found, Scorer):
+        maker = found if is_class else FunctionScorer
+        known = takes(maker)
+        if not arguments and not is_class:
+            return found
+    else:
+        maker, known = None, []
+    given = arguments if isinstance(arguments, dict) else {}
+    own = {name: given[name] for name in LIMIT_NAMES if name in given and known is not None and name not in known}
+    if own:
+        arguments = {name: value for name, value in given.items() if name not in own}
+    if maker is not None:
+        made = _make(maker, arguments, where, path, *(() if is_class else (found,)))
+    elif arguments:
+        raise SuiteError(f"{where}: that is a scorer already; it takes {', '.join(LIMIT_NAMES)} alone", path=path)
+    else:
+        made = found
+    if not own:
+        return made
+    try:
+        return LimitedScorer(as_scorer(made), read_limits(own))
+    except ConfigurationError as error:
+        raise SuiteError(f"{where}: {error}", path=path) from error
 
 
 def _own_object(path: Path, arguments: Any, where: str) -> tuple[Any, dict[str, Any]]:

@@ -274,7 +274,7 @@ class Execution:
         scorers = [self._bound(scorer) if isinstance(scorer, RepeatedJudge) else scorer for scorer in self._scorers]
         return CaseRunner(
             target,
-            ScoringPipeline(scorers, num_runs=options.num_runs, timeout=options.timeout),
+            ScoringPipeline(scorers, num_runs=options.num_runs),
             timeout=options.timeout,
             seed=options.seed,
             session=self._session,
@@ -284,10 +284,13 @@ class Execution:
             answered=DriverCallback(send_policy.permits.answered) if send_policy.permits is not None else None,
         )
 
-    def _retrying(self, target: Target, paid: Callable[[float | None], None] | None = None) -> Target:
+    def _retrying(
+        self, target: Target, paid: Callable[[float | None], None] | None = None, retries: int | None = None
+    ) -> Target:
         """Wrap the target: its costs reported, within its endpoint's rate limits, retried after transient errors."""
         options, send_policy = self._options, self._send_policy
-        policy = RetryPolicy(attempts=options.attempts, retry_on=options.retry_on)
+        attempts = options.attempts if retries is None else retries + 1
+        policy = RetryPolicy(attempts=attempts, retry_on=options.retry_on)
 
         def wrap(call: Target) -> Target:
             return Retry(send_policy.limited(target, send_policy.priced(target, call, paid)), policy)
@@ -296,7 +299,8 @@ class Execution:
 
     def _bound(self, judge: RepeatedJudge) -> RepeatedJudge:
         """Return the judge with retries; advisory where a calibration is required and missing."""
-        bound = judge.bound(partial(self._retrying, paid=DriverCallback(self._recorder.judged)))
+        paid, retries = DriverCallback(self._recorder.judged), getattr(judge, "retries", None)
+        bound = judge.bound(partial(self._retrying, paid=paid, retries=retries))
         if (required := getattr(judge, "calibration", None)) is not None:
             trusted, reason = is_trusted(required, judge.by)
             if not trusted:

@@ -13,26 +13,74 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
+import msgspec
+
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError, describe
 from steelyard.plugins import find
 from steelyard.protocols import Identity, Scorer, ScoreResult
 from steelyard.records import EvalCase, InvocationResponse, Score
+from steelyard.units import parse_duration
 
 _MAX_STORED_TEXT = 10_000
 
 ScorerFunction: TypeAlias = Callable[[EvalCase, InvocationResponse], Any]
 
 _MAX_SHOWN = 200
+_RETRIED = "scorer retries: "
 _MAX_REASON = 1_000
+
+
+class ScorerLimits(msgspec.Struct, frozen=True):
+    """The limits of one scorer; None means no limit. `retries` are those after a TransientError."""
+
+    timeout: float | None = 600.0
+    """Seconds for one answer, a retry beginning anew."""
+    parallelism: int | None = None
+    retries: int | None = 2
+    """None: as many as the run's `retries`, for a judge."""
+
+
+DEFAULT_LIMITS = ScorerLimits()
+LIMIT_NAMES = ScorerLimits.__struct_fields__
+
+
+def limits_of(scorer: object) -> ScorerLimits:
+    """The limits that a scorer's attributes `timeout`, `parallelism` and `retries` set, checked."""
+    return read_limits({name: getattr(scorer, name) for name in LIMIT_NAMES if hasattr(scorer, name)})
+
+
+def read_limits(given: Mapping[str, Any]) -> ScorerLimits:
+    """Limits as written in a suite file or in Python: a time may have a unit."""
+    timeout = given.get("timeout", DEFAULT_LIMITS.timeout)
+    if timeout is not None:
+        timeout = parse_duration(timeout, "timeout")
+        if timeout <= 0:
+            raise ConfigurationError(f"timeout must be above 0, got {given['timeout']!r}")
+    parallelism, retries = given.get("parallelism"), given.get("retries", DEFAULT_LIMITS.retries)
+    for name, value, least in (("parallelism", parallelism, 1), ("retries", retries, 0)):
+        if value is not None and (type(value) is not int or value < least):
+            raise ConfigurationError(f"{name} must be a whole number >= {least}, got {value!r}")
+    return ScorerLimits(timeout, parallelism, retries)
 
 
 class FunctionScorer:
     """A function as a scorer: it takes `case, response` and returns a Score, a number in 0..1, a bool or None."""
 
-    def __init__(self, function: ScorerFunction, *, name: str | None = None, threshold: float = 0.5) -> None:
+    def __init__(
+        self,
+        function: ScorerFunction,
+        *,
+        name: str | None = None,
+        threshold: float = 0.5,
+        timeout: float | str | None = DEFAULT_LIMITS.timeout,
+        parallelism: int | None = None,
+        retries: int | None = DEFAULT_LIMITS.retries,
+    ) -> None:
         if not 0.0 <= threshold <= 1.0:
             raise ConfigurationError(f"threshold must be within 0..1, got {threshold}")
+        read_limits({"timeout": timeout, "parallelism": parallelism, "retries": retries})
+        self.timeout, self.parallelism, self.retries = timeout, parallelism, retries
         self._function = function
         self._threshold = threshold
         self._threads = DaemonThreads()
@@ -72,11 +120,14 @@ class ObjectScorer:
     def __init__(self, scorer: Any) -> None:
         self._scorer = scorer
         self.name = str(getattr(scorer, "name", "") or type(scorer).__name__)
+        limits = limits_of(scorer)
+        self.timeout, self.parallelism, self.retries = limits.timeout, limits.parallelism, limits.retries
 
     def identity(self) -> Identity:
         """Where the class is, what it says and what the object holds."""
         kind = type(self._scorer)
-        held = {name: _as_json(value) for name, value in getattr(self._scorer, "__dict__", {}).items()}
+        attributes = getattr(self._scorer, "__dict__", {}).items()
+        held = {name: _as_json(value) for name, value in attributes if name not in LIMIT_NAMES}
         return {
             "kind": "object",
             "name": self.name,
@@ -128,6 +179,7 @@ def as_scorer(item: object) -> Scorer:
         return scorer_by_name(item)
     if not inspect.isclass(item):
         if isinstance(item, Scorer):
+            limits_of(item)
             return item
         if callable(getattr(item, "score", None)):
             return ObjectScorer(item)
@@ -148,9 +200,7 @@ def as_scorers(items: Iterable[object]) -> list[Scorer]:
     return scorers
 
 
-async def run_scorers(
-    scorers: Sequence[Scorer], case: EvalCase, response: InvocationResponse, *, timeout: float | None = None
-) -> list[Score]:
+async def run_scorers(scorers: Sequence[Scorer], case: EvalCase, response: InvocationResponse) -> list[Score]:
     """Return all applicable scores, in the scorers' order; a scorer that raises yields a score with the error."""
     scores: list[Score] = []
     for scorer in scorers:
@@ -160,25 +210,29 @@ async def run_scorers(
                 scores.append(answer)
             elif answer is not None:
                 if inspect.isawaitable(answer):
-                    answer = await _within(timeout, answer)
+                    answer = await answer
                 scores.extend(_checked(answer, scorer.name))
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _being_cancelled():
                 raise
-            scores.append(Score(scorer.name, errors=[describe(error)]))
+            scores.append(_failed_score(scorer.name, error))
     return scores
 
 
-async def _within(timeout: float | None, answer: Awaitable[ScoreResult]) -> ScoreResult:
-    try:
-        async with asyncio.timeout(timeout) as limit:
-            return await answer
-    except TimeoutError as error:
-        if limit.expired():
-            raise TimeoutError(f"no score within {timeout:g} s") from error
-        raise
+def note_retries(error: BaseException, retries: int) -> None:
+    """Remember with an error how often the scorer was retried before it."""
+    if retries:
+        error.add_note(f"{_RETRIED}{retries}")
+
+
+def _failed_score(name: str, error: BaseException) -> Score:
+    notes = [note for note in getattr(error, "__notes__", ()) if str(note).startswith(_RETRIED)]
+    if not notes:
+        return Score(name, errors=[describe(error)])
+    retries = int(notes[-1].removeprefix(_RETRIED))
+    return Score(name, errors=[f"{describe(error)} (tried {retries + 1} times)"], retries=retries)
 
 
 def _being_cancelled() -> bool:
@@ -245,6 +299,7 @@ def _plain(score: Score, name: str) -> Score:
         escalated=bool(score.escalated),
         overruled=bool(score.overruled),
         advisory=bool(score.advisory),
+        retries=int(score.retries),
     )
 
 
@@ -258,9 +313,13 @@ class PlainScorer:
 
     name: str
     threshold: float = 0.5
+    timeout: float | str | None = DEFAULT_LIMITS.timeout
+    parallelism: int | None = None
+    retries: int | None = DEFAULT_LIMITS.retries
 
     def __post_init__(self) -> None:
         check_share("threshold", self.threshold)
+        limits_of(self)
         if not isinstance(self.name, str) or not self.name:
             raise ConfigurationError(f"name must be a text that is not empty, got {self.name!r}")
         self._check()
@@ -269,8 +328,9 @@ class PlainScorer:
         """Refuse invalid arguments; overridden by each scorer."""
 
     def identity(self) -> Identity:
-        """Its kind and every argument: everything that can change a score."""
-        arguments = {field.name: _as_json(getattr(self, field.name)) for field in fields(self)}
+        """Its kind and every argument but its limits: everything that can change a score."""
+        named = (field.name for field in fields(self) if field.name not in LIMIT_NAMES)
+        arguments = {name: _as_json(getattr(self, name)) for name in named}
         return {"kind": type(self).__dataclass_fields__["name"].default, **arguments}
 
     def _score(self, right: bool, reason: str | None = None) -> Score:

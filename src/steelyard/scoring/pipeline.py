@@ -8,20 +8,20 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from steelyard.protocols import Emit, InvocationContext, RepeatedJudge, Scorer
 from steelyard.records import InvocationResponse, Job, Sample, Score, StoredSample
-from steelyard.scoring.base import run_scorers
+from steelyard.scoring.base import limits_of, run_scorers
+from steelyard.scoring.limits import Turns, limited
 from steelyard.stats.scores import verdict
 
 
 class ScoringPipeline:
     """The scorers of a run. Judges are called one after another, so that a case never holds more than one permit."""
 
-    def __init__(
-        self, scorers: Sequence[Scorer | RepeatedJudge], *, num_runs: int = 1, timeout: float | None = None
-    ) -> None:
-        self._scorers = [scorer for scorer in scorers if not isinstance(scorer, RepeatedJudge)]
+    def __init__(self, scorers: Sequence[Scorer | RepeatedJudge], *, num_runs: int = 1) -> None:
+        self._scorers = [limited(scorer) for scorer in scorers if not isinstance(scorer, RepeatedJudge)]
         self._judges = [scorer for scorer in scorers if isinstance(scorer, RepeatedJudge)]
         self._num_runs = num_runs
-        self._timeout = timeout
+        self._limits = {judge.name: limits_of(judge) for judge in self._judges}
+        self._turns = {name: Turns(limits.parallelism) for name, limits in self._limits.items()}
 
         self.has_judges = bool(self._judges)
 
@@ -30,7 +30,7 @@ class ScoringPipeline:
 
     def score_without_judges(self, job: Job, response: InvocationResponse) -> Awaitable[list[Score]]:
         """Return the scores of all scorers but the judges."""
-        return run_scorers(self._scorers, job.case, response, timeout=self._timeout)
+        return run_scorers(self._scorers, job.case, response)
 
     async def score(
         self,
@@ -87,13 +87,15 @@ class ScoringPipeline:
         asked = InvocationContext(
             case_id=f"{job.case.id}#{job.trial}", trial=run, seed=context.seed, token=context.token
         )
-        try:
-            async with asyncio.timeout(self._timeout) as limit:
-                if self._timeout is not None:
-                    asked.clock = _JudgeClock(limit)
-                return await judge.sample(job.case, response, asked)
-        except TimeoutError:
-            return Sample(error=f"TimeoutError: no verdict within {self._timeout:g} s")
+        timeout = self._limits[judge.name].timeout
+        async with self._turns[judge.name].turn():
+            try:
+                async with asyncio.timeout(timeout) as limit:
+                    if timeout is not None:
+                        asked.clock = _JudgeClock(limit)
+                    return await judge.sample(job.case, response, asked)
+            except TimeoutError:
+                return Sample(error=f"TimeoutError: no verdict within {timeout:g} s")
 
 
 class _JudgeClock:

@@ -19,7 +19,7 @@ import msgspec
 from steelyard.errors import ConfigurationError, describe
 from steelyard.protocols import Identity, InvocationContext, Target
 from steelyard.records import EvalCase, InvocationResponse, Sample, Score
-from steelyard.scoring.base import check_choice, check_share
+from steelyard.scoring.base import DEFAULT_LIMITS, check_choice, check_share, read_limits
 from steelyard.scoring.judge.escape import ESCAPE_VERSION, MAX_TEXT
 from steelyard.scoring.judge.question import (
     DEFAULT_PROMPT,
@@ -54,7 +54,8 @@ class Judge:
 
     `prompt` is a built-in prompt with its version; a `template` replaces it. With `when="failed"` only answers that
     the scorers before it failed are judged. `params` are the sampling parameters that the target sends; they are part
-    of `by`. `calibration` is read by the run, which decides whether the judge is only `advisory`.
+    of `by`. `calibration` is read by the run, which decides whether the judge is only `advisory`. `timeout` is for one
+    sample, `parallelism` for how many are asked at once; `retries` replaces the run's.
     """
 
     def __init__(
@@ -71,6 +72,9 @@ class Judge:
         name: str = "judge",
         params: Mapping[str, Any] | None = None,
         calibration: object = None,
+        timeout: float | str | None = DEFAULT_LIMITS.timeout,
+        parallelism: int | None = None,
+        retries: int | None = None,
     ) -> None:
         for argument, value in (("model", model), ("name", name)):
             if not isinstance(value, str) or not value.strip():
@@ -78,6 +82,8 @@ class Judge:
         check_choice("when", when, ("always", "failed"))
         check_choice("aggregate", aggregate, AGGREGATES)
         check_share("threshold", threshold)
+        limits = read_limits({"timeout": timeout, "parallelism": parallelism, "retries": retries})
+        self.timeout, self.parallelism, self.retries = limits.timeout, limits.parallelism, limits.retries
         self.name = name
         self.model = model
         self.when = when
