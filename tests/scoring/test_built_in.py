@@ -86,7 +86,7 @@ def test_its_identity_is_json_and_tells_every_argument_but_its_limits(name) -> N
     assert plain["kind"] == other["kind"] == name
     assert plain != other
     deciding = set(inspect.signature(SCORERS[name]).parameters) - set(LIMIT_NAMES)
-    assert set(plain) - {"patterns"} == {"kind", *deciding}
+    assert set(plain) - {"patterns", "reader"} == {"kind", *deciding}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ from steelyard.errors import ConfigurationError
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.scoring import Number
 from steelyard.scoring import number as number_module
-from steelyard.scoring.number import _shown_number, final_number
+from steelyard.scoring.number import UnreadableNumber, _shown_number, final_number, read_number
 from tests.support.scorers import scored, scored_or_none
 
 SPELLINGS = [
@@ -276,3 +276,145 @@ def test_any_mixture_of_signs_gives_a_finite_number_or_none(text) -> None:
 @given(st.integers(0, 20_000), st.integers(0, 10**9))
 def test_the_last_number_is_found_however_far_it_is_from_the_end(distance, number) -> None:
     assert final_number(f"of 3 and {number} there is {'no more ' * (distance // 8)}") == number
+
+
+UNREADABLE = [
+    "2\\sqrt{3}",
+    "\\boxed{2\\sqrt{3}}",
+    "3\\pi",
+    "\\boxed{3\\pi}",
+    "The answer is 3π.",
+    "2^{10}",
+    "\\boxed{2^{10}}",
+    "The answer is 2**10",
+    "2¹⁰",
+    "(3,4)",
+    "(3, 4)",
+    "The answer is (3,4).",
+    "\\boxed{(3,4)}",
+    "\\boxed{(3, 4)}",
+    "\\boxed{3, 4}",
+    "\\boxed{x=5, y=6}",
+    "The answer is not 5",
+    "The answer is not 5.",
+    "The answer isn't 5",
+    "It is not 5",
+    "It can't be 5.",
+    "The answer is 5 or 6",
+    "It's 5 or 6.",
+    "The answer is either 5 or 6.",
+    "The answer is between 5 and 6",
+    "It is between 5 and 6",
+    "The answer is 5-6",
+    "It takes 5-6 days",
+    "The answer is 3 + 4",
+    "3 + 4",
+    "\\frac{\\sqrt{3}}{2}",
+    "\\boxed{\\frac{\\sqrt{3}}{2}}",
+    "\\frac{\\pi}{4}",
+    "\\pi/4",
+    "\\sqrt{3}",
+    "\\sqrt[3]{5}",
+    "√2",
+    "\\boxed{3+4i}",
+    "3 + 4i",
+    "\\boxed{\\pm 2}",
+    "±2",
+    "x > 5",
+    "\\boxed{x \\ge 5}",
+    "3:30",
+    "The ratio is 1:2",
+    "\\boxed{2x+3}",
+    "\\boxed{1 + \\sqrt{5}}",
+    "\\sqrt{5} + 1",
+    "The answer is 3, 4 and 5.",
+    "The answer is 5. Wait, no.",
+    "2024-05-12",
+    "[1, 2]",
+    "5 sqrt(2)",
+    "3 * pi",
+    "\\log_2 8",
+    "The answer is 10 to 20.",
+    "20 x 30",
+    "e^2",
+]
+
+PLAIN_AFTER_ALL = [
+    ("The answer is not 5 but 6", "6"),
+    ("There are 6, not 5.", "6"),
+    ("The answer is 5. Wait, no. It is 6.", "6"),
+    ("The answer is 5. Actually, it's 6", "6"),
+    ("The area is 18 cm^2", "18"),
+    ("\\boxed{18 \\text{ cm}^2}", "18"),
+    ("\\boxed{18\\text{ km}}", "18"),
+    ("The answer is 5.2 ± 0.1", "5.2"),
+    ("<answer>18</answer>", "18"),
+    ("The answer is 90^\\circ", "90"),
+    ("\\boxed{90^{\\circ}}", "90"),
+    ("-> 18", "18"),
+    ("The answer is 18 - see step 3", "18"),
+    ("The answer is 18, 3 of them red", "18"),
+    ("The answer is 18 and it took 3 steps", "18"),
+    ("x_1 = 5", "5"),
+    ("Answer: x = 5", "5"),
+    ("The result is 3 + 4 = 7", "7"),
+    ("\\boxed{3+4=7}", "7"),
+    ("18 m/s^2", "18"),
+    ("The answer is 18 m/s²", "18"),
+    ("Step 1 **18**", "18"),
+    ("**18**", "18"),
+    ("It is **18** dollars.", "18"),
+    ("$\\frac{3}{4}$", "0.75"),
+    ("x \\approx 3.14", "3.14"),
+    ("She has 2 dogs or so, and 4 cats", "4"),
+    ("The answer is 5. Wait, let me check: 2+3 = 5. Yes.", "5"),
+    ("The answer is 18. Actually, I checked 3 times.", "18"),
+    ("(1,234)", "1234"),
+    ("Answer: 18 (3 + 15)", "18"),
+    ("Answer: 1,234", "1234"),
+    ("\\boxed{5 \\text{ or so}}", "5"),
+    ("f(2) = 5", "5"),
+    ("The answer is $18.", "18"),
+    ("\\(18\\)", "18"),
+    ("A: 5-year plan", "5"),
+    ("The answer is 3 1/2 cups", "3.5"),
+    ("It's 18, isn't it?", "18"),
+    ("The answer is 1,000 to the nearest hundred", "1000"),
+    ("Answer: 42\n\nSee section 3:30", "42"),
+    ("The answer is 10^-3", "0.001"),
+    ("I did not find 5 apples but 6", "6"),
+    ("The answer is 5%", "5"),
+    ("That is 2,5 or 5/2.", "2.5"),
+    ("18\xa0%", "18"),
+    ("Answer = 18", "18"),
+    ("2 x 3 = 6", "6"),
+    ("16 * 9 = 144", "144"),
+    ("The answer is 24 hours, or 1 day", "24"),
+    ("The answer is 18 or 18.0", "18"),
+]
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_number_that_is_part_of_something_else_or_one_of_several_is_unreadable_and_not_guessed(text) -> None:
+    with pytest.raises(UnreadableNumber):
+        read_number(text)
+    score = scored(Number(), text, 5)
+    assert not score.passed
+    assert score.reason is not None
+    assert score.reason.startswith("unreadable: ")
+
+
+@pytest.mark.parametrize(("text", "number"), PLAIN_AFTER_ALL)
+def test_units_denials_corrections_and_asides_do_not_hide_the_number(text, number) -> None:
+    assert final_number(text) == Decimal(number)
+
+
+@pytest.mark.parametrize("expected", [r"2\sqrt{3}", "(3,4)", "5 or 6"])
+def test_an_expected_value_that_is_no_plain_number_is_a_scoring_error(expected) -> None:
+    with pytest.raises(ValueError, match="expected is no plain number"):
+        scored(Number(), "18", expected)
+
+
+@pytest.mark.parametrize("part", ["not 5 ", "x^2 ", "5 or ", "(1,", "\\frac{", "between 1 and ", "wait "])
+def test_an_endless_answer_is_read_in_time(part) -> None:
+    final_number(part * (number_module.MAX_READ // len(part)))
