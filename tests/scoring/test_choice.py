@@ -89,7 +89,78 @@ NOTHING = [
     "The U.S. is big",
     "R&D matters",
     "Plan A/B testing",
+    "A/B",
+    "The answer is not A or B",
+    "Neither A nor B",
+    "Not sure",
 ]
+
+
+SETTLED = [
+    ("I think it's B because A is wrong", "B"),
+    ("The answer is B. Wait, no. Actually it is D", "D"),
+    ("The answer is B. Wait, no. Actually it is D.", "D"),
+    ("B\n\nWait, no. Actually it is D", "D"),
+    ("The answer is B, C is wrong", "B"),
+    ("The answer is B and I am sure", "B"),
+    ("(B) is right because (A) is wrong", "B"),
+    ("**B** because (A) is wrong", "B"),
+    ("B is better than A", "B"),
+    ("It is B rather than A", "B"),
+    ("It's B, not A", "B"),
+    ("A is wrong. C is wrong. So B", "B"),
+    ("I would eliminate A and C. That leaves B.", "B"),
+    ("The answer is B. Actually, A is a common mistake.", "B"),
+    ("The answer is B. Actually, many think it is A, but that is wrong.", "B"),
+    ("The answer is B or a variant of it", "B"),
+    ("Hmm, A? No, wait, B is correct", "B"),
+    ("It's B since A isn't a prime.", "B"),
+    ("I think A is wrong, and it's C.", "C"),
+    ("The correct answer is C. A and B are wrong.", "C"),
+    ("C, because A and B are false.", "C"),
+    ("Between A and B, I pick B.", "B"),
+    ("The answer is (B), as (A) does not hold.", "B"),
+    ("My final answer: B. Oops, I meant to say: it is C.", "C"),
+    ("The answer is B, D being too large", "B"),
+    ("\\boxed{B}. Wait, let me check. Yes, B is correct.", "B"),
+    ("B, definitely", "B"),
+    ("Either B or D, but more likely D", "D"),
+    ("D. The others (A, B, C) are wrong", "D"),
+    ("It must be C; A fails the test", "C"),
+]
+"""Hedges that end in a choice, options said to be wrong, answers that are corrected."""
+
+UNSETTLED = [
+    "A or B",
+    "The answer is A or B",
+    "The answer is A or B.",
+    "The answer is either A or B",
+    "I'd go with B or C",
+    "Answer: A, B",
+    "The answer is A, B, and C",
+    "The answer is B. Wait, no.",
+    "B) Paris or C) Rome",
+    "(A) or (B)",
+    "Option A looks at x. Option B looks at y.",
+    "It could be A, B or C.",
+    "Answer: B/C",
+    "A) London\nB) Paris\nC) Rome",
+    "The answer is **A** or **B**.",
+]
+
+
+@pytest.mark.parametrize(("text", "label"), SETTLED)
+def test_options_that_are_denied_or_taken_back_are_not_the_choice(text, label) -> None:
+    assert final_choice(text, {}) == label
+
+
+@pytest.mark.parametrize("text", UNSETTLED)
+def test_an_answer_that_settles_on_no_single_option_is_unreadable_and_not_guessed(text) -> None:
+    score = scored(Choice(), text, "B")
+    assert not score.passed
+    assert score.reason is not None
+    assert score.reason.startswith("unreadable: ")
+    assert final_choice(text, {}) is None
 
 
 @pytest.mark.parametrize(("text", "label"), LETTERS)

@@ -224,3 +224,39 @@ def test_every_text_equals_itself(text) -> None:
 def test_identity_tells_how_it_compares() -> None:
     assert Exact().identity() != Exact(ignore_case=True).identity()
     assert Exact(name="other").name == "other"
+
+
+@pytest.mark.parametrize(
+    ("expected", "text", "passed"),
+    [
+        ("cat", "The cat sat.", True),
+        ("cat", "concatenate", False),
+        ("cat", "concatenate a cat", True),
+        ("cat", "cats", False),
+        ("cat", "(cat)", True),
+        ("cat", "CAT", False),
+        ("5", "15", False),
+        ("5", "5.", True),
+        ("5", "3.5", False),
+        ("5", "5.3", False),
+        ("1", "1,234", False),
+        ("5", "It is 5, I think", True),
+        ("-5", "x = -5", True),
+        ("New York", "in New York, of course", True),
+        ("C++", "I like C++.", True),
+        ("caf", "cafe\u0301", False),
+        (["dog", "cat"], "a cat", True),
+    ],
+)
+def test_whole_words_are_not_found_within_longer_words_or_numbers(expected, text, passed) -> None:
+    assert scored(Contains(whole_words=True), text, expected).passed is passed
+
+
+def test_whole_words_hold_for_forbidden_texts_and_without_case_too() -> None:
+    scorer = Contains(whole_words=True, ignore_case=True, not_contains="no")
+    assert scored(scorer, "YES, I know", "yes").passed
+    assert not scored(scorer, "Yes? No.", "yes").passed
+
+
+def test_whole_words_are_looked_for_in_linear_time() -> None:
+    assert not scored(Contains(whole_words=True), "ab" * 500_000, "a").passed

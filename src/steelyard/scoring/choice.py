@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from steelyard.protocols import Identity
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.scoring.base import PlainScorer, alternatives, shown
 
 # A runaway answer is read from its end, where the final answer is: that bounds the time.
 MAX_READ = 500_000
 
+READER_VERSION = 2
+"""Part of the scorer's identity: answers that another version read are scored again."""
+
 _SHORT = 60
+_NEAR = 40
+"""Characters before a label that are looked at to tell whether it is asserted or denied."""
+_CANDIDATES = 200
+"""How many labels are looked at, from the end of an answer."""
 
 _OPEN = r"""(?: [\s*_`"'“\u2018«(\[<{$:] | \\(?:text|textbf|textrm|mathrm|mathbf|boxed|left|,|\() \s? ){0,12}+"""
 _MARKS = r"""[\s*_:：=\-"'’,]{0,12}+"""
@@ -29,6 +38,29 @@ _NAMES_ANSWER = r"""(?: answer | answers | antwort | réponse | respuesta | resp
                       | (?: option | choice )
                         (?= [*_]{0,3} \s? (?: : | = | \s (?: is | was | would | should | must ) \b ) ) )"""
 _ANSWER_IS = re.compile(r"(?i)\banswer\b[*_]{0,3}(?:\s{1,3}is\b|\s?:)")
+_DENIED_BEFORE = re.compile(
+    r"""(?: \b (?: not | never | nor | neither | than | unlike | without | over | instead \s of
+              | eliminat(?:e[sd]? | ing) | rul(?:e[sd]? | ing) \s out
+              | exclud(?:e[sd]? | ing) | discard(?:ing)? | reject(?:ing)? )
+          | n['’]t ) \s+ (?: (?: be | option | choice | answer | both | either ) \s+ ){0,2}
+        (?: [(*]{0,3} [A-Z] [)*]{0,3} \s (?: or | nor ) \s ){0,3} [(*"'`]{0,3} $""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_ASSERTED_BEFORE = re.compile(
+    r"""(?: \b (?: is | was | be | think | believe | say | guess | so | thus | therefore | hence | leaves | leaving
+              | means | correct | right | best | likely | probably ) | (?: it | that ) ['’]s | → | => ) [\s:,]{1,3}
+        (?: (?: actually | clearly | definitely | probably | likely | most | indeed | really | rather | option | choice
+              | answer | the | letter | it['’]s | it \s is | must | be ) [\s:,]{1,3} ){0,4} [(\[*"'`]{0,3} $""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_CORRECTION = re.compile(
+    r"""\b (?: wait | actually | correction | scratch \s that | on \s second \s thought | oops | i \s was \s wrong
+            | let \s me \s (?: reconsider | correct ) ) \b""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_LIST_ENDS = re.compile(r"[)\]*\"'’]{0,3}\s*(?:[.,;!?)\]]|or\b|and\b|\Z|\n)")
+_LEADING_LINE = 200
+_TAKEN_BACK = re.compile(r"(?i)\w+\W{1,3}no\b|[^\n]{0,40}\b(?:wrong|incorrect|not right)\b")
 _NOT_DENIED = r"(?<! \b not \s ) (?<! n't \s ) (?<! n’t \s )"
 
 
@@ -41,14 +73,21 @@ class Choice(PlainScorer):
 
     name: str = "choice"
 
+    def identity(self) -> Identity:
+        """Its arguments, and how answers are read."""
+        return {**super().identity(), "reader": READER_VERSION}
+
     def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:
-        """Return 1.0 or 0.0; None when the case expects nothing."""
+        """Return 1.0 or 0.0, also where the answer settles on none; None when the case expects nothing."""
         if case.expected is None:
             return None
         options = options_of(case.metadata.get("choices"))
         wanted = [_label(item, options) for item in alternatives(case.expected)]
         text = response.response_text or ""
-        got = final_choice(text, options)
+        try:
+            got = read_choice(text, options)
+        except UnreadableChoice as error:
+            return self._score(False, f"unreadable: {error}: {shown(text)}")
         if got is None:
             return self._score(False, f"no choice in {shown(text)}")
         return self._score(got in wanted, f"expected {' or '.join(wanted)}, got {got}")
@@ -93,9 +132,33 @@ class _Patterns:
         self.wrapped = _compiled(
             rf"{_NOT_DENIED} (?: \( | \*\* \(? | \[ | ` ) (?P<label> {label} ) (?: \) | [).:]? \*\* | \] | ` )"
         )
+        joined = rf"""(?: \s? (?: , | & | / | \b and \b | \b or \b ) \s? (?: (?:and|or|option) \s )?
+                          [(*]{{0,3}} (?:{label}) [)*]{{0,3}} )"""
+        self.denied_after = _compiled(
+            rf"""[)\]*_`"'”.]{{0,3}} {joined}{{0,5}} \s?
+                 (?: [,;]? \s? (?: but | which ) \b [^.\n]{{0,40}} \b (?: wrong | incorrect | mistake )
+                   | \b (?: is | are | was | were | seems? | looks? | sounds? | would \s be | being ) \s
+                     (?: (?: all | both | also | clearly | simply | just | a | an | the ) \s ){{0,3}}
+                     (?: wrong | incorrect | false | not | out | impossible | invalid | mistake | distractor | tempting
+                       | common | unlikely | irrelevant | ruled | eliminated | excluded | implausible | mistaken ) \b
+                   | \b (?: isn | aren | wasn | doesn | don | can | couldn | won ) ['’]t \b | \b can \s? not \b
+                   | \b (?: does | do | is | are ) \s not \b | \b (?: fails? | contradicts? | violates? ) \b )"""
+        )
+        self.asserted_after = _compiled(
+            r"""[)\]*_`"'”]{0,3} \s (?: because | since | as \s
+                  | (?: is | was | seems | looks | would \s be | fits | must \s be ) \s
+                    (?: (?: the | clearly | most | indeed | definitely | only | likely | therefore ) \s ){0,3}
+                    (?: correct | right | best | true | answer | accurate | option | one | choice ) \b )"""
+        )
+        self.another = _compiled(
+            rf"""[)\]*_`"'”.]{{0,3}} \s? (?: (?P<comma> , | & | / ) | \b (?: or | and | and/or ) \b ) \s?
+                 (?: (?: or | and | maybe | perhaps | possibly | option | choice | even ) \s ){{0,2}} [(\[*"'`]{{0,3}}
+                 (?P<label> {label} ) (?! \w | ['’]\w ) (?! (?<= [AI] ) \s [a-z] )"""
+        )
+        self.or_leading = _compiled(rf"\b or \s [(*]{{0,3}} (?P<label> {label} ) [).:*]")
         self.bare = _compiled(
             rf"""(?<! [\w'’.&/-] ) {_NOT_DENIED}
-                 (?: (?P<label> (?! [AI]\b ) (?: {label} ) )
+                 (?: (?P<label> (?! [AI]\b ) (?: {label} ) | (?<= ption \s ) (?: {label} ) )
                    | (?P<article> (?= [AI]\b ) (?: {label} ) )
                      (?= \s? (?: [.,;:!?)*\n(–—-] | $ ) | \s (?i: {_AFTER} ) \b ) )
                  (?! [\w&/-] | ['’.]\w )"""
@@ -122,30 +185,116 @@ def options_of(choices: object) -> dict[str, str]:
     raise ValueError(f"choices must be a list of at most 26 options or a mapping, got {type(choices).__name__}")
 
 
+class UnreadableChoice(ValueError):
+    """An answer that names several options and settles on none, or takes back the one it named."""
+
+
 def final_choice(text: str, options: Mapping[str, str]) -> str | None:
     """Return the label of the option that a text settles on; None when it settles on none."""
+    try:
+        return read_choice(text, options)
+    except UnreadableChoice:
+        return None
+
+
+def read_choice(text: str, options: Mapping[str, str]) -> str | None:
+    """Return the label of the option that a text settles on; None when it names none."""
     text = text.strip()[-MAX_READ:]
     patterns = _patterns(tuple(options) or tuple(string.ascii_uppercase))
+    alone = _alone(text, patterns) or _alone(text[text.rfind("\n") + 1 :], patterns)
+    stated = _last_match(patterns.boxed, text) or (None if alone else _last_match(patterns.stated, text))
+    corrected = None if alone else _corrected(text, stated.end() if stated else 0, patterns)
+    if corrected is not None:
+        return corrected
+    boxed = stated if stated is not None and stated.re is patterns.boxed else None
     return (
-        _last_label(patterns.boxed, text)
-        or _alone(text, patterns)
-        or _alone(text[text.rfind("\n") + 1 :], patterns)
+        _label_of(boxed)
+        or alone
         or _exact_words(text, options)
-        or _last_label(patterns.stated, text)
+        or (_label_of(stated) if stated is None or _is_single(text, stated, patterns) else None)
         or _stated_words(text, options)
         or _alone(text.partition("\n")[0], patterns)
         or _leading(text, patterns)
-        or _last_label(patterns.wrapped, text)
-        or _last_label(patterns.bare, text)
+        or _mentioned(text, patterns)
         or _named(text, options)
     )
 
 
-def _last_label(pattern: re.Pattern[str], text: str) -> str | None:
+def _corrected(text: str, start: int, patterns: _Patterns) -> str | None:
+    """Find the label that a text puts in place of an earlier one: `Wait, no. Actually it is D`."""
+    cue = _CORRECTION.search(text, start)
+    if cue is None:
+        return None
+    asserted = [match for match in _candidates(text, cue.end(), patterns) if _is_asserted(text, match, patterns)]
+    if asserted and _is_single(text, asserted[-1], patterns):
+        return _label_of(asserted[-1])
+    if start and _TAKEN_BACK.match(text, cue.start()):
+        raise UnreadableChoice("the answer is taken back")
+    return None
+
+
+def _mentioned(text: str, patterns: _Patterns) -> str | None:
+    """Find the label that is asserted last (`it's B`, `B is correct`), else the only one that is not denied."""
+    candidates = _candidates(text, 0, patterns)
+    asserted = [match for match in candidates if _is_asserted(text, match, patterns)]
+    if asserted and _is_single(text, asserted[-1], patterns):
+        return _label_of(asserted[-1])
+    wrapped = [match for match in _last_matches(patterns.wrapped, text) if not _is_denied(text, match, patterns)]
+    for matches in (wrapped, candidates):
+        labels = list(dict.fromkeys(_label_of(match) or "" for match in matches))
+        if len(labels) == 1:
+            return labels[0]
+        if labels:
+            raise UnreadableChoice(f"it names {', '.join(labels[:5])} and settles on none")
+    return None
+
+
+def _candidates(text: str, start: int, patterns: _Patterns) -> list[re.Match[str]]:
+    return [match for match in _last_matches(patterns.bare, text, start) if not _is_denied(text, match, patterns)]
+
+
+def _is_denied(text: str, match: re.Match[str], patterns: _Patterns) -> bool:
+    """Whether a label is said to be wrong: `not A`, `rather than A`, `A is wrong`, `A and B are wrong`."""
+    start, end = _span_of(match)
+    before = _DENIED_BEFORE.search(text, max(0, start - _NEAR), start)
+    return before is not None or patterns.denied_after.match(text, end) is not None
+
+
+def _is_asserted(text: str, match: re.Match[str], patterns: _Patterns) -> bool:
+    start, end = _span_of(match)
+    before = _ASSERTED_BEFORE.search(text, max(0, start - _NEAR), start)
+    return before is not None or patterns.asserted_after.match(text, end) is not None
+
+
+def _is_single(text: str, match: re.Match[str], patterns: _Patterns) -> bool:
+    """Whether a label is not followed by another one that would do as well; UnreadableChoice when it is."""
+    other = patterns.another.match(text, _span_of(match)[1])
+    if other is None or other["label"] == _label_of(match) or _is_denied(text, other, patterns):
+        return True
+    if other["comma"] and not _LIST_ENDS.match(text, other.end()):
+        return True
+    raise UnreadableChoice(f"it names {_label_of(match)} and {other['label']}")
+
+
+def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     last = None
     for match in pattern.finditer(text):
         last = match
-    return None if last is None else next(group for group in last.groups() if group).upper()
+    return last
+
+
+def _last_matches(pattern: re.Pattern[str], text: str, start: int = 0) -> Iterable[re.Match[str]]:
+    return deque(pattern.finditer(text, start), maxlen=_CANDIDATES)
+
+
+def _span_of(match: re.Match[str]) -> tuple[int, int]:
+    """Where the label itself is."""
+    name = next(name for name, value in match.groupdict().items() if value and name != "comma")
+    return match.span(name)
+
+
+def _label_of(match: re.Match[str] | None) -> str | None:
+    return None if match is None else match.string[slice(*_span_of(match))].upper()
 
 
 def _alone(text: str, patterns: _Patterns) -> str | None:
@@ -172,7 +321,12 @@ def _leading(text: str, patterns: _Patterns) -> str | None:
     """Find `B) Paris` at the start of the answer or of its last line, unless the two disagree."""
     starts = (text[:_SHORT], text[text.rfind("\n") + 1 :][:_SHORT])
     found = {match["label"].upper() for start in starts if (match := patterns.leading.match(start))}
-    return found.pop() if len(found) == 1 else None
+    if len(found) != 1:
+        return None
+    label = found.pop()
+    if (other := patterns.or_leading.search(text[:_LEADING_LINE])) and other["label"] != label:
+        raise UnreadableChoice(f"it names {label} and {other['label']}")
+    return label
 
 
 def _named(text: str, options: Mapping[str, str]) -> str | None:

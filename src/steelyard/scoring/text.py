@@ -57,15 +57,19 @@ class Exact(PlainScorer):
 
 @dataclass(frozen=True, kw_only=True)
 class Contains(PlainScorer):
-    """Passes when the answer holds the expected text, any (or `all`) of a list, and nothing of `not_contains`."""
+    """Passes when the answer holds the expected text, any (or `all`) of a list, and nothing of `not_contains`.
+
+    With `whole_words`, a text is not found within a longer word or number: `cat` is not in `concatenate`.
+    """
 
     name: str = "contains"
     ignore_case: bool = False
+    whole_words: bool = False
     all: bool = False
     not_contains: str | list[str] | None = None
 
     def _check(self) -> None:
-        check_flags(self, "ignore_case", "all")
+        check_flags(self, "ignore_case", "whole_words", "all")
         if not all(isinstance(text, str) and text for text in self._forbidden):
             raise ConfigurationError(f"not_contains must be a text or a list of texts, got {self.not_contains!r}")
 
@@ -84,18 +88,31 @@ class Contains(PlainScorer):
             raise ValueError("expected holds an empty text, which every answer contains")
         text = self._normal(response.response_text or "")
         for item in self._forbidden:
-            if self._normal(item) in text:
+            if self._holds(text, item):
                 return self._score(False, f"the answer contains {shown(item)}")
-        missing = [item for item in wanted if self._normal(item) not in text]
+        missing = [item for item in wanted if not self._holds(text, item)]
         if not missing or (not self.all and len(missing) < len(wanted)):
             return self._score(True)
         return self._score(False, f"the answer does not contain {shown_any(missing)}")
 
     def _one(self, wanted: str, text: str) -> Score:
         """Score an answer that must contain one text."""
-        if self._normal(wanted) in self._normal(text):
+        if self._holds(self._normal(text), wanted):
             return self._score(True)
         return self._score(False, f"the answer does not contain {shown(wanted)}")
+
+    def _holds(self, text: str, wanted: str) -> bool:
+        """Whether a normalised text holds what is wanted."""
+        wanted = self._normal(wanted)
+        if not self.whole_words:
+            return wanted in text
+        start = text.find(wanted)
+        while start >= 0:
+            end = start + len(wanted)
+            if not _runs_on(text, start) and not _runs_on(text, end):
+                return True
+            start = text.find(wanted, start + 1)
+        return False
 
     def _normal(self, text: str) -> str:
         if not text.isascii():
@@ -150,6 +167,22 @@ class Regex(PlainScorer):
     @cached_property
     def _flags(self) -> dict[str, bool]:
         return {_FLAGS[letter]: True for letter in self.flags}
+
+
+def _runs_on(text: str, position: int) -> bool:
+    """Whether a word or number goes on across a position: no edge of a word is there, nor of `3.14` or `1,234`."""
+    if not 0 < position < len(text):
+        return False
+    before, after = text[position - 1], text[position]
+    if _in_word(before) and _in_word(after):
+        return True
+    if after in ".," and before.isdigit():
+        return text[position + 1 : position + 2].isdigit()
+    return before in ".," and after.isdigit() and text[position - 2 : position - 1].isdigit()
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or character == "_" or unicodedata.category(character)[0] == "M"
 
 
 def is_punctuation(character: str) -> bool:
