@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import msgspec
+import numpy as np
 
 from steelyard.cli.main import FAILED_GATE
 from steelyard.cli.output import say, show, show_json
@@ -20,28 +21,36 @@ from steelyard.journal.manifest import now
 from steelyard.records import Record, Score
 from steelyard.run.result import Result
 from steelyard.scoring.judge.calibration import (
-    MIN_SPEARMAN,
     PASS_FROM,
     Agreement,
     Judged,
+    LabelKind,
+    OldCalibration,
     agreement,
     calibration,
     read_calibrations,
 )
-from steelyard.stats.formatting import safe_text, trim
+from steelyard.stats.agreement import MIN_RATE, HumanCeiling, KindAgreement, human_ceiling
+from steelyard.stats.formatting import counted, safe_text, trim
 from steelyard.suite.sources import CaseColumns, CsvSource, JsonlSource, found
 
 _WORDS = {"true": 1.0, "pass": 1.0, "yes": 1.0, "false": 0.0, "fail": 0.0, "no": 0.0}
 _WIDTH = 80
 _MAX_ID_CHARS = 40
+_LABEL = "label"
+_LABELLER = "label_"
+"""How the column of one of several labellers begins: `label_anna`."""
 
 
 class Label(msgspec.Struct, frozen=True):
-    """What a person said of one answer, and where."""
+    """What people said of one answer, and where."""
 
     value: float
+    """The mean of what they said."""
     line: int
     names_trial: bool
+    votes: dict[str, float]
+    """By column."""
 
 
 class JudgeKey(msgspec.Struct, frozen=True, order=True):
@@ -62,14 +71,16 @@ Labels = dict[tuple[str, int], Label]
     metavar="FILE",
     required=True,
     type=click.Path(path_type=Path),
-    help="People's labels: CSV or JSONL with `id`, `label` (0..1, pass/fail, yes/no) and, if need be, `trial`.",
+    help="Labels by people: CSV or JSONL with `id`, `label` (0..1, pass/fail, yes/no; of several people `label_NAME` "
+    "each) and, where a case has several answers, `trial`.",
 )
 @click.option(
-    "--min-spearman",
+    "--min-agreement",
     type=click.FloatRange(0, 1),
-    metavar="RHO",
-    default=MIN_SPEARMAN,
-    help=f"The rho from which a judge is trusted [default: {MIN_SPEARMAN:.2f}].",
+    metavar="RATE",
+    default=MIN_RATE,
+    help="The sensitivity and specificity, or rho for graded labels, from which a judge is trusted "
+    f"[default: {MIN_RATE:.2f}].",
 )
 @click.option("--judge", metavar="NAME", help="Only the judge with this name.")
 @click.option(
@@ -77,18 +88,30 @@ Labels = dict[tuple[str, int], Label]
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def command(
-    run: Path, labels_path: Path, min_spearman: float, judge: str | None, out: Path | None, as_json: bool
+    run: Path, labels_path: Path, min_agreement: float, judge: str | None, out: Path | None, as_json: bool
 ) -> int:
-    """Compare the judges of RUN with people's labels.
+    """Compare the judges of RUN with labels by people.
 
-    A judge is trusted when, on 10 labels or more, Spearman's rho is at least --min-spearman and the lower end of
-    its 95 % interval above 0.70. Exit 0 when every judge is trusted, 1 when one is not. No model is called.
+    With pass/fail labels a judge is trusted when it passes at least --min-agreement of the answers that people
+    passed and fails as many of those that they failed, with the one-sided 95 % lower end of each rate above 0.70;
+    with grades, when Spearman's rho and its lower end reach the same. Exit 0 when every judge is trusted, 1 when one
+    is not. No model is called.
     """
     _check_out(out)
     labels = read_labels(labels_path)
-    pairs = _judged(run, labels, labels_path, judge)
+    kind = _kind(labels)
+    pairs = _judged(run, labels, labels_path, judge, kind)
+    ceiling = _ceiling(labels, kind)
     found = [
-        agreement(key.name, key.by, judged, min_spearman=min_spearman, unscored=len(labels) - len(judged))
+        agreement(
+            key.name,
+            key.by,
+            judged,
+            labels=kind,
+            min_agreement=min_agreement,
+            unscored=len(labels) - _undecided(labels, kind) - len(judged),
+            ceiling=ceiling,
+        )
         for key, judged in sorted(pairs.items())
     ]
     if out is not None:
@@ -96,7 +119,7 @@ def command(
     if as_json:
         show_json(found)
     else:
-        show("\n\n".join(_described(one) for one in found))
+        show("\n\n".join(_described(one, _undecided(labels, kind)) for one in found))
     if out is not None:
         say(f"the calibration is in {out}")
     return 0 if all(one.trusted for one in found) else FAILED_GATE
@@ -128,13 +151,43 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _label(row: dict[str, Any], line: int) -> tuple[tuple[str, int], Label]:
-    for name in ("id", "label"):
-        if name not in row:
+    columns = [name for name in row if name == _LABEL or str(name).startswith(_LABELLER)]
+    for name in ("id", _LABEL):
+        if name not in row and not (name == _LABEL and columns):
             raise ValueError(f"has no {name!r}; columns: {', '.join(map(str, row)) or 'none'}")
     trial = row.get("trial")
     names_trial = trial is not None and trial != ""
-    label = Label(_value(row["label"]), line, names_trial)
+    # Of several labellers each labels what they like; a file with one column has a label in each row.
+    said = [name for name in columns if row[name] is not None and row[name] != ""] if len(columns) > 1 else columns
+    if not said:
+        raise ValueError(f"has no label: {', '.join(columns)} are empty")
+    votes = {name: _value(row[name]) for name in said}
+    label = Label(math.fsum(votes.values()) / len(votes), line, names_trial, votes)
     return (_id(row["id"]), _trial(trial) if names_trial else 0), label
+
+
+def _kind(labels: Labels) -> LabelKind:
+    """What the labels are: grades, unless each person only ever said 0 or 1."""
+    plain = all(vote in (0.0, 1.0) for label in labels.values() for vote in label.votes.values())
+    return "pass/fail" if plain else "graded"
+
+
+def _is_undecided(label: Label, kind: LabelKind) -> bool:
+    """Whether as many people passed the answer as failed it: then there is nothing to agree with."""
+    return kind == "pass/fail" and label.value == PASS_FROM
+
+
+def _undecided(labels: Labels, kind: LabelKind) -> int:
+    return sum(_is_undecided(label, kind) for label in labels.values())
+
+
+def _ceiling(labels: Labels, kind: LabelKind) -> HumanCeiling | None:
+    """How well people agree with each other; None where nobody labelled what somebody else did."""
+    columns = sorted({name for label in labels.values() for name in label.votes})
+    if len(columns) < 2:
+        return None
+    table = np.array([[label.votes.get(name, math.nan) for name in columns] for label in labels.values()])
+    return human_ceiling(table, pass_from=PASS_FROM, graded=kind == "graded")
 
 
 def _id(value: Any) -> str:
@@ -169,7 +222,7 @@ def _value(value: Any) -> float:
     return number
 
 
-def _judged(run: Path, labels: Labels, path: Path, judge: str | None) -> dict[JudgeKey, list[Judged]]:
+def _judged(run: Path, labels: Labels, path: Path, judge: str | None, kind: LabelKind) -> dict[JudgeKey, list[Judged]]:
     """For each judge of the run the labelled answers that it scored; the run is read a record at a time."""
     result = Result.load(run)
     pairs: dict[JudgeKey, list[Judged]] = {}
@@ -179,7 +232,9 @@ def _judged(run: Path, labels: Labels, path: Path, judge: str | None) -> dict[Ju
         unmet.pop((record.id, record.trial), None)
         for key, score in _judges(record.scores):
             judged = pairs.setdefault(key, [])
-            if label is not None and (pair := _pair(label, score)) is not None:
+            if label is None or _is_undecided(label, kind):
+                continue
+            if (pair := _pair(record.id, label, score)) is not None:
                 judged.append(pair)
     if unmet:
         _refuse_unknown(unmet, path, run, complete=result.complete)
@@ -200,11 +255,11 @@ def _judges(scores: Iterable[Score]) -> Iterable[tuple[JudgeKey, Score]]:
     return {JudgeKey(score.name, score.by): score for score in scores if score.by is not None}.items()
 
 
-def _pair(label: Label, score: Score) -> Judged | None:
+def _pair(case_id: str, label: Label, score: Score) -> Judged | None:
     value = score.value if score.mean is None else score.mean
     if value is None:
         return None
-    return Judged(label.value, value, value >= PASS_FROM if score.passed is None else score.passed)
+    return Judged(label.value, value, value >= PASS_FROM if score.passed is None else score.passed, case_id)
 
 
 def _refuse_unknown(unmet: Labels, path: Path, run: Path, *, complete: bool) -> None:
@@ -236,6 +291,8 @@ def _check_out(out: Path | None) -> None:
     if out.exists() and out.stat().st_size:
         try:
             read_calibrations(out)
+        except OldCalibration:
+            return
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}; it is not overwritten") from error
 
@@ -246,19 +303,49 @@ def _write(out: Path, agreements: list[Agreement], labels_path: Path) -> None:
     write_json(out, entries[0] if len(entries) == 1 else entries)
 
 
-def _described(one: Agreement) -> str:
+def _described(one: Agreement, undecided: int = 0) -> str:
     """A judge's figures as a few lines for a terminal."""
     head = f"{_plain(one.judge, _MAX_ID_CHARS)}: {'trusted' if one.trusted else 'not trusted'}"
     lines = [head, f"  {_plain(one.by, _WIDTH - 2)}"]
     lines += textwrap.wrap(one.reason, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    several = f" of {counted(one.cases, 'case')}" if one.cases < one.n else ""
     unscored = f", and {one.unscored:,} without a score of this judge" if one.unscored else ""
-    lines += ["", f"  {'labels':<15} {one.n:,}{unscored}"]
-    if one.interval is not None:
-        low, high = one.interval
-        lines.append(f"  {'Spearman’s rho':<15} {one.rho:.3f}   95 % CI {low:.3f} – {high:.3f}")
-    if one.kappa is not None:
-        lines.append(f"  {'Cohen’s kappa':<15} {one.kappa:.3f}")
-    return "\n".join(lines + _table(one)) if one.n else "\n".join(lines)
+    lines += ["", _row("labels", f"{one.n:,}{several}{unscored}")]
+    if undecided:
+        lines.append(_row("left out", f"{counted(undecided, 'answer')} on which people are evenly split"))
+    if not one.n:
+        return "\n".join(lines)
+    if one.graded is not None and one.graded.rho is not None:
+        end = "" if one.graded.lower is None else f"   lower end {one.graded.lower:.3f}"
+        lines.append(_row("Spearman’s rho", f"{one.graded.rho:.3f}{end}"))
+    found = one.pass_fail
+    lines += [_rate("sensitivity", found.sensitivity), _rate("specificity", found.specificity)]
+    for name, value in (("balanced accuracy", found.balanced_accuracy), ("Cohen’s kappa", found.kappa)):
+        if value is not None:
+            lines.append(_row(name, f"{value:.3f}   does not decide"))
+    if one.ceiling is not None:
+        lines += _people(one.ceiling)
+    return "\n".join(lines + _table(one))
+
+
+def _row(name: str, text: str) -> str:
+    return f"  {name:<18} {text}"
+
+
+def _rate(name: str, kind: KindAgreement) -> str:
+    """How often the judge agrees about the answers that people passed, or about those that they failed."""
+    said = "pass" if name == "sensitivity" else "fail"
+    if kind.rate is None:
+        return _row(name, f"–       no label says {said}")
+    return _row(name, f"{kind.rate:.3f}   lower end {kind.lower:.3f}   {counted(kind.labels, 'label')} {said}")
+
+
+def _people(ceiling: HumanCeiling) -> list[str]:
+    """How well people agree with each other."""
+    names = ("sensitivity", "specificity", "kappa", "rho")
+    rates = [f"{name} {value:.2f}" for name in names if (value := getattr(ceiling, name)) is not None]
+    shared = f"{ceiling.labellers} labellers, {counted(ceiling.cases, 'answer')} with two labels or more"
+    return [_row("people", ", ".join(rates) or "–"), _row("", shared)]
 
 
 def _table(one: Agreement) -> list[str]:

@@ -298,6 +298,7 @@ def _own_object(path: Path, arguments: Any, where: str) -> tuple[Any, dict[str, 
 
 def _build_judge(file: SuiteFile, arguments: Any, where: str) -> Scorer:
     """Make a judge; without a `target` it asks the suite's kind of target for another model."""
+    from steelyard.scoring.judge.calibration import calibration_file
     from steelyard.scoring.judge.judge import Judge
 
     if not isinstance(arguments, dict):
@@ -306,7 +307,7 @@ def _build_judge(file: SuiteFile, arguments: Any, where: str) -> Scorer:
     if "model" not in given:
         raise SuiteError(f"{where}: name its model; a judge has no default", path=file.path)
     if isinstance(given.get("calibration"), str):
-        given["calibration"] = file.path.parent / given["calibration"]
+        given["calibration"] = calibration_file(given["calibration"], file.path.parent)
     given["target"] = _build_target(file, _judge_target(file, given, where))
     made: Scorer = _make(Judge, given, where, file.path)
     return made

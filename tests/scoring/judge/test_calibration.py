@@ -16,14 +16,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import spearmanr
 
 from steelyard import EvalCase, EvalSet, Runner
 from steelyard.cli.calibrate import read_labels
 from steelyard.errors import ConfigurationError, SuiteError
 from steelyard.records import Score
 from steelyard.scoring.judge.calibration import (
-    MIN_LABELS,
     Agreement,
     Calibration,
     Judged,
@@ -32,7 +30,7 @@ from steelyard.scoring.judge.calibration import (
     calibration_of,
     is_trusted,
 )
-from steelyard.stats.agreement import labels_needed
+from steelyard.stats.agreement import MIN_GRADED
 from tests.support.cli import Ended, run_cli
 from tests.support.journal import a_record, write_journal
 
@@ -55,140 +53,114 @@ def noisy(n: int, noise: float, seed: int = 1) -> tuple[list[float], list[float]
 # The verdict
 
 
-def test_perfect_agreement_is_trusted() -> None:
+def pass_fail(right: int, right_passed: int, wrong: int, wrong_failed: int, **more: Any) -> Agreement:
+    """A judge that passed so many of the right answers and failed so many of the wrong ones."""
+    labels = [1.0] * right + [0.0] * wrong
+    scores = [1.0] * right_passed + [0.0] * (right - right_passed) + [0.0] * wrong_failed
+    return agreement_of(labels, scores + [1.0] * (wrong - wrong_failed), **more)
+
+
+def test_a_judge_that_passes_everything_is_not_trusted_however_many_answers_are_right() -> None:
+    found = pass_fail(95, 95, 20, 0)
+    assert (found.trusted, found.labels, found.pass_fail.sensitivity.rate) == (False, "pass/fail", 1.0)
+    assert found.reason == "specificity 0.00 is below 0.80"
+    assert (found.scarce, found.labels_needed) == (None, None)
+
+
+def test_a_flawless_judge_is_trusted_from_nine_labels_of_each_kind_on() -> None:
+    assert pass_fail(9, 9, 9, 9).trusted
+    found = pass_fail(30, 30, 8, 8)
+    assert (found.trusted, found.scarce, found.labels_needed) == (False, "failed", 1)
+    assert "about 1 more label of answers that failed" in found.reason
+
+
+def test_a_kind_without_labels_is_named_with_how_many_it_takes() -> None:
+    assert (pass_fail(20, 20, 0, 0).scarce, pass_fail(20, 20, 0, 0).labels_needed) == ("failed", 9)
+    assert (pass_fail(0, 0, 20, 20).scarce, pass_fail(0, 0, 20, 20).labels_needed) == ("passed", 9)
+
+
+def test_a_good_judge_on_rare_failures_is_trusted_though_rho_could_not_reach_the_bar() -> None:
+    """With 10 % failures Spearman's rho of 0.95/0.95 verdicts is near 0.7."""
+    assert pass_fail(180, 171, 20, 19).trusted
+
+
+def test_trials_of_one_case_are_not_new_evidence() -> None:
+    judged = [Judged(float(right), float(right), bool(right), f"c{right}") for right in (0, 1) for _ in range(50)]
+    found = agreement("judge", BY, judged)
+    assert (found.n, found.cases, found.trusted) == (100, 2, False)
+    assert found.labels_needed == 8
+
+
+def test_kappa_and_balanced_accuracy_are_reported_and_do_not_decide() -> None:
+    found = pass_fail(380, 342, 20, 18)
+    assert found.pass_fail.kappa is not None
+    assert found.pass_fail.kappa < 0.5
+    assert found.pass_fail.balanced_accuracy == pytest.approx(0.9)
+    assert found.trusted
+
+
+def test_grades_in_perfect_order_are_trusted() -> None:
     found = agreement_of(STEPS * 4, STEPS * 4)
-    assert (found.trusted, found.rho, found.interval, found.kappa) == (True, 1.0, (1.0, 1.0), 1.0)
+    assert found.graded is not None
+    assert (found.trusted, found.labels, found.graded.rho) == (True, "graded", 1.0)
     assert found.labels_needed is None
 
 
 def test_a_judge_that_says_the_opposite_is_not_trusted_and_no_labels_would_help() -> None:
     found = agreement_of(STEPS * 4, STEPS[::-1] * 4)
-    assert (found.trusted, found.rho, found.labels_needed) == (False, -1.0, None)
-    assert "disagrees too much" in found.reason
-
-
-def test_the_scale_of_the_scores_does_not_matter_only_their_order() -> None:
-    found = agreement_of(STEPS * 4, [step**3 / 7 + 0.6 for step in STEPS * 4])
-    assert (found.trusted, found.rho) == (True, 1.0)
-    assert found.kappa == 0.0  # it lets everything pass
-
-
-@pytest.mark.parametrize(
-    ("labels", "scores", "expected"),
-    [
-        (STEPS * 4, [0.5] * 20, "the judge gave every labelled answer the same score, 0.5"),
-        ([1.0] * 20, STEPS * 4, "every label is the same, 1"),
-        ([1.0] * 20, [1.0] * 20, "the same score, 1"),
-    ],
-)
-def test_where_one_side_never_varies_rho_is_undefined_and_it_is_said_which(
-    labels: list[float], scores: list[float], expected: str
-) -> None:
-    found = agreement_of(labels, scores)
-    assert (found.trusted, found.rho, found.interval) == (False, None, None)
-    assert "undefined" in found.reason
-    assert expected in found.reason
-
-
-@pytest.mark.parametrize("n", range(MIN_LABELS))
-def test_a_few_labels_are_not_enough_however_well_they_agree(n: int) -> None:
-    scores = [step / 10 for step in range(n)]
-    found = agreement_of(scores, scores)
-    assert not found.trusted
-    assert found.labels_needed == MIN_LABELS - n
-
-
-def test_as_few_labels_as_are_asked_for_may_be_enough() -> None:
-    scores = [step / 10 for step in range(MIN_LABELS)]
-    assert agreement_of(scores, scores).trusted
-
-
-def test_a_high_rho_with_a_wide_interval_is_open_and_so_many_more_labels_would_settle_it() -> None:
-    found = agreement_of(*noisy(20, 0.25, seed=2))
-    assert found.rho is not None
-    assert found.interval is not None
-    assert found.rho >= 0.80
-    assert found.interval[0] <= 0.70
-    assert not found.trusted
-    assert found.labels_needed is not None
-    assert found.labels_needed > 0
-    assert f"about {found.labels_needed:,} more label" in found.reason
-
-
-@pytest.mark.parametrize("seed", [0, 2, 4, 5, 6, 7])
-def test_with_as_many_labels_as_it_asks_for_and_the_same_rho_the_judge_is_trusted(seed: int) -> None:
-    labels, scores = noisy(20, 0.25, seed)
-    few = agreement_of(labels, scores)
-    assert not few.trusted
-    assert few.labels_needed is not None
-    times = math.ceil((few.n + few.labels_needed) / few.n)
-    assert agreement_of(labels * times, scores * times).trusted
-    fewer = (few.n + few.labels_needed) // few.n // 2
-    assert fewer < 1 or not agreement_of(labels * fewer, scores * fewer).trusted
-
-
-def test_it_never_asks_for_no_more_labels_where_the_bootstrap_has_just_said_that_they_do_not_do() -> None:
-    """The formula alone may say so: it does not know that only four of these sixty answers are good."""
-    found = agreement_of([1.0] * 4 + [0.0] * 56, [0.0] + [1.0] * 3 + [0.0] * 56)
-    assert found.rho is not None
-    assert not found.trusted
-    assert labels_needed(found.rho, found.n) == 0
-    assert found.labels_needed is not None
-    assert found.labels_needed > 60
-
-
-@pytest.mark.parametrize(("n", "trusted"), [(12, False), (18, False), (24, True)])
-def test_one_disagreement_in_pass_or_fail_weighs_less_the_more_labels_there_are(n: int, trusted: bool) -> None:
-    labels = [float(number % 2) for number in range(n)]
-    found = agreement_of(labels, [1.0, *labels[1:]])
-    assert found.trusted is trusted
-    assert found.confusion.counts == ((n // 2 - 1, 1), (0, n // 2))
-
-
-def test_a_rho_below_the_minimum_whose_interval_reaches_higher_is_open() -> None:
-    found = agreement_of(*noisy(20, 0.25, seed=1))
-    assert found.rho is not None
-    assert found.interval is not None
-    assert found.rho < 0.80 < found.interval[1]
-    assert not found.trusted
-    assert found.labels_needed is not None
-    assert "below 0.80" in found.reason
-    assert "if it stays there" in found.reason
-
-
-def test_a_rho_clearly_below_the_minimum_is_settled() -> None:
-    found = agreement_of(*noisy(400, 0.5))
-    assert found.interval is not None
-    assert found.interval[1] < 0.80
     assert (found.trusted, found.labels_needed) == (False, None)
-    assert "disagrees too much" in found.reason
+    assert found.reason == "rho -1.00 is below 0.80"
+
+
+def test_the_scale_of_graded_scores_does_not_matter_only_their_order() -> None:
+    found = agreement_of(STEPS * 4, [step**3 / 7 + 0.6 for step in STEPS * 4])
+    assert found.trusted
+    assert found.pass_fail.kappa == 0.0  # it lets everything pass
+
+
+def test_where_every_score_is_the_same_rho_is_undefined_and_that_is_the_reason() -> None:
+    found = agreement_of(STEPS * 4, [0.5] * 20)
+    assert not found.trusted
+    assert "undefined" in found.reason
+
+
+@pytest.mark.parametrize("n", range(1, MIN_GRADED))
+def test_a_few_grades_are_not_enough_however_well_they_agree(n: int) -> None:
+    scores = [(step + 1) / 20 for step in range(n)]
+    found = agreement_of(scores, scores)
+    assert (found.trusted, found.scarce, found.labels_needed) == (False, "graded", MIN_GRADED - n)
+
+
+def test_a_high_rho_with_a_low_lower_end_is_open_and_so_many_more_labels_would_settle_it() -> None:
+    labels, scores = noisy(20, 0.2, seed=2)
+    found = agreement_of(labels, scores)
+    assert found.graded is not None
+    assert found.graded.rho is not None
+    assert found.graded.lower is not None
+    assert found.graded.rho >= 0.80
+    assert found.graded.lower <= 0.70
+    assert (found.trusted, found.scarce) == (False, "graded")
+    assert found.labels_needed is not None
+    assert f"about {found.labels_needed:,} more label" in found.reason
+    times = math.ceil((found.n + found.labels_needed) / found.n)
+    assert agreement_of(labels * times, scores * times).trusted
 
 
 @pytest.mark.parametrize(("minimum", "trusted"), [(0.80, True), (0.99, False), (0.0, True), (1.0, False)])
 def test_the_minimum_may_be_set(minimum: float, trusted: bool) -> None:
-    assert agreement_of(*noisy(200, 0.1), min_spearman=minimum).trusted is trusted
+    assert agreement_of(*noisy(200, 0.1), min_agreement=minimum).trusted is trusted
+    assert pass_fail(100, 95, 100, 95, min_agreement=minimum).trusted is trusted
 
 
-def test_a_low_minimum_does_not_lower_what_is_asked_of_the_interval() -> None:
-    found = agreement_of(*noisy(400, 0.35), min_spearman=0.1)
-    assert found.rho is not None
-    assert 0.1 < found.rho < 0.70
-    assert not found.trusted
-    assert "is not above 0.70" in found.reason
-
-
-def test_a_rho_that_would_round_up_to_its_limit_is_shown_with_more_digits() -> None:
-    labels, scores = noisy(300, 0.15)
-    rho = agreement_of(labels, scores).rho
-    assert rho is not None
-    limit = round(rho + 0.0004, 4)
-    assert f"rho {rho:.4f} is below {limit:g}" in agreement_of(labels, scores, min_spearman=limit).reason
+def test_a_low_minimum_does_not_lower_what_is_asked_of_the_lower_end() -> None:
+    assert not agreement_of(*noisy(400, 0.35), min_agreement=0.1).trusted
+    assert not pass_fail(400, 260, 400, 260, min_agreement=0.1).trusted
 
 
 @pytest.mark.parametrize("minimum", [-0.1, 1.1, float("nan")])
 def test_a_minimum_that_is_no_share_is_refused(minimum: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"min_spearman must be within 0\.\.1, got"):
-        agreement_of(STEPS, STEPS, min_spearman=minimum)
+    with pytest.raises(ConfigurationError, match=r"min_agreement must be within 0\.\.1, got"):
+        agreement_of(STEPS, STEPS, min_agreement=minimum)
 
 
 pairs = st.lists(
@@ -202,16 +174,15 @@ def test_any_labels_and_scores_give_a_verdict_that_keeps_to_its_rule(drawn: list
     found = agreement_of([label for label, _ in drawn], [score for _, score in drawn])
     assert found.reason
     assert found.n == len(drawn) == found.confusion.n
-    assert found.trusted == (
-        found.n >= MIN_LABELS
-        and found.rho is not None
-        and found.interval is not None
-        and found.rho >= 0.80
-        and found.interval[0] > 0.70
-    )
     assert not (found.trusted and found.labels_needed)
-    if found.rho is not None:
-        assert found.rho == pytest.approx(spearmanr(*zip(*drawn, strict=True)).statistic, abs=1e-9)
+    if found.trusted and found.graded is None:
+        rates = (found.pass_fail.sensitivity, found.pass_fail.specificity)
+        assert all(kind.rate is not None and kind.rate >= 0.8 and kind.lower > 0.7 for kind in rates)
+    if found.trusted and found.graded is not None:
+        assert found.graded.rho is not None
+        assert found.graded.rho >= 0.80
+        assert found.graded.lower is not None
+        assert found.graded.lower > 0.70
 
 
 # Labels
@@ -253,6 +224,12 @@ def test_labels_may_name_a_trial_and_have_other_columns(tmp_path: Path) -> None:
     assert values(jsonl) == {("7", 2): 1, ("7", 0): 0}
 
 
+def test_each_of_several_labellers_has_a_column_and_may_leave_answers_out(tmp_path: Path) -> None:
+    path = labels_in(tmp_path, "id,label_anna,label_ben\na,pass,fail\nb,pass,\nc,,0\n")
+    assert values(path) == {("a", 0): 0.5, ("b", 0): 1, ("c", 0): 0}
+    assert read_labels(path)["a", 0].votes == {"label_anna": 1, "label_ben": 0}
+
+
 @pytest.mark.parametrize(
     ("text", "line", "expected"),
     [
@@ -272,6 +249,8 @@ def test_labels_may_name_a_trial_and_have_other_columns(tmp_path: Path) -> None:
         ("case,label\na,1\n", 2, "has no 'id'; columns: case, label"),
         ("id,lable\na,1\n", 2, "has no 'label'; columns: id, lable"),
         ("id,label\na\n", 2, "has 1 cells, the header has 2"),
+        ("id,label_a,label_b\na,1,\nb,,\n", 3, "has no label: label_a, label_b are empty"),
+        ("id,label_a,label_b\na,1,maybe\n", 2, "'maybe'"),
         ("id,label\n", None, "holds no labels"),
         ("", None, "has no header row"),
         (b"id,label\n\xff,1\n", 2, "is not UTF-8"),
@@ -349,11 +328,14 @@ def test_a_judge_that_agrees_is_trusted_and_exit_0(tmp_path: Path) -> None:
     assert ended.out.splitlines() == [
         "judge: trusted",
         "  m/correctness_v1@1",
-        "  rho 1.00 is at least 0.80, its lower end above 0.70",
+        "  rho 1.00, its lower end 1.00 above 0.70",
         "",
-        "  labels          20",
-        "  Spearman’s rho  1.000   95 % CI 1.000 – 1.000",
-        "  Cohen’s kappa   1.000",
+        "  labels             20",
+        "  Spearman’s rho     1.000   lower end 0.998",
+        "  sensitivity        1.000   lower end 0.779   12 labels pass",
+        "  specificity        1.000   lower end 0.688   8 labels fail",
+        "  balanced accuracy  1.000   does not decide",
+        "  Cohen’s kappa      1.000   does not decide",
         "",
         "                   judge: pass  judge: fail",
         "  label: pass               12            0",
@@ -362,12 +344,38 @@ def test_a_judge_that_agrees_is_trusted_and_exit_0(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["RUN", "labels.jsonl"]
 
 
+def test_pass_and_fail_labels_are_decided_by_sensitivity_and_specificity(tmp_path: Path) -> None:
+    labels = {f"c{number}": "pass" if number % 2 else "fail" for number in range(40)}
+    a_run(tmp_path, {case_id: judged(float(label == "pass")) for case_id, label in labels.items()})
+    ended = calibrate(tmp_path, labels)
+    assert ended.code == 0
+    assert "sensitivity 1.00 and specificity 1.00, lower ends above 0.70" in ended.out
+    assert "Spearman" not in ended.out
+    ended = calibrate(tmp_path, {case_id: label for case_id, label in labels.items() if int(case_id[1:]) > 35})
+    assert ended.code == 1
+    assert "about 7 more labels of answers that" in " ".join(ended.out.split())
+
+
+def test_several_labellers_give_the_human_ceiling_and_ties_are_left_out(tmp_path: Path) -> None:
+    a_run(tmp_path, {f"c{number}": judged(float(number % 2)) for number in range(40)})
+    rows = [f"c{number},{number % 2},{1 - number % 2 if number < 2 else number % 2}" for number in range(40)]
+    labels_in(tmp_path, "\n".join(["id,label_anna,label_ben", *rows]))
+    ended = run_cli(tmp_path, "calibrate", "RUN", "--labels", "labels.csv")
+    assert ended.code == 0
+    assert "labels             38" in ended.out
+    assert "left out           2 answers on which people are evenly split" in ended.out
+    assert "people             sensitivity 0.95, specificity 0.95, kappa 0.90" in ended.out
+    assert "2 labellers, 40 answers with two labels or more" in ended.out
+    (found,) = json.loads(run_cli(tmp_path, "calibrate", "RUN", "--labels", "labels.csv", "--json").out)
+    assert found["ceiling"]["labellers"] == 2
+
+
 def test_a_judge_that_disagrees_is_not_trusted_and_exit_1(tmp_path: Path) -> None:
     a_run(tmp_path, OPPOSING)
     ended = calibrate(tmp_path, LABELS)
     assert ended.code == 1
     assert ended.out.startswith("judge: not trusted\n")
-    assert "disagrees too much" in ended.out
+    assert "rho -1.00 is below 0.80" in ended.out
     assert "label: pass                4            8" in ended.out
 
 
@@ -375,14 +383,14 @@ def test_a_judge_that_always_says_the_same_is_not_trusted_and_that_is_said(tmp_p
     a_run(tmp_path, {case_id: judged(1.0) for case_id in LABELS})
     ended = calibrate(tmp_path, LABELS)
     assert ended.code == 1
-    assert "the same score, 1" in " ".join(ended.out.split())
+    assert "every score, is the same" in " ".join(ended.out.split())
     assert "Spearman" not in ended.out
 
 
 def test_the_mean_of_several_samples_counts_before_the_value(tmp_path: Path) -> None:
     a_run(tmp_path, {case_id: judged(0.5, mean=label) for case_id, label in LABELS.items()})
     (found,) = json.loads(calibrate(tmp_path, LABELS, "--json").out)
-    assert (found["rho"], found["trusted"]) == (1.0, True)
+    assert (found["graded"]["rho"], found["trusted"]) == (1.0, True)
 
 
 def test_kappa_and_the_table_are_of_what_the_judge_said_passed(tmp_path: Path) -> None:
@@ -391,7 +399,7 @@ def test_kappa_and_the_table_are_of_what_the_judge_said_passed(tmp_path: Path) -
     a_run(tmp_path, scores)
     (found,) = json.loads(calibrate(tmp_path, LABELS, "--json").out)
     assert found["confusion"] == {"labels": [False, True], "counts": [[8, 0], [8, 4]]}
-    assert found["kappa"] < 1
+    assert found["pass_fail"]["kappa"] < 1
 
 
 def test_answers_without_a_score_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -404,13 +412,13 @@ def test_answers_without_a_score_are_left_out_and_counted(tmp_path: Path) -> Non
     a_run(tmp_path, scores, failing=["failed"])
     ended = calibrate(tmp_path, {**LABELS, "broken": 1, "silent": 1, "failed": 1})
     assert ended.code == 0
-    assert "labels          20, and 3 without a score of this judge" in ended.out
+    assert "labels             20, and 3 without a score of this judge" in ended.out
 
 
 def test_cases_without_a_label_do_not_count(tmp_path: Path) -> None:
     a_run(tmp_path, {**AGREEING, **{f"more{number}": judged(0.3) for number in range(30)}})
     (found,) = json.loads(calibrate(tmp_path, LABELS, "--json").out)
-    assert (found["n"], found["unscored"], found["rho"]) == (20, 0, 1.0)
+    assert (found["n"], found["unscored"], found["graded"]["rho"]) == (20, 0, 1.0)
 
 
 def test_a_judge_that_scored_no_labelled_answer_is_not_trusted(tmp_path: Path) -> None:
@@ -470,15 +478,15 @@ def test_the_minimum_is_a_flag(tmp_path: Path) -> None:
     rng = random.Random(5)
     a_run(tmp_path, {key: judged(min(max(label + rng.uniform(-0.2, 0.2), 0), 1)) for key, label in LABELS.items()})
     assert calibrate(tmp_path, LABELS).code == 0
-    ended = calibrate(tmp_path, LABELS, "--min-spearman", "0.999")
+    ended = calibrate(tmp_path, LABELS, "--min-agreement", "0.99")
     assert ended.code == 1
-    assert "is below 0.999" in " ".join(ended.out.split())
+    assert "is below 0.99" in " ".join(ended.out.split())
 
 
 @pytest.mark.parametrize("value", ["1.5", "-0.1", "high", "nan"])
 def test_a_minimum_that_is_none_is_exit_2(tmp_path: Path, value: str) -> None:
     a_run(tmp_path, AGREEING)
-    ended = calibrate(tmp_path, LABELS, "--min-spearman", value)
+    ended = calibrate(tmp_path, LABELS, "--min-agreement", value)
     assert ended.code == 2
     assert "Traceback" not in ended.err
 
@@ -572,7 +580,7 @@ def test_hostile_ids_are_matched_as_they_are(tmp_path: Path) -> None:
     labels = {case_id: number / 20 for number, case_id in enumerate(HOSTILE)}
     a_run(tmp_path, {case_id: judged(label) for case_id, label in labels.items()})
     (found,) = json.loads(calibrate(tmp_path, labels, "--json").out)
-    assert (found["n"], found["rho"]) == (len(HOSTILE), 1.0)
+    assert (found["n"], found["graded"]["rho"]) == (len(HOSTILE), 1.0)
 
 
 @pytest.mark.parametrize("case_id", [*HOSTILE, "\ud800"], ids=ascii)
@@ -588,7 +596,7 @@ def test_a_hostile_id_in_an_error_cannot_steer_the_terminal_or_fill_it(tmp_path:
 def test_the_text_fits_80_columns_and_cannot_steer_the_terminal_whatever_the_judge_is_called(tmp_path: Path) -> None:
     name, by = "judge\x1b[31m" * 30, "日本\u202e" * 90
     a_run(tmp_path, {key: judged(1 - label, name=name, by=by) for key, label in LABELS.items()})
-    for words in ([], ["--min-spearman", "0.123456789"]):
+    for words in ([], ["--min-agreement", "0.123456789"]):
         ended = calibrate(tmp_path, {**LABELS}, *words)
         assert ended.code == 1
         assert max(len(line) + sum(one in "日本" for one in line) for line in ended.out.splitlines()) <= 80
@@ -607,18 +615,11 @@ def test_the_file_holds_the_verdict_and_what_it_was_made_from(tmp_path: Path) ->
     written = json.loads((tmp_path / "calibration.json").read_bytes())
     digest = hashlib.sha256((tmp_path / "labels.jsonl").read_bytes()).hexdigest()
     assert datetime.fromisoformat(written.pop("created")).tzinfo is not None
-    assert written == {
-        "v": 1,
-        "judge": "judge",
-        "by": BY,
-        "rho": 1.0,
-        "interval": [1.0, 1.0],
-        "kappa": 1.0,
-        "n": 20,
-        "trusted": True,
-        "min_spearman": 0.8,
-        "labels_digest": digest,
-    }
+    assert (written["v"], written["judge"], written["by"], written["labels"]) == (2, "judge", BY, "graded")
+    assert (written["n"], written["cases"], written["trusted"], written["min_agreement"]) == (20, 20, True, 0.8)
+    assert written["graded"]["rho"] == 1.0
+    assert written["pass_fail"]["sensitivity"]["rate"] == 1.0
+    assert written["labels_digest"] == digest
 
 
 def test_several_judges_are_a_list_and_each_is_found_by_its_by(tmp_path: Path) -> None:
@@ -642,7 +643,7 @@ def test_a_failed_calibration_is_written_too_and_replaces_a_good_one(tmp_path: P
     assert calibrate(tmp_path, opposite, "-o", "calibration.json").code == 1
     trusted, reason = is_trusted(tmp_path / "calibration.json", BY)
     assert not trusted
-    assert "failed: rho -1.00 on 20 labels" in reason
+    assert "is not trusted: rho -1.00 is below 0.80 (rho -1.00 on 20 labels" in reason
 
 
 def test_a_file_of_another_kind_is_not_overwritten(tmp_path: Path) -> None:
@@ -694,10 +695,9 @@ def test_the_calibration_of_another_judge_is_not_trusted_and_both_are_named(tmp_
     assert "m/correctness_v1@2" in reason
 
 
-def test_an_undefined_rho_is_a_failed_calibration_in_words(tmp_path: Path) -> None:
-    trusted, reason = is_trusted(written(tmp_path, an_entry(rho=None, interval=None, trusted=False)), BY)
-    assert not trusted
-    assert "rho undefined on 20 labels" in reason
+def test_sensitivity_and_specificity_are_said_of_a_judge_of_passes_and_fails(tmp_path: Path) -> None:
+    entry = calibration(pass_fail(20, 19, 20, 20), labels_digest="0" * 64, created="2025-03-01T10:00:00+00:00")
+    assert "sensitivity 0.95, specificity 1.00 on 40 labels" in is_trusted(written(tmp_path, entry), BY)[1]
 
 
 def test_of_two_entries_for_one_judge_the_failed_one_counts(tmp_path: Path) -> None:
@@ -707,9 +707,24 @@ def test_of_two_entries_for_one_judge_the_failed_one_counts(tmp_path: Path) -> N
 
 
 def test_a_file_from_a_newer_version_is_not_trusted_and_said(tmp_path: Path) -> None:
-    trusted, reason = is_trusted(written(tmp_path, an_entry(v=2)), BY)
+    trusted, reason = is_trusted(written(tmp_path, an_entry(v=3)), BY)
     assert not trusted
     assert "newer Steelyard" in reason
+
+
+OLD = {"v": 1, "judge": "judge", "by": BY, "rho": 1.0, "interval": [1.0, 1.0], "kappa": 1.0, "n": 20, "trusted": True,
+       "min_spearman": 0.8, "labels_digest": "0" * 64, "created": "2025-03-01T10:00:00+00:00"}  # fmt: skip
+
+
+def test_a_file_of_the_first_version_is_refused_with_the_remedy_and_may_be_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(OLD))
+    trusted, reason = is_trusted(path, BY)
+    assert not trusted
+    assert f"make it again with `steelyard calibrate RUN --labels FILE -o {path}`" in reason
+    a_run(tmp_path, AGREEING)
+    assert calibrate(tmp_path, LABELS, "-o", "calibration.json").code == 0
+    assert is_trusted(path, BY)[0]
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"{}", b"[{}]", b"7", b"\xff", b"[" * 100_000, b'{"trusted": true}'])

@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
 from steelyard.errors import ConfigurationError
 from steelyard.stats.agreement import (
+    MIN_RATE,
     Confusion,
-    cohen_kappa,
+    GradedAgreement,
+    HumanCeiling,
+    PassFailAgreement,
+    Trust,
     confusion,
-    labels_needed,
-    spearman,
-    spearman_interval,
+    graded_agreement,
+    pass_fail_agreement,
 )
-from steelyard.stats.formatting import counted
-from steelyard.stats.intervals import Interval
 
-CALIBRATION_VERSION = 1
-MIN_SPEARMAN = 0.80
-MIN_LOWER_END = 0.70
-MIN_LABELS = 10
-"""With fewer, a bootstrap means nothing: a coin gets three labels right once in eight."""
+CALIBRATION_VERSION = 2
+"""Raised when files change. Version 1 decided by Spearman's rho alone, whatever the labels were."""
+
+REQUIRED = "required"
+"""A judge's `calibration` that names no file: `calibration.json` is looked for."""
+DEFAULT_FILE = "calibration.json"
 
 PASS_FROM = 0.5
 """Labels from this value on are a pass."""
 
-_NEARLY_ONE = 1 - 1e-9
+LabelKind = Literal["pass/fail", "graded"]
 
 
 class Judged(msgspec.Struct, frozen=True, gc=False):
-    """One answer, scored by a person (`label`) and by the judge (`score`, `passed`)."""
+    """One answer, labelled by people (`label`) and scored by the judge (`score`, `passed`)."""
 
     label: float
     score: float
     passed: bool
+    case: str | None = None
+    """Its case: several answers to one case are not new evidence. None where each answer is of another case."""
+
+
+class ErrorCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many answers that people called right passed, and how many wrong ones failed, each case counted once."""
+
+    right_passed: float
+    right_labelled: float
+    wrong_failed: float
+    wrong_labelled: float
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,19 +58,26 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     judge: str
     by: str
+    labels: LabelKind
     n: int
+    cases: int
     unscored: int
     """Labelled answers for which the judge has no score; they count nowhere."""
-    rho: float | None
-    interval: Interval | None
-    kappa: float | None
+    pass_fail: PassFailAgreement
+    graded: GradedAgreement | None
+    """Only where the labels are grades."""
     confusion: Confusion
     """Rows for the label, columns for the judge; True is a pass."""
-    min_spearman: float
+    ceiling: HumanCeiling | None = None
+    min_agreement: float
     trusted: bool
-    labels_needed: int | None
-    """About how many more labels would settle a verdict that is open."""
     reason: str
+    scarce: str | None = None
+    """Which labels are missing most: of answers that "passed", that "failed", or "graded" ones."""
+    labels_needed: int | None = None
+    """About how many more labels of that kind would settle a verdict that is open."""
+    verdicts: ErrorCounts | None = None
+    """The same for the case's verdict, all scorers together; None where no verdict was labelled."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,69 +86,126 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     v: int = CALIBRATION_VERSION
     judge: str
     by: str
-    rho: float | None
-    interval: Interval | None
-    kappa: float | None
+    labels: LabelKind
     n: int
+    cases: int
+    pass_fail: PassFailAgreement
+    graded: GradedAgreement | None
+    ceiling: HumanCeiling | None = None
     trusted: bool
-    min_spearman: float
+    reason: str
+    min_agreement: float
+    verdicts: ErrorCounts | None = None
     labels_digest: str
     created: str
 
 
+class _Version(msgspec.Struct, frozen=True):
+    """What every version of an entry has."""
+
+    v: int
+    by: str
+
+
+_decode_versions = msgspec.json.Decoder(_Version | list[_Version]).decode
 _decode = msgspec.json.Decoder(Calibration | list[Calibration]).decode  # one judge is not put in a list
 
 
 def agreement(
-    judge: str, by: str, judged: Sequence[Judged], *, min_spearman: float = MIN_SPEARMAN, unscored: int = 0
+    judge: str,
+    by: str,
+    judged: Sequence[Judged],
+    *,
+    labels: LabelKind | None = None,
+    min_agreement: float = MIN_RATE,
+    unscored: int = 0,
+    ceiling: HumanCeiling | None = None,
+    verdicts: ErrorCounts | None = None,
 ) -> Agreement:
-    """The judge's verdict on each answer, set against the people's, and whether that is good enough."""
-    if not 0 <= min_spearman <= 1:
-        raise ConfigurationError(f"min_spearman must be within 0..1, got {min_spearman}")
-    labels, scores = [one.label for one in judged], [one.score for one in judged]
+    """How the judge's verdicts agree with people's labels, and whether that is enough to let it decide.
+
+    `labels` says what they are; by default grades, unless all are 0 or 1.
+    """
+    if not 0 <= min_agreement <= 1:
+        raise ConfigurationError(f"min_agreement must be within 0..1, got {min_agreement}")
+    if labels is None:
+        labels = "pass/fail" if all(one.label in (0.0, 1.0) for one in judged) else "graded"
+    cases = [number if one.case is None else one.case for number, one in enumerate(judged)]
     good, passed = [one.label >= PASS_FROM for one in judged], [one.passed for one in judged]
-    rho, interval = spearman(labels, scores), spearman_interval(labels, scores)
-    trusted, needed, reason = _verdict(judged, rho, interval, min_spearman)
+    pass_fail = pass_fail_agreement(good, passed, cases, bar=min_agreement)
+    graded = None
+    if labels == "graded":
+        grades, scores = [one.label for one in judged], [one.score for one in judged]
+        graded = graded_agreement(grades, scores, cases, bar=min_agreement)
+    trust = pass_fail.trust if graded is None else graded.trust
+    if not judged:
+        nothing = "it has no score for any labelled answer"
+        trust = Trust(trusted=False, reason=nothing, scarce=trust.scarce, more=trust.more)
     return Agreement(
         judge=judge,
         by=by,
+        labels=labels,
         n=len(judged),
+        cases=len(set(cases)),
         unscored=unscored,
-        rho=rho,
-        interval=interval,
-        kappa=cohen_kappa(good, passed),
+        pass_fail=pass_fail,
+        graded=graded,
         confusion=confusion(good, passed),
-        min_spearman=min_spearman,
-        trusted=trusted,
-        labels_needed=needed,
-        reason=reason,
+        ceiling=ceiling,
+        min_agreement=min_agreement,
+        trusted=trust.trusted,
+        reason=trust.reason,
+        scarce=trust.scarce,
+        labels_needed=trust.more,
+        verdicts=verdicts,
+    )
+
+
+def error_counts(found: PassFailAgreement) -> ErrorCounts:
+    """The rates of an agreement as counts of cases, for a correction of other runs."""
+    right, wrong = found.sensitivity, found.specificity
+    return ErrorCounts(
+        right_passed=(right.rate or 0.0) * right.cases,
+        right_labelled=right.cases,
+        wrong_failed=(wrong.rate or 0.0) * wrong.cases,
+        wrong_labelled=wrong.cases,
     )
 
 
 def calibration(found: Agreement, *, labels_digest: str, created: str) -> Calibration:
     """What a calibration file keeps of an agreement."""
-    return Calibration(
-        judge=found.judge,
-        by=found.by,
-        rho=found.rho,
-        interval=found.interval,
-        kappa=found.kappa,
-        n=found.n,
-        trusted=found.trusted,
-        min_spearman=found.min_spearman,
-        labels_digest=labels_digest,
-        created=created,
-    )
+    kept = {name: getattr(found, name) for name in Calibration.__struct_fields__ if hasattr(found, name)}
+    return Calibration(**kept, labels_digest=labels_digest, created=created)
 
 
 def read_calibrations(path: str | Path) -> list[Calibration]:
-    """The entries of a calibration file; an error that says why when it is none."""
+    """The entries of a calibration file; an error that says why when it is none, or one of another version."""
     try:
-        entries = _decode(Path(path).read_bytes())
+        data = Path(path).read_bytes()
+        versions = _decode_versions(data)
+        for entry in [versions] if isinstance(versions, _Version) else versions:
+            _check_version(path, entry.v)
+        entries = _decode(data)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         cause = error.strerror if isinstance(error, OSError) else error
         raise ConfigurationError(f"{path} is not a calibration file: {cause}") from error
     return [entries] if isinstance(entries, Calibration) else entries
+
+
+class OldCalibration(ConfigurationError):
+    """A calibration file of an older version, which may be written over."""
+
+
+def _check_version(path: str | Path, version: int) -> None:
+    if version > CALIBRATION_VERSION:
+        raise ConfigurationError(
+            f"{path} was written by a newer Steelyard: version {version}, known here: {CALIBRATION_VERSION}"
+        )
+    if version < CALIBRATION_VERSION:
+        raise OldCalibration(
+            f"{path} is a calibration of version {version}, which did not look at sensitivity and specificity: "
+            f"make it again with `steelyard calibrate RUN --labels FILE -o {path}`"
+        )
 
 
 def calibration_of(path: str | Path, by: str) -> Calibration | None:
@@ -150,13 +227,30 @@ def is_trusted(path: str | Path, by: str) -> tuple[bool, str]:
             return False, _absent(path, by)
     except ConfigurationError as error:
         return False, str(error)
-    shown = "undefined" if entry.rho is None else f"{entry.rho:.2f}"
-    measured = f"rho {shown} on {entry.n:,} labels, {entry.created[:10]}"
-    if entry.v > CALIBRATION_VERSION:
-        return False, f"{path} was written by a newer Steelyard: version {entry.v}, known here: {CALIBRATION_VERSION}"
+    measured = f"{error_rates_text(entry)} on {entry.n:,} labels, {entry.created[:10]}"
     if not entry.trusted:
-        return False, f"{path}: {by} was calibrated and failed: {measured}"
+        return False, f"{path}: {by} was calibrated and is not trusted: {entry.reason} ({measured})"
     return True, f"{path}: {by} is calibrated: {measured}"
+
+
+def error_rates_text(entry: Calibration | Agreement) -> str:
+    """The figures that decided, in words: sensitivity and specificity, or rho."""
+    if entry.graded is not None:
+        return f"rho {_shown(entry.graded.rho)}"
+    found = entry.pass_fail
+    return f"sensitivity {_shown(found.sensitivity.rate)}, specificity {_shown(found.specificity.rate)}"
+
+
+def _shown(rate: float | None) -> str:
+    return "undefined" if rate is None else f"{rate:.2f}"
+
+
+def calibration_file(demanded: Any, folder: Path | None = None) -> Path:
+    """The file that a judge's `calibration` names, relative to a folder; `required` is `calibration.json` there."""
+    if not isinstance(demanded, str | Path) or not str(demanded):
+        raise ConfigurationError(f"calibration must be a file's path or {REQUIRED!r}, got {demanded!r}")
+    path = Path(DEFAULT_FILE) if demanded == REQUIRED else Path(demanded)
+    return path if folder is None else folder / path
 
 
 def _absent(path: str | Path, by: str) -> str:
@@ -164,70 +258,3 @@ def _absent(path: str | Path, by: str) -> str:
         return f"there is no calibration file {path}; steelyard calibrate makes one"
     others = ", ".join(sorted({entry.by for entry in read_calibrations(path)})) or "no judge"
     return f"{path} is of {others}, not of {by}: the judge has changed since it was calibrated"
-
-
-def _verdict(
-    judged: Sequence[Judged], rho: float | None, interval: Interval | None, min_spearman: float
-) -> tuple[bool, int | None, str]:
-    """Trusted or not, how many more labels would settle it, and the reason."""
-    n = len(judged)
-    if n == 0:
-        return False, MIN_LABELS, "it has no score for any labelled answer"
-    if n < MIN_LABELS:
-        more = MIN_LABELS - n
-        return False, more, f"too few labels: {n} of at least {MIN_LABELS}; {counted(more, 'more label')} needed"
-    if rho is None or interval is None:
-        return False, None, _why_undefined(judged)
-    if rho < min_spearman:
-        return _below(rho, interval, n, min_spearman)
-    low = interval[0]
-    if low > MIN_LOWER_END:
-        return True, None, f"rho {rho:.2f} is at least {_limit(min_spearman)}, its lower end above {MIN_LOWER_END:.2f}"
-    if (more_labels := _to_raise(rho, low, n)) is None:
-        return False, None, f"it disagrees too much: rho {_beside(rho, MIN_LOWER_END)} is not above {MIN_LOWER_END:.2f}"
-    open_end = f"the lower end {_beside(low, MIN_LOWER_END)} is not above {MIN_LOWER_END:.2f}"
-    return False, more_labels, f"{open_end}; about {counted(more_labels, 'more label')} would settle it"
-
-
-def _below(rho: float, interval: Interval, n: int, min_spearman: float) -> tuple[bool, int | None, str]:
-    """The verdict on a rho that is not enough: for good, or open as long as the interval reaches higher."""
-    too_low = f"rho {_beside(rho, min_spearman)} is below {_limit(min_spearman)}"
-    if interval[1] < min_spearman:
-        return False, None, f"it disagrees too much: {too_low}, and so is its upper end {interval[1]:.2f}"
-    # The upper end of rho's interval is the lower end of the mirrored one's.
-    more = max(labels_needed(-rho, n, lower=-min_spearman) or 0, 1)
-    return False, more, f"{too_low}; if it stays there, about {counted(more, 'more label')} would settle it"
-
-
-def _to_raise(rho: float, low: float, n: int) -> int | None:
-    """About how many more labels would bring the interval's lower end high enough; None when none would.
-
-    The formula knows nothing of ties, which widen the bootstrap's interval. As that shrinks with the root of n
-    (on Fisher's scale), its own width tells too; the larger number counts.
-    """
-    more = labels_needed(rho, n, lower=MIN_LOWER_END)
-    if more is None:
-        return None
-    top = math.atanh(min(rho, _NEARLY_ONE))
-    ratio = (top - math.atanh(max(low, -_NEARLY_ONE))) / (top - math.atanh(MIN_LOWER_END))
-    return max(more, math.floor(n * ratio**2) + 1 - n)
-
-
-def _why_undefined(judged: Sequence[Judged]) -> str:
-    label, score = judged[0].label, judged[0].score
-    if all(one.score == score for one in judged):
-        return f"rho is undefined: the judge gave every labelled answer the same score, {score:g}"
-    return f"rho is undefined: every label is the same, {label:g}; label answers of the other kind too"
-
-
-def _beside(value: float, limit: float) -> str:
-    """A figure with as many digits as it takes to tell it from the limit that it is compared with."""
-    digits = 2
-    while digits < 6 and value != limit and f"{value:.{digits}f}" == f"{limit:.{digits}f}":
-        digits += 1
-    return f"{value:.{digits}f}"
-
-
-def _limit(value: float) -> str:
-    """A limit as it was given, with two digits or more."""
-    return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"

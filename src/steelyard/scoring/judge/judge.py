@@ -20,6 +20,7 @@ from steelyard.errors import ConfigurationError, describe
 from steelyard.protocols import Identity, InvocationContext, Target
 from steelyard.records import EvalCase, InvocationResponse, Sample, Score
 from steelyard.scoring.base import DEFAULT_LIMITS, check_choice, check_share, read_limits
+from steelyard.scoring.judge.calibration import calibration_file
 from steelyard.scoring.judge.escape import ESCAPE_VERSION, MAX_TEXT
 from steelyard.scoring.judge.question import (
     DEFAULT_PROMPT,
@@ -87,7 +88,7 @@ class Judge:
         self.name = name
         self.model = model
         self.when = when
-        self.calibration = calibration
+        self.calibration = None if calibration is None else calibration_file(calibration)
         self.advisory = False
         self._target = _checked_target(target, model)
         self._aggregate: Aggregate = aggregate
