@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from steelyard import ConfigurationError, EvalCase, EvalSet, Result, Runner
+from steelyard import (
+    CancellationToken,
+    ConfigurationError,
+    EvalCase,
+    EvalSet,
+    InvocationContext,
+    InvocationResponse,
+    Result,
+    Runner,
+)
 from tests.support.judge import Script, judge
-from tests.support.judged import Agent, Assessor, Gauge, journalled, lines_of, run, suite_of
+from tests.support.judged import Agent, Assessor, Gauge, journalled, lines_of, run, runner_of, suite_of
 
 THREE = (1.0, 0.5, 0.0)
 
@@ -24,7 +35,7 @@ def by_run(case_id: str, trial: int, run: int) -> float:
 # The headline: a warm cache ----------------------------------------------------------------------------------------
 
 
-def test_a_second_run_with_a_warm_cache_asks_no_agent_and_all_of_its_judges(tmp_path: Path) -> None:
+def test_a_second_run_with_a_warm_cache_asks_no_agent_and_pays_no_judge(tmp_path: Path) -> None:
     """20 cases, 4 at once, 3 judge runs: the agent is asked once for each, 4 at a time, and then never again."""
     gauge, assessor = Gauge(), Assessor(by_run)
     agents = [Agent(seconds=0.02, gauge=gauge) for _ in range(2)]
@@ -36,7 +47,9 @@ def test_a_second_run_with_a_warm_cache_asks_no_agent_and_all_of_its_judges(tmp_
         assert result.metrics["cached"] == 20 * number
     assert [len(agent.calls) for agent in agents] == [20, 0]
     assert gauge.peak == 4
-    assert len(assessor.calls) == 2 * 20 * 3
+    assert Counter(assessor.calls) == {(f"c{n:02}", 0, each): 1 for n in range(20) for each in range(3)}
+    scores = [[record.scores for record in Result.load(tmp_path / name).load_responses()] for name in ("0", "1")]
+    assert scores[0] == scores[1]
 
 
 def test_hits_are_judged_and_counted_as_hits(tmp_path: Path) -> None:
@@ -44,7 +57,7 @@ def test_hits_are_judged_and_counted_as_hits(tmp_path: Path) -> None:
     for _ in range(2):
         result = run(Agent(), suite_of(3), [assessor.judge()], num_runs=3, cache=tmp_path)
     assert result.metrics["cached"] == 3
-    assert len(assessor.calls) == 2 * 3 * 3
+    assert len(assessor.calls) == 3 * 3
     assert [record.scores[0].std_dev for record in result.responses] == [pytest.approx(0.408, abs=0.001)] * 3
 
 
@@ -60,7 +73,29 @@ def test_another_prompt_of_the_judge_asks_no_agent(tmp_path: Path) -> None:
         result = run(agent, suite_of(5), [assessor.judge(**change)], cache=tmp_path)
         assert result.metrics["cached"] == 5
     assert len(agent.calls) == 5
-    assert len(assessor.calls) == 20
+    assert len(assessor.calls) == 15, "a reply does not depend on the threshold"
+
+
+def test_a_cached_reply_is_of_one_sample_one_trial_and_one_answer(tmp_path: Path) -> None:
+    assessor = Assessor()
+    options: dict[str, Any] = {"cache": tmp_path, "parallelism": 4}
+    run(Agent(), suite_of(2), [assessor.judge()], num_runs=1, **options)
+    run(Agent(), suite_of(2), [assessor.judge()], num_runs=2, **options)
+    assert Counter(assessor.calls) == {(f"c{n:02}", 0, each): 1 for n in range(2) for each in range(2)}
+    run(Agent(), suite_of(2), [assessor.judge()], num_runs=2, trials=2, **options)
+    assert Counter(trial for _, trial, _ in assessor.calls) == {0: 4, 1: 4}
+    other = Agent(lambda case, context: "another answer", model_id="other")
+    run(other, suite_of(2), [assessor.judge()], num_runs=2, **options)
+    assert len(assessor.calls) == 12
+
+
+def test_a_reply_that_is_no_verdict_is_not_kept_in_the_cache(tmp_path: Path) -> None:
+    broken, whole = Script("no JSON"), Script()
+    case = {"expected": "x"}
+    run(Agent(), suite_of(2, **case), [judge(broken)], cache=tmp_path)
+    result = run(Agent(), suite_of(2, **case), [judge(whole)], cache=tmp_path)
+    assert len(whole.asked) == 2
+    assert result.metrics["scoring_errors"] == 0
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -95,12 +130,13 @@ def test_what_decides_an_answer_misses_the_cache_when_it_changes(name: str, tmp_
 # Permits -----------------------------------------------------------------------------------------------------------
 
 
-def test_seven_judges_and_the_agent_share_the_permits() -> None:
-    gauge = Gauge()
-    judges = [Assessor(seconds=0.002, gauge=gauge).judge(name=f"judge-{number}") for number in range(7)]
-    result = run(Agent(seconds=0.005, gauge=gauge), suite_of(16), judges, parallelism=4, num_runs=2)
+def test_seven_judges_and_the_agent_are_each_asked_as_often_at_once_as_is_allowed() -> None:
+    gauges = [Gauge() for _ in range(8)]
+    judges = [Assessor(seconds=0.002, gauge=gauges[number]).judge(name=f"judge-{number}") for number in range(7)]
+    result = run(Agent(seconds=0.005, gauge=gauges[7]), suite_of(16), judges, parallelism=4, num_runs=2)
     assert result.metrics["n"] == 16
-    assert gauge.peak == 4
+    assert all(gauge.peak <= 4 for gauge in gauges)
+    assert gauges[7].peak == 4
     assert all(len(record.scores) == 7 for record in result.responses)
 
 
@@ -110,6 +146,46 @@ def test_as_many_cases_are_judged_at_once_as_the_parallelism_allows(parallelism:
     judge = Assessor(seconds=0.01, gauge=gauge).judge()
     run(Agent(), suite_of(16), [judge], parallelism=parallelism, num_runs=2)
     assert gauge.peak == parallelism
+
+
+class Together(Assessor):
+    """A judge's model that answers nobody before so many ask at once."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._together = asyncio.Barrier(count)
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        await self._together.wait()
+        return await super().invoke(case, context)
+
+
+def test_the_samples_of_one_judge_are_asked_for_at_once() -> None:
+    result = run(Agent(), suite_of(2), [Together(3).judge()], num_runs=3, parallelism=3, timeout=30)
+    assert result.metrics["scores"]["judge"]["n"] == 2
+    assert result.metrics["scoring_errors"] == 0
+
+
+def test_a_judge_at_the_targets_own_endpoint_shares_its_limit() -> None:
+    class Both(Assessor):
+        async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+            asked = msgspec.structs.replace(context, case_id=f"{case.id}#0") if "#" not in context.case_id else context
+            return await super().invoke(case, asked)
+
+    gauge = Gauge()
+    model = Both(seconds=0.003, gauge=gauge)
+    run(model, suite_of(12), [model.judge()], num_runs=3, parallelism=4)
+    assert gauge.peak == 4
+    assert len(model.calls) == 12 * 4
+
+
+def test_a_cancelled_run_leaves_no_sample_behind() -> None:
+    token = CancellationToken()
+    assessor = Assessor(seconds=60, on_call=lambda case_id, run: token.cancel("enough") if run == 2 else None)
+    runner = runner_of(Agent(), suite_of(1), [assessor.judge()], num_runs=3, token=token)
+    result = runner.run_sync()
+    assert result.cancelled
+    assert len(assessor.calls) == 3
 
 
 # num_runs ----------------------------------------------------------------------------------------------------------

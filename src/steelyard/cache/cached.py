@@ -29,7 +29,8 @@ class Cached(TargetWrapper):
     """Looks a case up in the store before it calls the target, and stores responses that completed normally.
 
     A store that fails never fails a case: each kind of failure is logged once, and the target is called.
-    `parameters` are what decides an answer besides model and case; by default the target's identity.
+    `parameters` are what decides an answer besides model and case; by default the target's identity. `is_good` says
+    of a response whether it is worth keeping: a judge's reply that is no verdict is not.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Cached(TargetWrapper):
         session: Any = None,
         tools: Iterable[Any] = (),
         parameters: Mapping[str, Any] | None = None,
+        is_good: Callable[[InvocationResponse], bool] | None = None,
     ) -> None:
         self._target = target
         self._store = store
@@ -48,6 +50,7 @@ class Cached(TargetWrapper):
         self._session = deepcopy(session)  # a case that changes its session must not change the next one's key
         self._tools = list(tools)
         self._parameters = dict(target.identity() if parameters is None else parameters)
+        self._is_good = is_good
         self._warned: set[str] = set()
         self._threads = DaemonThreads()
 
@@ -65,13 +68,13 @@ class Cached(TargetWrapper):
             nonlocal asked
             asked = True
             response = await self._target.invoke(case, context)
-            if _is_whole(response, context):
+            if self._is_kept(response, context):
                 await self._keep(case.id, key, response)
             return response
 
         flights: SingleFlight[InvocationResponse] = flights_of(self._store)
         place = (self._eval_set_id, case.id, key)
-        response = await flights.get_or_ask(place, ask, lambda answer: _is_whole(answer, context))
+        response = await flights.get_or_ask(place, ask, lambda answer: self._is_kept(answer, context))
         return response if asked else _as_hit(response)
 
     def holds(self, case: EvalCase, context: InvocationContext) -> bool:
@@ -96,6 +99,9 @@ class Cached(TargetWrapper):
         except ValueError as error:
             self._warn("key", f"case {case.id!r:.100} is not cached: {error}")
             return None
+
+    def _is_kept(self, response: InvocationResponse, context: InvocationContext) -> bool:
+        return _is_whole(response, context) and (self._is_good is None or self._is_good(response))
 
     def _parameters_of(self, context: InvocationContext) -> dict[str, Any]:
         """Return the target's parameters, and the run's seed where there is one: answers may depend on it."""

@@ -22,6 +22,7 @@ from steelyard.run.directory import OpenMode, PlanSlots
 from steelyard.run.options import RunOptions
 from steelyard.run.plan import Plan, manifest_of, plan_of, read_session
 from steelyard.run.runner import Runner
+from steelyard.scoring.pipeline import samples_per_answer
 from steelyard.stats.costs import Spending, format_money
 from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.prices import PriceBook, Prices, cost_of, read_prices
@@ -253,7 +254,7 @@ def as_asked(case: EvalCase, session: Session | None) -> EvalCase:
 
 def judge_calls(judges: Sequence[RepeatedJudge], case: EvalCase, num_runs: int) -> int:
     """How often judges are asked about one answer at most."""
-    return num_runs * sum(judge.applies(case) for judge in judges)
+    return sum(samples_per_answer(judge, num_runs) for judge in judges if judge.applies(case))
 
 
 OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")

@@ -7,10 +7,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
-from steelyard.engine.adaptive import AdaptivePermits
+from steelyard.engine.adaptive import Outcome
 from steelyard.errors import ConfigurationError, TransientError, TransportError
 from steelyard.protocols import InvocationContext, Target, TargetWrapper
 from steelyard.records import EvalCase, InvocationResponse
@@ -37,6 +38,53 @@ class _Waiting(msgspec.Struct, eq=False):
     reserved: float
 
 
+class CallPermits(Protocol):
+    """How many calls may be on the wire to one endpoint at once."""
+
+    @property
+    def has_room(self) -> bool: ...
+
+    def on_room(self, callback: Callable[[], None]) -> None: ...
+
+    def began(self) -> int: ...
+
+    def ended(self) -> None: ...
+
+    def observe(self, outcome: Outcome, latency: float, in_use: int | None = None) -> None: ...
+
+
+class FixedPermits:
+    """At most so many calls at once to an endpoint that several callers share: a target and its judge, say."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._in_use = 0
+        self._on_room: list[Callable[[], None]] = []
+
+    @property
+    def has_room(self) -> bool:
+        """Whether fewer calls are on the wire than are allowed."""
+        return self._in_use < self._limit
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Have this called whenever a call has left the wire."""
+        self._on_room.append(callback)
+
+    def began(self) -> int:
+        """A call is sent; how many are on the wire with it."""
+        self._in_use += 1
+        return self._in_use
+
+    def ended(self) -> None:
+        """A call is off the wire, however it ended."""
+        self._in_use -= 1
+        for callback in self._on_room:
+            callback()
+
+    def observe(self, outcome: Outcome, latency: float, in_use: int | None = None) -> None:
+        """Learn nothing: the number is given."""
+
+
 class EndpointLimits:
     """The rate limits that all calls to one endpoint share; first come, first served.
 
@@ -49,7 +97,7 @@ class EndpointLimits:
         *,
         rate: RateLimit | None = None,
         tokens_per_min: int | None = None,
-        permits: AdaptivePermits | None = None,
+        permits: CallPermits | None = None,
         pauses: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -304,12 +304,32 @@ def _build_judge(file: SuiteFile, arguments: Any, where: str) -> Scorer:
     if not isinstance(arguments, dict):
         raise SuiteError(f"{where} takes a mapping of arguments, with at least a model", path=file.path)
     given = dict(arguments)
+    if "models" in given:
+        return _build_jury(file, given, where)
     if "model" not in given:
         raise SuiteError(f"{where}: name its model; a judge has no default", path=file.path)
     if isinstance(given.get("calibration"), str):
         given["calibration"] = calibration_file(given["calibration"], file.path.parent)
     given["target"] = _build_target(file, _judge_target(file, given, where))
     made: Scorer = _make(Judge, given, where, file.path)
+    return made
+
+
+def _build_jury(file: SuiteFile, given: dict[str, Any], where: str) -> Scorer:
+    """Several judges with one question, each with a model of its own."""
+    from steelyard.scoring.judge.calibration import calibration_file
+    from steelyard.scoring.judge.jury import Jury
+
+    models = given.pop("models")
+    if "model" in given:
+        raise SuiteError(f"{where}: give model or models, not both", path=file.path)
+    if not isinstance(models, list) or len(models) < 2 or not all(isinstance(model, str) for model in models):
+        raise SuiteError(f"{where}.models must be a list of two models or more, got {models!r}", path=file.path)
+    own = {name: given.pop(name) for name in ("name", "calibration") if name in given}
+    if isinstance(own.get("calibration"), str):
+        own["calibration"] = calibration_file(own["calibration"], file.path.parent)
+    judges = [_build_judge(file, {**given, "model": model}, where) for model in models]
+    made: Scorer = _make(Jury, own, where, file.path, judges)
     return made
 
 

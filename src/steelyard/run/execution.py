@@ -32,6 +32,7 @@ from steelyard.run.result import Result, about_run
 from steelyard.run.send_policy import SendPolicy
 from steelyard.run.stop_rules import StopRules
 from steelyard.scoring.judge.calibration import is_trusted
+from steelyard.scoring.judge.verdict import is_verdict
 from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.stats.formatting import counted
 from steelyard.stats.metrics import Metrics
@@ -298,15 +299,21 @@ class Execution:
         return target.bound(wrap) if isinstance(target, CallByCall) else wrap(target)
 
     def _bound(self, judge: RepeatedJudge) -> RepeatedJudge:
-        """Return the judge with retries; advisory where a calibration is required and missing."""
-        paid, retries = DriverCallback(self._recorder.judged), getattr(judge, "retries", None)
-        bound = judge.bound(partial(self._retrying, paid=paid, retries=retries))
+        """Return the judge with retries and the cache; advisory where a calibration is required and missing."""
+        bound = judge.bound(partial(self._judge_target, retries=getattr(judge, "retries", None)))
         if (required := getattr(judge, "calibration", None)) is not None:
             trusted, reason = is_trusted(required, judge.by)
             if not trusted:
                 log.warning("judge %s is only advisory: %s", judge.name, reason)
                 bound.advisory = True
         return bound
+
+    def _judge_target(self, target: Target, retries: int | None = None) -> Target:
+        """What a judge asks: its replies are cached like answers, those that can be read."""
+        asked = self._retrying(target, paid=DriverCallback(self._recorder.judged), retries=retries)
+        if self._store is None:
+            return asked
+        return Cached(asked, self._store, self._plan.suite.id, is_good=is_verdict)
 
     async def _show(self, display: LiveDisplay) -> None:
         while True:

@@ -10,9 +10,10 @@ from msgspec import UNSET
 
 from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.engine.arrivals import Schedule, parse_arrivals
-from steelyard.engine.rate_limit import EndpointLimits, RateLimited
+from steelyard.engine.rate_limit import CallPermits, EndpointLimits, FixedPermits, RateLimited
 from steelyard.protocols import Pace, RemoteTarget, RepeatedJudge, Scorer, Tally, Target
 from steelyard.run.options import RunOptions
+from steelyard.scoring.pipeline import samples_per_answer
 from steelyard.stats.client_load import ClientLoad, LoopMonitor, judge_client, with_earlier
 from steelyard.stats.costs import Spending
 from steelyard.stats.metrics import LoadMetrics, SendCounts
@@ -28,6 +29,7 @@ class SendPolicy:
         self._options = options
         self._target = target
         self._targets = _all_targets(target, scorers)
+        self._judged_places = _judged_places(scorers, options.num_runs)
         self.remotes = [called for called in self._targets if isinstance(called, RemoteTarget)]
         self._rate = parse_rate(options.rate) if options.rate is not None else None
         self._price_list = read_prices(options.prices, target.model_id)
@@ -82,18 +84,21 @@ class SendPolicy:
         """Wrap the target in the rate limits of its endpoint, where it has any."""
         options = self._options
         is_remote = isinstance(target, RemoteTarget)
-        adaptive = self.permits if target is self._target else None
-        if adaptive is None and self.permits is not None:
+        place = _place_of(target)
+        permits: CallPermits | None = self.permits if target is self._target else None
+        if permits is None and self.permits is not None:
             # A judge's endpoint has its own permits; nothing else bounds its calls, as scored cases hold no permit.
-            adaptive = AdaptivePermits(options.max_parallelism)
-        if not (is_remote or self._rate or options.tokens_per_min or adaptive):
+            permits = AdaptivePermits(options.max_parallelism)
+        if permits is None and place in self._judged_places:
+            # A case asks for its samples all at once: only this keeps the endpoint to what -j says.
+            permits = FixedPermits(self.parallelism)
+        if not (is_remote or self._rate or options.tokens_per_min or permits):
             return inner
-        place: str | int = target.endpoint if isinstance(target, RemoteTarget) else id(target)
         if place not in self._limits:
             self._limits[place] = EndpointLimits(
                 rate=self._rate,
                 tokens_per_min=options.tokens_per_min,
-                permits=adaptive,
+                permits=permits,
                 pauses=not options.is_load,
             )
         estimate = estimate_input_tokens if options.tokens_per_min is not None else None
@@ -184,6 +189,25 @@ def load_of(options: RunOptions) -> dict[str, Any] | None:
     if not options.is_load:
         return None
     return {name: getattr(options, name) for name in ("requests", "duration", "arrivals", "warmup", "parallelism")}
+
+
+def _place_of(target: Target) -> str | int:
+    """What calls to it share: the endpoint of a remote target, or the target itself."""
+    return target.endpoint if isinstance(target, RemoteTarget) else id(target)
+
+
+def _judged_places(scorers: Iterable[Scorer], num_runs: int) -> set[str | int]:
+    """The endpoints that are asked for several samples of an answer at once."""
+    found: set[str | int] = set()
+
+    def take(asked: Target) -> Target:
+        found.add(_place_of(asked))
+        return asked
+
+    for scorer in scorers:
+        if isinstance(scorer, RepeatedJudge) and samples_per_answer(scorer, num_runs) > 1:
+            scorer.bound(take)
+    return found
 
 
 def _all_targets(target: Target, scorers: Iterable[Scorer]) -> list[Target]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from steelyard.scoring.choice import Choice
     from steelyard.scoring.judge.calibration import calibration_of, is_trusted
     from steelyard.scoring.judge.judge import Judge
+    from steelyard.scoring.judge.jury import Jury
     from steelyard.scoring.judge.prompts import Prompt
     from steelyard.scoring.latency import Latency, Tokens
     from steelyard.scoring.number import Number
@@ -29,6 +30,7 @@ _HOMES = {
     "JsonMatch": "steelyard.scoring.structured",
     "JsonSchema": "steelyard.scoring.structured",
     "Judge": "steelyard.scoring.judge.judge",
+    "Jury": "steelyard.scoring.judge.jury",
     "Latency": "steelyard.scoring.latency",
     "Number": "steelyard.scoring.number",
     "Prompt": "steelyard.scoring.judge.prompts",
@@ -52,6 +54,7 @@ __all__ = [
     "JsonMatch",
     "JsonSchema",
     "Judge",
+    "Jury",
     "Latency",
     "Number",
     "Prompt",

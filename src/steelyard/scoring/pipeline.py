@@ -1,10 +1,11 @@
 """The scoring pipeline: scores one response with the deterministic scorers first, then with the judges, `num_runs`
-times each."""
+times each at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 from steelyard.protocols import Emit, InvocationContext, RepeatedJudge, Scorer
 from steelyard.records import InvocationResponse, Job, Sample, Score, StoredSample
@@ -14,7 +15,10 @@ from steelyard.stats.scores import verdict
 
 
 class ScoringPipeline:
-    """The scorers of a run. Judges are called one after another, so that a case never holds more than one permit."""
+    """The scorers of a run. Judges are asked one after another, each for all of its samples at once.
+
+    How many calls are on the wire together is for the limits of the judge's endpoint to say.
+    """
 
     def __init__(self, scorers: Sequence[Scorer | RepeatedJudge], *, num_runs: int = 1) -> None:
         self._scorers = [limited(scorer) for scorer in scorers if not isinstance(scorer, RepeatedJudge)]
@@ -68,16 +72,16 @@ class ScoringPipeline:
             for stored in job.samples
             if stored.by == judge.by and stored.answer_fp == about and stored.sample.error is None
         }
-        samples = []
-        for run in range(self._num_runs):
-            sample = known.get(run)
-            if sample is None:
-                sample = await self._ask(judge, job, response, context, run)
-                emit(
-                    StoredSample(id=job.case.id, trial=job.trial, answer_fp=about, by=judge.by, run=run, sample=sample)
-                )
-            samples.append(sample)
-        return samples
+
+        async def ask(run: int) -> Sample:
+            sample = await self._ask(judge, job, response, context, run)
+            emit(StoredSample(id=job.case.id, trial=job.trial, answer_fp=about, by=judge.by, run=run, sample=sample))
+            return sample
+
+        runs = range(samples_per_answer(judge, self._num_runs))
+        missing = [run for run in runs if run not in known]
+        asked = dict(zip(missing, await _all_at_once([ask(run) for run in missing]), strict=True))
+        return [known[run] if run in known else asked[run] for run in runs]
 
     async def _ask(
         self, judge: RepeatedJudge, job: Job, response: InvocationResponse, context: InvocationContext, run: int
@@ -96,6 +100,26 @@ class ScoringPipeline:
                     return await judge.sample(job.case, response, asked)
             except TimeoutError:
                 return Sample(error=f"TimeoutError: no verdict within {timeout:g} s")
+
+
+def samples_per_answer(judge: RepeatedJudge, num_runs: int) -> int:
+    """How often a judge is asked about one answer: each member of a jury `num_runs` times."""
+    return num_runs * int(getattr(judge, "size", 1))
+
+
+async def _all_at_once(asking: Sequence[Coroutine[Any, Any, Sample]]) -> list[Sample]:
+    """Await all; where one is cancelled or breaks down, none goes on in the background."""
+    if len(asking) == 1:
+        return [await asking[0]]
+    tasks = [asyncio.create_task(one) for one in asking]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        raise
 
 
 class _JudgeClock:

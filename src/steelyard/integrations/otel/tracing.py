@@ -287,6 +287,11 @@ class TracedJudge:
         return self._judge.when
 
     @property
+    def size(self) -> int:
+        """How many models judge."""
+        return int(getattr(self._judge, "size", 1))
+
+    @property
     def calibration(self) -> object:
         return getattr(self._judge, "calibration", None)
 

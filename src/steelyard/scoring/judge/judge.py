@@ -53,10 +53,11 @@ class _ReplyFailed(Exception):
 class Judge:
     """Asks `target`, which is the model called `model`, what an answer is worth.
 
-    `prompt` is a built-in prompt with its version; a `template` replaces it. With `when="failed"` only answers that
-    the scorers before it failed are judged. `params` are the sampling parameters that the target sends; they are part
-    of `by`. `calibration` is read by the run, which decides whether the judge is only `advisory`. `timeout` is for one
-    sample, `parallelism` for how many are asked at once; `retries` replaces the run's.
+    `prompt` is a built-in prompt with its version; a `template`, or `criteria` in plain words, replace it. With
+    `when="failed"` only answers that the scorers before it failed are judged. `params` are the sampling parameters
+    that the target sends; they are part of `by`. `calibration` is read by the run, which decides whether the judge is
+    only `advisory`. `timeout` is for one sample, `parallelism` for how many are asked at once; `retries`
+    replaces the run's.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Judge:
         target: object = None,
         prompt: str = DEFAULT_PROMPT,
         template: str | None = None,
+        criteria: str | Sequence[str] | None = None,
         examples: Sequence[Mapping[str, Any]] = (),
         when: Literal["always", "failed"] = "always",
         aggregate: Aggregate = "mean",
@@ -94,7 +96,7 @@ class Judge:
         self._aggregate: Aggregate = aggregate
         self._threshold = float(threshold)
         self._params = _checked_params(params)
-        self._prompt = find_prompt(prompt, template)
+        self._prompt = find_prompt(prompt, template, criteria)
         self._opening: Turns = [
             {"role": "system", "content": self._prompt.system},
             *example_turns(self._prompt, examples, self._threshold),
@@ -145,7 +147,7 @@ class Judge:
         swapped = self._prompt.pairwise and context.rng.random() < 0.5
         try:
             question = question_text(self._prompt, variables, swapped=swapped)
-            verdict = await self._verdict(case.id, [*self._opening, {"role": "user", "content": question}], context)
+            verdict = await self._verdict([*self._opening, {"role": "user", "content": question}], context)
         except NoVerdict as error:
             return Sample(error=f"verdict not understood: {error}")
         except _ReplyFailed as error:
@@ -162,19 +164,19 @@ class Judge:
         score.advisory = self.advisory
         return score
 
-    async def _verdict(self, case_id: str, turns: Turns, context: InvocationContext) -> Verdict:
+    async def _verdict(self, turns: Turns, context: InvocationContext) -> Verdict:
         """Return the verdict of the first reply, or of a second one for which the model is shown the error."""
-        reply = await self._reply(case_id, turns, context)
+        reply = await self._reply(turns, context)
         try:
             return read_verdict(reply)
         except NoVerdict as error:
             shown = {"role": "assistant", "content": reply[:_MAX_SHOWN_REPLY].strip() or "(empty)"}
             again = {"role": "user", "content": _REPAIR.format(error=error)}
-            return read_verdict(await self._reply(case_id, [*turns, shown, again], context))
+            return read_verdict(await self._reply([*turns, shown, again], context))
 
-    async def _reply(self, case_id: str, turns: Turns, context: InvocationContext) -> str:
+    async def _reply(self, turns: Turns, context: InvocationContext) -> str:
         # Each call gets copies and a new attempt count: targets and retries may change them.
-        asked = EvalCase(id=f"{case_id}#judge", messages=copy.deepcopy(turns), metadata={"judge": self.by})
+        asked = EvalCase(id=f"{context.case_id}#judge", messages=copy.deepcopy(turns), metadata={"judge": self.by})
         reply = await self._target.invoke(asked, msgspec.structs.replace(context, attempt=1))
         if not isinstance(reply, InvocationResponse):
             raise TypeError(f"the judge's target returned {type(reply).__name__}, not an InvocationResponse")

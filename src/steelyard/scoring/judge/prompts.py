@@ -29,6 +29,33 @@ passed: true when it is good enough by what the message says.
 """
 
 
+CRITERIA_NAME = "criteria_v1"
+CRITERIA_TASK_V1 = """\
+You judge the answer of an AI system by these criteria, and by nothing else:
+
+{criteria}
+
+- Check each criterion by itself. Length, style and confidence count for nothing unless a criterion names them.
+- Where a reference answer is given, it is right. Meaning counts, not wording.
+
+score: the share of the criteria that the answer meets.
+passed: true only when it meets every criterion.
+"""
+CRITERIA_TEMPLATE_V1 = """\
+Question:
+{{ question }}
+
+{% if expected is not none %}
+Reference answer:
+{{ expected }}
+
+{% endif %}
+Answer to judge:
+{{ answer }}
+"""
+"""The judge of `criteria`: as with the prompts below, a better one is the next version."""
+
+
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """One version of a prompt; `needs` are the variables without which it does not apply to a case."""
 

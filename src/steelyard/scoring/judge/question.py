@@ -12,7 +12,13 @@ from steelyard.errors import ConfigurationError, suggestion
 from steelyard.plugins import BUILT_IN, find
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.scoring.base import check_share
-from steelyard.scoring.judge.prompts import CUSTOM_TASK, Prompt
+from steelyard.scoring.judge.prompts import (
+    CRITERIA_NAME,
+    CRITERIA_TASK_V1,
+    CRITERIA_TEMPLATE_V1,
+    CUSTOM_TASK,
+    Prompt,
+)
 
 DEFAULT_PROMPT = "correctness_v1"
 CUSTOM_NAME = "custom"
@@ -31,8 +37,15 @@ _EXAMPLE_FIELDS = (
 )
 
 
-def find_prompt(name: object, template: object) -> Prompt:
-    """Return the prompt of that name, or the user's template under a name that is not a built-in's."""
+def find_prompt(name: object, template: object, criteria: object = None) -> Prompt:
+    """Return the prompt of that name, or the user's template or criteria under a name that is not a built-in's."""
+    if criteria is not None:
+        if template is not None or name != DEFAULT_PROMPT:
+            raise ConfigurationError("criteria make a prompt by themselves: leave out prompt and template")
+        task = CRITERIA_TASK_V1.format(criteria=_criteria_text(criteria))
+        return Prompt(name=CRITERIA_NAME, task=task, template=CRITERIA_TEMPLATE_V1)
+    if name == CRITERIA_NAME:
+        raise ConfigurationError(f"{CRITERIA_NAME} is the prompt of criteria: give `criteria` in plain words")
     if template is None:
         return _named_prompt(str(name))
     from steelyard.scoring.judge.template import check_template
@@ -43,6 +56,17 @@ def find_prompt(name: object, template: object) -> Prompt:
     if not isinstance(name, str) or not name or name in BUILT_IN["prompts"]:
         raise ConfigurationError(f"prompt names a template of your own, which cannot be called {name!r}")
     return Prompt(name=name, task=CUSTOM_TASK, template=str(template))
+
+
+def _criteria_text(criteria: object) -> str:
+    """Criteria as a list with a dash each: a text is one criterion for each of its lines."""
+    lines = criteria.splitlines() if isinstance(criteria, str) else criteria
+    if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
+        raise ConfigurationError(f"criteria must be a text or a list of texts, got {criteria!r}")
+    kept = [" ".join(line.split()).removeprefix("- ") for line in lines if line.strip()]
+    if not kept:
+        raise ConfigurationError("criteria must not be empty: say in plain words what a good answer does")
+    return "\n".join(f"- {line}" for line in kept)
 
 
 def _named_prompt(name: str) -> Prompt:

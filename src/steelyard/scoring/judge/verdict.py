@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from steelyard.records import InvocationResponse
+
 RULES_VERSION = 1
 """Part of a judge's identity. Raise it when the same reply would be read differently."""
 
@@ -55,6 +57,15 @@ def read_verdict(reply: str) -> Verdict:
     if after and not (after == "```" and _OPEN_CODE_BLOCK.search(before)):
         raise NoVerdict("there is text after the verdict")
     return _checked(last.value)
+
+
+def is_verdict(response: InvocationResponse) -> bool:
+    """Whether a judge's reply can be read."""
+    try:
+        read_verdict(response.response_text or "")
+    except NoVerdict:
+        return False
+    return True
 
 
 def _after_thoughts(text: str) -> str:
