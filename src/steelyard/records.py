@@ -54,6 +54,8 @@ class Score(msgspec.Struct, omit_defaults=True, gc=False):
     """From a judge that is not calibrated: shown, but it decides nothing."""
     retries: int = 0
     """How often the scorer was called again after a fault that may pass."""
+    calibrated: bool = False
+    """From a judge whose calibration was asked for and is good."""
     votes: dict[str, bool | None] | None = None
     """Of a jury: what each model said, by its name; None for one that gave no verdict."""
 

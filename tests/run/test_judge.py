@@ -22,6 +22,12 @@ from steelyard import (
     Result,
     Runner,
 )
+from steelyard.report.headline import notices
+from steelyard.report.summary import summary
+from steelyard.scoring import Jury
+from steelyard.scoring.judge.calibration import Judged, agreement, calibration
+from steelyard.stats.metrics import uncalibrated
+from tests.support.cli import run_cli
 from tests.support.judge import Script, judge
 from tests.support.judged import Agent, Assessor, Gauge, journalled, lines_of, run, runner_of, suite_of
 
@@ -344,10 +350,130 @@ def test_an_escalated_judge_is_asked_only_where_the_scorers_before_it_said_no() 
     assert result.metrics["scored"] == 10
 
 
-def test_an_escalated_judge_that_is_down_leaves_the_case_unscored() -> None:
+def test_an_escalated_judge_that_is_down_leaves_the_case_failed(caplog: pytest.LogCaptureFixture) -> None:
     result, _ = escalated_run(lambda *_: ValueError("down"))
-    assert (result.metrics["scored"], result.metrics["passed"], result.metrics["scoring_errors"]) == (5, 5, 5)
+    metrics = result.metrics
+    assert (metrics["scored"], metrics["passed"], metrics["pass_rate"]) == (10, 5, 0.5)
+    assert (metrics["unscored"], metrics["scoring_errors"]) == (0, 5)
     assert not any(score.overruled for record in result.responses for score in record.scores)
+    assert "judge could not score c01, and maybe others" in caplog.text
+
+
+def test_an_escalated_judge_that_is_up_again_is_asked_about_what_it_could_not_judge(tmp_path: Path) -> None:
+    suite, agent = suite_of(4, expected="yes"), Agent(lambda case, context: "maybe")
+    down, up = Assessor(lambda *_: ValueError("down")), Assessor()
+    run(agent, suite, ["exact", down.judge(when="failed")], output_path=tmp_path)
+    result = run(agent, suite, ["exact", up.judge(when="failed")], output_path=tmp_path, retry_errors=True)
+    assert len(agent.calls) == 4
+    assert (result.metrics["passed"], result.metrics["scoring_errors"]) == (4, 0)
+
+
+def test_the_metrics_have_the_rate_with_and_without_a_judge_and_how_many_it_overruled(tmp_path: Path) -> None:
+    result, _ = escalated_run(lambda case_id, *_: 1.0 if case_id in ("c01", "c03") else 0.0)
+    named = result.metrics["scores"]["judge"]
+    assert (result.metrics["pass_rate"], named["pass_rate_without"], named["overruled"]) == (0.7, 0.5, 2)
+    assert named["calibrated"] is False
+    shown = summary(result.typed_metrics)
+    assert "asked about 5 answers that the scorers before it had failed" in shown
+    assert "overruled them on 2: pass rate 70.0% with it, 50.0% without it" in shown
+    assert "not calibrated; the pass rate without it is 50.0%" in shown
+
+
+def test_a_judge_that_only_advises_changes_no_rate(tmp_path: Path) -> None:
+    result, _ = escalated_run(lambda *_: 1.0, calibration=tmp_path / "absent.json")
+    named = result.metrics["scores"]["judge"]
+    assert (named["pass_rate_without"], named["overruled"], named["advisory"]) == (0.5, 0, True)
+    assert "advisory: not calibrated, so it decides nothing" in summary(result.typed_metrics)
+    assert "with it" not in summary(result.typed_metrics)
+
+
+def test_without_a_judge_that_decides_alone_there_is_no_rate() -> None:
+    result = run(Agent(), suite_of(4), [Assessor().judge()])
+    assert (result.metrics["pass_rate"], result.metrics["scores"]["judge"]["pass_rate_without"]) == (1.0, None)
+    assert "not calibrated; without it nothing decides" in summary(result.typed_metrics)
+
+
+def test_of_two_escalated_judges_the_rate_without_each_is_of_what_the_other_decides() -> None:
+    first = Assessor(lambda case_id, *_: float(case_id == "c01"), model_id="first")
+    second = Assessor(lambda case_id, *_: float(case_id in ("c01", "c03", "c05")), model_id="second")
+    agent = Agent(lambda case, context: "yes" if int(case.id[1:]) % 2 == 0 else "maybe")
+    judges = [model.judge(when="failed", name=model.model_id) for model in (first, second)]
+    scores = run(agent, suite_of(10, expected="yes"), ["exact", *judges]).metrics["scores"]
+    assert (scores["first"]["overruled"], scores["second"]["overruled"]) == (1, 2)
+    assert scores["second"]["pass_rate_without"] == 0.6
+
+
+def calibrated(path: Path, judge: Any) -> Path:
+    """A calibration file that vouches for a judge, on 20 + 20 labels."""
+    pairs = [Judged(float(n % 2), float(n % 2 or n == 0), bool(n % 2 or n == 0), str(n)) for n in range(40)]
+    entry = calibration(agreement(judge.name, judge.by, pairs), labels_digest="0" * 64, created="2026-01-01")
+    assert entry.trusted
+    path.write_bytes(msgspec.json.encode(entry))
+    return path
+
+
+def test_a_calibrated_judge_decides_unmarked_with_its_error_rates(tmp_path: Path) -> None:
+    path = calibrated(tmp_path / "calibration.json", Assessor().judge(when="failed"))
+    result, _ = escalated_run(lambda *_: 1.0, calibration=path)
+    named = result.metrics["scores"]["judge"]
+    assert (result.metrics["pass_rate"], named["calibrated"], named["advisory"]) == (1.0, True, False)
+    assert (named["calibration"]["sensitivity"], named["calibration"]["specificity"]) == (1.0, 0.95)
+    assert "on 40 labels: sensitivity 1.00, specificity 0.95" in summary(result.typed_metrics)
+    assert "not calibrated" not in summary(result.typed_metrics)
+
+
+def test_a_judges_calibration_is_in_the_figures_of_a_run_that_is_read_back(tmp_path: Path) -> None:
+    path = calibrated(tmp_path / "calibration.json", Assessor().judge())
+    run(Agent(), suite_of(3), [Assessor().judge(calibration=path)], output_path=tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").unlink()
+    named = Result.load(tmp_path / "run").metrics["scores"]["judge"]
+    assert (named["calibrated"], named["calibration"]["labels"]) == (True, 40)
+
+
+def test_required_without_a_file_is_a_calibration_beside_the_suite(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    result, _ = escalated_run(lambda *_: 1.0, calibration="required")
+    assert result.metrics["scores"]["judge"]["advisory"] is True
+    calibrated(tmp_path / "calibration.json", Assessor().judge(when="failed"))
+    result, _ = escalated_run(lambda *_: 1.0, calibration="required")
+    assert result.metrics["scores"]["judge"]["calibrated"] is True
+
+
+def test_a_calibration_that_names_no_file_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="calibration must be a file's path or 'required', got True"):
+        Assessor().judge(calibration=True)
+
+
+def test_a_judge_that_is_not_calibrated_is_marked_wherever_its_rate_is_shown(tmp_path: Path) -> None:
+    agent = Agent(lambda case, context: "yes" if int(case.id[1:]) % 2 == 0 else "maybe")
+    scorers = ["exact", Assessor().judge(when="failed", name="lenient")]
+    result = run(agent, suite_of(10, expected="yes"), scorers, output_path=tmp_path / "runs" / "r")
+    mark = "judge lenient is not calibrated; the pass rate without it is 50.0%"
+    assert uncalibrated(result.typed_metrics) == [mark]
+    assert any("Judge lenient is not calibrated" in notice["text"] for notice in notices(result.typed_metrics))
+    gated = run_cli(tmp_path, "gate", "runs/r", "--rule", "pass_rate>=0.9")
+    assert (gated.code, gated.out) == (0, "")
+    assert mark in gated.err
+    assert json.loads(run_cli(tmp_path, "gate", "runs/r", "--rule", "pass_rate>=0.9", "--json").out)["warnings"] == [
+        mark
+    ]
+    listed = run_cli(tmp_path, "ls").out
+    assert "100.0% *" in listed
+    assert f"r: {mark}" in listed
+    markdown = run_cli(tmp_path, "report", "runs/r", "-f", "md").out
+    assert "is not calibrated" in markdown
+
+
+def test_how_far_a_jury_agrees_is_in_the_metrics() -> None:
+    yes = Assessor(model_id="a")
+    some = Assessor(lambda case_id, *_: float(case_id != "c00"), model_id="b")
+    one = Assessor(lambda case_id, *_: float(case_id > "c01"), model_id="c")
+    jury = Jury([model.judge() for model in (yes, some, one)])
+    result = run(Agent(), suite_of(4), [jury])
+    found = result.metrics["scores"]["judge"]["jury"]
+    assert (found["votes"], found["unanimous"]) == (4, 0.5)
+    assert found["agreement"] == pytest.approx((1 + 1 + 3 + 3) / 12)
+    assert "its models agree on 50.0% of answers" in summary(result.typed_metrics)
 
 
 def test_an_escalated_judge_is_not_asked_where_nothing_was_scored() -> None:

@@ -127,6 +127,8 @@ def _print(gated: Gated, flags: GateFlags) -> None:
     from steelyard.report.gate import gate_lines
     from steelyard.stats.formatting import safe_text
 
+    for warning in gated.warnings:
+        say(safe_text(warning))
     if flags.as_json:
         show_json(gated)
     elif flags.verbose:

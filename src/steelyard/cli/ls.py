@@ -73,15 +73,20 @@ def _table(listed: list[ListRow]) -> str:
     header = ("run", "state", "suite", "model", "done", "errors", "pass rate", "created")
     rows = [header]
     for run in listed:
-        rate = "–" if run.pass_rate is None else f"{run.pass_rate:.1%}"
+        rate = "–" if run.pass_rate is None else f"{run.pass_rate:.1%}" + (" *" if run.uncalibrated else "")
         done = f"{run.done:,}/{run.planned:,}" if run.levels is None else counted(run.levels, "level")
         errors = f"{run.errors:,}" if run.levels is None else "–"
         rows.append((run.run, run.state, run.suite, run.model or "–", done, errors, rate, _local_time(run.created)))
     shown = [[safe_text(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown
-    )
+    marks = [
+        f"* {safe_text(run.run)}: {safe_text(sentence)}"
+        for run in listed
+        if run.pass_rate is not None
+        for sentence in run.uncalibrated
+    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
+    return "\n".join([*lines, *marks])
 
 
 def _local_time(created: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from steelyard._version import __version__
 from steelyard.errors import RunMismatch, RunRefused
 from steelyard.journal.files import MANIFEST, SWEEP, SWEEP_PARTIAL, RunState, read_json_object, run_state, write_json
+from steelyard.stats.metrics import JudgeCalibration
 
 SCHEMA_VERSION = 1
 _SHOWN = 200
@@ -42,6 +43,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     """Of a load run: how its requests were to be sent."""
     planned: int = 0
     scorers: list[dict[str, Any]] = []
+    calibrations: dict[str, JudgeCalibration] = {}
+    """By the name of the judge: what its calibration file says."""
     options: dict[str, Any] = {}
     versions: dict[str, str] = {}
     created: str = ""

@@ -14,11 +14,11 @@ from steelyard.report.compare.compare import change_of, error_rates, notes, pass
 from steelyard.report.compare.comparison import SIGNIFICANT, Change, Ratio, signed
 from steelyard.report.compare.pairs import Floats, Pairs, RunCases
 from steelyard.report.junit import attribute, content
-from steelyard.report.markdown import code, markdown_table
+from steelyard.report.markdown import code, markdown_table, words
 from steelyard.report.rules import Checked, Leave, bottleneck, check_rule
 from steelyard.run.result import Result
 from steelyard.stats.formatting import safe_text
-from steelyard.stats.metrics import Metrics, figure_of, figures
+from steelyard.stats.metrics import Metrics, figure_of, figures, uncalibrated
 from steelyard.stats.rules import Rule
 
 GATE_VERSION = 1
@@ -36,6 +36,8 @@ class Gated(msgspec.Struct, kw_only=True):
     checks: list[Checked]
     notes: list[str]
     """What else is different between the run and its baseline."""
+    warnings: list[str] = []
+    """What must be known of the figures that the rules are about: judges that are not calibrated."""
 
     @property
     def broken(self) -> list[Checked]:
@@ -70,6 +72,7 @@ def hold_to(
         passed=all(check.ok for check in checks),
         checks=checks,
         notes=differences,
+        warnings=uncalibrated(metrics),
     )
 
 
@@ -108,6 +111,7 @@ def gate_markdown(gated: Gated) -> str:
         (["✅" if check.ok else "❌", code(check.rule), code(check.reason, _MAX_CHARS)] for check in ordered),
     )
     parts = [f"### {verdict}", f"{named}: {code(gated.run)}{against}", checks]
+    parts += [f"> [!WARNING]\n> {words(warning)}" for warning in gated.warnings]
     if gated.notes:
         listed = "\n".join(f"- {code(note, _MAX_CHARS)}" for note in gated.notes)
         parts.append(f"<details><summary>What else is different</summary>\n\n{listed}\n\n</details>")

@@ -17,7 +17,7 @@ from steelyard.journal.reader import index_rows
 from steelyard.run.result import load_metrics
 from steelyard.stats.formatting import counted
 from steelyard.stats.intervals import wilson
-from steelyard.stats.metrics import Metrics
+from steelyard.stats.metrics import Metrics, uncalibrated
 
 _LATELY = 60.0
 
@@ -41,6 +41,8 @@ class Headline(msgspec.Struct, kw_only=True):
     per_minute: float | None = None
     cost: float | None = None
     currency: str | None = None
+    uncalibrated: list[str] = []
+    """What must be said of judges that decided and are not calibrated."""
     problem: str | None = None
     """Why it counts as damaged, or cannot be read whole."""
 
@@ -114,6 +116,7 @@ def _fill_from_metrics(headline: Headline, metrics: Metrics) -> None:
     headline.p50 = metrics.stats.get("time_to_last_token-p50")
     headline.per_minute = metrics.stats.get("requests_per_minute")
     headline.cost, headline.currency = metrics.cost, metrics.currency
+    headline.uncalibrated = uncalibrated(metrics)
 
 
 def _fill_from_index(headline: Headline, run: Path) -> None:
@@ -168,11 +171,20 @@ def _bottleneck(metrics: Metrics) -> dict[str, str] | None:
 
 
 def _judges(metrics: Metrics) -> list[dict[str, str]]:
+    found = []
     advisory = [name for name, score in metrics.scores.items() if score.advisory]
-    if not advisory:
-        return []
-    text = f"{', '.join(advisory)}: not calibrated against people's labels, so it decides nothing here."
-    return [_notice("warning", "A judge is only advisory", text)]
+    if advisory:
+        text = f"{', '.join(advisory)}: not calibrated against people's labels, so it decides nothing here."
+        found.append(_notice("warning", "A judge is only advisory", text))
+    for sentence in uncalibrated(metrics):
+        text = f"{sentence[:1].upper()}{sentence[1:]}. Compare it with labels by people: steelyard calibrate."
+        found.append(_notice("warning", "A judge that is not calibrated decides", text))
+    for name, score in metrics.scores.items():
+        if score.overruled and score.pass_rate_without not in (None, UNSET) and metrics.pass_rate is not None:
+            rates = f"{metrics.pass_rate:.1%} passed with it, {score.pass_rate_without:.1%} without it"
+            text = f"{name} passed {counted(score.overruled, 'answer')} that the scorers before it had failed: {rates}."
+            found.append(_notice("info", "A judge overruled scorers", text))
+    return found
 
 
 def _unscored(metrics: Metrics) -> dict[str, str] | None:

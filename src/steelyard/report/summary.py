@@ -6,10 +6,21 @@ import statistics
 import textwrap
 from collections.abc import Mapping
 
+from msgspec import UNSET
+
 from steelyard.stats.costs import format_money
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import counted, format_number, format_seconds, safe_text, trim
-from steelyard.stats.metrics import Metrics, NodeMetrics, SendCounts, TrialMetrics, TrialScoreMetrics
+from steelyard.stats.metrics import (
+    JuryMetrics,
+    Metrics,
+    NodeMetrics,
+    ScoreMetrics,
+    SendCounts,
+    TrialMetrics,
+    TrialScoreMetrics,
+    without_judge,
+)
 
 _TIMES = {
     "time_to_first_token": "time to first token",
@@ -116,9 +127,36 @@ def _judges(metrics: Metrics) -> list[str]:
         if score.escalated:
             failed = counted(score.escalated, "answer")
             lines.append(f"    asked about {failed} that the scorers before it had failed")
-        if score.advisory:
-            lines.append("    advisory: not calibrated, so it decides nothing")
+            if not score.advisory:
+                lines.append(f"    overruled them on {score.overruled or 0:,}: {_with_and_without(metrics, score)}")
+        lines += [f"    {line}" for line in _trust(score)]
+        if score.jury:
+            lines.append(f"    {_jury(score.jury)}")
     return lines
+
+
+def _with_and_without(metrics: Metrics, score: ScoreMetrics) -> str:
+    without = score.pass_rate_without
+    shown = "–" if without is UNSET else _percent(without)
+    return f"pass rate {_percent(metrics.pass_rate)} with it, {shown} without it"
+
+
+def _trust(score: ScoreMetrics) -> list[str]:
+    """Whether the judge's word counts, and what labels have shown of it."""
+    if score.advisory:
+        lines = ["advisory: not calibrated, so it decides nothing"]
+    else:
+        lines = [] if score.calibrated else [f"not calibrated; {without_judge(score)}"]
+    found = score.calibration
+    if found:
+        rates = {"rho": found.rho, "sensitivity": found.sensitivity, "specificity": found.specificity}
+        shown = ", ".join(f"{name} {rate:.2f}" for name, rate in rates.items() if rate is not None)
+        lines.append(f"on {counted(found.labels, 'label')}: {shown}")
+    return lines
+
+
+def _jury(jury: JuryMetrics) -> str:
+    return f"its models agree on {_percent(jury.unanimous)} of answers, in {_percent(jury.agreement)} of pairs of votes"
 
 
 def _speed(metrics: Metrics) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from steelyard.daemon_threads import DaemonThreads
 from steelyard.engine.base import Engine
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.retry import Retry, RetryPolicy
-from steelyard.errors import RunCancelled, SuiteError
+from steelyard.errors import ConfigurationError, RunCancelled, SuiteError
 from steelyard.journal.reader import iter_records
 from steelyard.progress.display import LiveDisplay
 from steelyard.protocols import CallByCall, DriverCallback, RepeatedJudge, Scorer, Session, Tally, Target
@@ -31,11 +32,11 @@ from steelyard.run.recorder import Recorder
 from steelyard.run.result import Result, about_run
 from steelyard.run.send_policy import SendPolicy
 from steelyard.run.stop_rules import StopRules
-from steelyard.scoring.judge.calibration import is_trusted
+from steelyard.scoring.judge.calibration import calibration_of, is_trusted
 from steelyard.scoring.judge.verdict import is_verdict
 from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.stats.formatting import counted
-from steelyard.stats.metrics import Metrics
+from steelyard.stats.metrics import JudgeCalibration, Metrics
 from steelyard.stats.prices import over_budget
 from steelyard.stats.spec import parse_progress_bar_stats
 from steelyard.stats.trials import TrialStats
@@ -128,6 +129,7 @@ class Execution:
             suite_file=self._suite_file,
             scored_from=self._scored_from,
         )
+        manifest = msgspec.structs.replace(manifest, calibrations=_calibrations(self._scorers))
         if self._options.output_path is not None:
             self._directory = RunDirectory(Path(self._options.output_path), mode)
             manifest = self._directory.prepare(manifest, self._suite)
@@ -306,6 +308,8 @@ class Execution:
             if not trusted:
                 log.warning("judge %s is only advisory: %s", judge.name, reason)
                 bound.advisory = True
+            else:
+                bound.calibrated = True  # type: ignore[attr-defined]
         return bound
 
     def _judge_target(self, target: Target, retries: int | None = None) -> Target:
@@ -378,3 +382,15 @@ class Execution:
             self._store.close()
         if self._scratch is not None:
             self._scratch.cleanup()
+
+
+def _calibrations(scorers: Sequence[Scorer]) -> dict[str, JudgeCalibration]:
+    """What the calibration files say of the judges; a file that cannot be used is named when the judge is bound."""
+    found = {}
+    for judge in scorers:
+        demanded = getattr(judge, "calibration", None)
+        if isinstance(judge, RepeatedJudge) and demanded is not None:
+            with contextlib.suppress(ConfigurationError):
+                if (entry := calibration_of(demanded, judge.by)) is not None:
+                    found[judge.name] = entry.summary()
+    return found

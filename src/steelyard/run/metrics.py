@@ -15,7 +15,7 @@ from steelyard.records import Record
 from steelyard.stats.costs import Spending
 from steelyard.stats.errors import ErrorName, by_kind, by_type, error_name
 from steelyard.stats.intervals import rate_over_cases
-from steelyard.stats.metrics import Counts, ErrorExample, Metrics, ScoreMetrics, TrialMetrics
+from steelyard.stats.metrics import Counts, ErrorExample, JudgeCalibration, Metrics, ScoreMetrics, TrialMetrics
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats
 
@@ -105,6 +105,8 @@ def compose(
     `sent` says, given the statistics, under which conditions the calls were made.
     """
     counts.check(stats, scores)
+    about = dict(about)
+    calibrations: Mapping[str, JudgeCalibration] = about.pop("calibrations", {})
     flat = stats.to_stats()
     interval = scores.pass_rate_ci95
     if trials is not None and trials.trials > 1:
@@ -130,7 +132,7 @@ def compose(
         active_seconds=stats.active_seconds,
         **({} if spending is None else spending.to_metrics(n=counts.ok + counts.error, passed=scores.passed)),
         **errors.to_metrics(),
-        scores=_named_scores(scores, trials),
+        scores=_named_scores(scores, trials, calibrations),
         stats=flat,
         nodes=stats.nodes.to_metrics() if stats.nodes else UNSET,
         **({} if sent is None else sent(flat)),
@@ -138,12 +140,17 @@ def compose(
     )
 
 
-def _named_scores(scores: ScoreStats, trials: TrialMetrics | None) -> dict[str, ScoreMetrics]:
+def _named_scores(
+    scores: ScoreStats, trials: TrialMetrics | None, calibrations: Mapping[str, JudgeCalibration]
+) -> dict[str, ScoreMetrics]:
     """The figures of each scorer, with intervals over cases where each was tried several times.
 
     Trials of one case are not independent: counted as if they were, they would make a figure look more certain.
     """
     named = scores.to_metrics()
+    for name, found in calibrations.items():
+        if name in named and named[name].by:
+            named[name].calibration = found
     if trials is not None and trials.trials > 1:
         for name, score in named.items():
             over_cases = trials.scores[name]

@@ -164,7 +164,7 @@ class Recorder:
             self.spending.update(record)
         if ok:
             self.scores.take(scores, passed)
-            if passed is None and scores:
+            if scores and (passed is None or (scores[-1].escalated and is_scoring_error(scores[-1]))):
                 self._warn_of_failing_scorers(record)
         else:
             self.scores.update(scores, failed=True)

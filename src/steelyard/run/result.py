@@ -163,6 +163,7 @@ def about_run(manifest: Manifest | None, run: Path | None) -> dict[str, Any]:
         "target": manifest.target,
         "model_id": manifest.model_id,
         "seed": manifest.seed,
+        "calibrations": manifest.calibrations,
         **({"scored_from": manifest.scored_from} if manifest.scored_from is not None else {}),
     }
 

@@ -300,6 +300,7 @@ def _plain(score: Score, name: str) -> Score:
         overruled=bool(score.overruled),
         advisory=bool(score.advisory),
         retries=int(score.retries),
+        calibrated=bool(score.calibrated),
         votes=score.votes,
     )
 

@@ -57,6 +57,7 @@ class ScoringPipeline:
             samples = await self._samples(judge, job, response, context, emit)
             score = judge.combine(samples, escalated=escalated)
             score.advisory = judge.advisory
+            score.calibrated = bool(getattr(judge, "calibrated", False))
             if escalated and score.value is not None and not score.advisory:
                 _overrule(scores)
             scores.append(score)

@@ -48,6 +48,28 @@ class ErrorExample(msgspec.Struct, kw_only=True):
     error: str
 
 
+class JuryMetrics(msgspec.Struct, kw_only=True):
+    """How far the models of a jury agree."""
+
+    votes: Annotated[int, _COUNT]
+    """Answers that were voted on."""
+    unanimous: Annotated[float | None, _QUALITY]
+    """The share of them on which all that voted agree."""
+    agreement: Annotated[float | None, _QUALITY]
+    """The share of pairs of votes that agree."""
+
+
+class JudgeCalibration(msgspec.Struct, kw_only=True, frozen=True):
+    """What labels by people have shown of a judge: its error rates, or rho for graded labels."""
+
+    labels: Annotated[int, _COUNT]
+    trusted: bool
+    sensitivity: Annotated[float | None, _QUALITY] = None
+    specificity: Annotated[float | None, _QUALITY] = None
+    rho: Annotated[float | None, _QUALITY] = None
+    created: str = ""
+
+
 class ScoreMetrics(msgspec.Struct, kw_only=True):
     """What one scorer found over all records."""
 
@@ -64,6 +86,16 @@ class ScoreMetrics(msgspec.Struct, kw_only=True):
     std_dev: Annotated[float | UnsetType | None, _SPREAD] = UNSET
     escalated: Annotated[int | UnsetType, _COUNT] = UNSET
     advisory: bool | UnsetType = UNSET
+    overruled: Annotated[int | UnsetType, _COUNT] = UNSET
+    """How many answers passed only by this judge: the scorers before it had failed them."""
+    calibrated: bool | UnsetType = UNSET
+    """Whether every one of its scores is of a judge whose calibration was asked for and is good."""
+    scored_without: Annotated[int | UnsetType, _COUNT] = UNSET
+    passed_without: Annotated[int | UnsetType, _COUNT] = UNSET
+    pass_rate_without: Annotated[float | UnsetType | None, _QUALITY] = UNSET
+    """The run's pass rate without this judge; None where nothing else decides."""
+    jury: JuryMetrics | UnsetType = UNSET
+    calibration: JudgeCalibration | UnsetType = UNSET
 
 
 class NodeMetrics(msgspec.Struct, kw_only=True):
@@ -217,6 +249,22 @@ class Metrics(msgspec.Struct, kw_only=True):
     def failure_rate(self) -> float | None:
         """The share of records without an answer, or whose scoring broke down."""
         return (self.counts.error + self.scoring_errors) / self.n if self.n else None
+
+
+def uncalibrated(metrics: Metrics) -> list[str]:
+    """A sentence for each judge that decides and is not calibrated, with the pass rate without it."""
+    found = []
+    for name, score in metrics.scores.items():
+        if score.by and not score.advisory and not score.calibrated and (score.n or score.errors):
+            found.append(f"judge {name} is not calibrated; {without_judge(score)}")
+    return found
+
+
+def without_judge(score: ScoreMetrics) -> str:
+    """What the pass rate is without a judge, in words."""
+    if score.pass_rate_without is UNSET or score.pass_rate_without is None:
+        return "without it nothing decides"
+    return f"the pass rate without it is {score.pass_rate_without:.1%}"
 
 
 def figures(metrics: Metrics) -> dict[str, float | None]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET
 
 from steelyard.records import Score
 from steelyard.stats.intervals import Interval, mean_interval, wilson
-from steelyard.stats.metrics import ScoreMetrics
+from steelyard.stats.metrics import JuryMetrics, ScoreMetrics
 from steelyard.stats.sketch import Blocks
 
 _SEAL_EVERY = 1024
@@ -27,18 +28,37 @@ def verdict(scores: Iterable[Score]) -> bool | None:
     """Whether a case passed: every score that decides must have passed.
 
     None, for "unscored", when no score decides or when one could not be made. A score without `passed` is only
-    a measurement and decides nothing; nor does one that was overruled, or an advisory one.
+    a measurement and decides nothing; nor does one that was overruled, or an advisory one. A judge that was asked only
+    because the others had failed the answer, and gave no verdict, leaves it failed.
     """
     passes: bool | None = None
     for score in scores:
         if score.overruled or score.advisory:
             continue
         if score.value is None and score.errors:
+            if score.escalated:
+                continue
             return None
         passed = score.passed
         if passed is not None and passes is not False:
             passes = passed
     return passes
+
+
+def verdict_without(scores: Sequence[Score], judge: str) -> bool | None:
+    """What the verdict would be without the judge of that name; other escalated judges overrule what they overruled."""
+    left: list[Score] = []
+    for score in scores:
+        if score.name == judge:
+            continue
+        if score.escalated and score.value is not None and not score.advisory:
+            left = [one if one.passed is not False or one.advisory else _marked(one, True) for one in left]
+        left.append(_marked(score, False) if score.overruled else score)
+    return verdict(left)
+
+
+def _marked(score: Score, overruled: bool) -> Score:
+    return msgspec.structs.replace(score, overruled=overruled)
 
 
 def _is_plain(score: Score) -> bool:
@@ -63,7 +83,16 @@ class _NamedScores:
         self.errors = 0
         self.error_example: str | None = None
         self.escalated = 0
+        self.overruled = 0
         self.advisory = False
+        self.uncalibrated = 0
+        self.more_scored = 0
+        self.more_passed = 0
+        """How many more records would have a verdict, or would have passed, without this judge."""
+        self.pairs = 0
+        self.agreeing_pairs = 0
+        self.voted = 0
+        self.unanimous = 0
         self.judges: set[str] = set()
         self.spreads = Blocks()
         self.values: Blocks = Blocks()
@@ -73,6 +102,9 @@ class _NamedScores:
         if value is None and score.errors:
             self.errors += 1
             self._keep_example(score.errors[0])
+            if score.by is not None:
+                self.judges.add(score.by)
+                self.advisory = self.advisory or score.advisory
             return
         self.n += 1
         if score.by is not None:
@@ -103,12 +135,21 @@ class _NamedScores:
         if other.error_example is not None:
             self._keep_example(other.error_example)
         self.escalated += other.escalated
+        self.overruled += other.overruled
         self.advisory = self.advisory or other.advisory
+        self.uncalibrated += other.uncalibrated
+        self.more_scored += other.more_scored
+        self.more_passed += other.more_passed
+        self.pairs += other.pairs
+        self.agreeing_pairs += other.agreeing_pairs
+        self.voted += other.voted
+        self.unanimous += other.unanimous
         self.judges |= other.judges
         self.spreads.extend(other.spreads.joined())
         self.values.extend(other.values.joined())
 
-    def to_metrics(self) -> ScoreMetrics:
+    def to_metrics(self, scored: int, passed: int) -> ScoreMetrics:
+        """The figures, given how many records of the run have a verdict and passed."""
         values = self.values.joined()
         metrics = ScoreMetrics(
             n=self.n,
@@ -124,6 +165,13 @@ class _NamedScores:
             metrics.by = sorted(self.judges)
             metrics.std_dev = _mean(self.spreads.joined())
             metrics.escalated, metrics.advisory = self.escalated, self.advisory
+            metrics.overruled = self.overruled
+            metrics.calibrated = not (self.uncalibrated or self.advisory)
+            metrics.scored_without, metrics.passed_without = scored + self.more_scored, passed + self.more_passed
+            metrics.pass_rate_without = _rate(metrics.passed_without, metrics.scored_without)
+        if self.voted:
+            unanimous, agreement = self.unanimous / self.voted, _rate(self.agreeing_pairs, self.pairs)
+            metrics.jury = JuryMetrics(votes=self.voted, unanimous=unanimous, agreement=agreement)
         return metrics
 
     def _keep_example(self, error: str) -> None:
@@ -135,16 +183,34 @@ class _NamedScores:
         assert score.by is not None
         self.judges.add(score.by)
         self.escalated += score.escalated
+        self.overruled += score.escalated and not score.advisory and score.passed is True
         self.advisory = self.advisory or score.advisory
+        self.uncalibrated += not score.calibrated
+        if score.votes:
+            self._count_votes([vote for vote in score.votes.values() if vote is not None])
         if score.std_dev is not None:
             self.spreads.append(score.std_dev)
+
+    def _count_votes(self, votes: list[bool]) -> None:
+        """How far the members of a jury agree: on all, and pair by pair."""
+        passes, n = sum(votes), len(votes)
+        self.voted += 1
+        self.unanimous += passes in (0, n)
+        self.pairs += n * (n - 1) // 2
+        self.agreeing_pairs += (passes * (passes - 1) + (n - passes) * (n - passes - 1)) // 2
+
+    def count_without(self, with_it: bool | None, without_it: bool | None) -> None:
+        """Note what the verdict on a record is with this judge and would be without it."""
+        self.more_scored += (without_it is not None) - (with_it is not None)
+        self.more_passed += (without_it is True) - (with_it is True)
 
 
 class ScoreStats:
     """Verdicts and scores of the records seen so far; the same in any order.
 
     `n` counts every record and equals `errors + scored + unscored`. A record whose scorer failed is unscored
-    and counts in `scoring_errors`: it is never silently a wrong answer.
+    and counts in `scoring_errors`: it is never silently a wrong answer. One whose `when: failed` judge failed keeps
+    the verdict that it had, and counts there too.
     """
 
     def __init__(self) -> None:
@@ -177,7 +243,16 @@ class ScoreStats:
             self.passed += passed
         by_name = self._by_name
         for score in scores:
-            (by_name.get(score.name) or self._named(score.name)).update(score)
+            named = by_name.get(score.name) or self._named(score.name)
+            named.update(score)
+            if score.by is not None:
+                self._count_judge(named, score, scores, passed)
+
+    def _count_judge(self, named: _NamedScores, score: Score, scores: list[Score], passed: bool | None) -> None:
+        """Note what a judge has changed; one that gave no verdict where its word counts is a scoring error."""
+        if score.escalated and passed is not None and not score.advisory and is_scoring_error(score):
+            self.scoring_errors += 1
+        named.count_without(passed, passed if score.advisory else verdict_without(scores, score.name))
 
     def take_all(self, answers: Sequence[list[Score]]) -> None:
         """Add many answers: faster where each has one plain score of the same scorer."""
@@ -229,7 +304,8 @@ class ScoreStats:
 
     def to_metrics(self) -> dict[str, ScoreMetrics]:
         """The figures of each scorer, by its name; None where nothing divides."""
-        return {name: self._by_name[name].to_metrics() for name in sorted(self._by_name)}
+        named = self._by_name
+        return {name: named[name].to_metrics(self.scored, self.passed) for name in sorted(named)}
 
     def _named(self, name: str) -> _NamedScores:
         scores = self._by_name.get(name)

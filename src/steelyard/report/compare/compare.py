@@ -26,6 +26,7 @@ from steelyard.report.compare.comparison import (
 )
 from steelyard.report.compare.pairs import TIMES, Counts, Floats, Pairs, RunCases
 from steelyard.stats.formatting import one_line
+from steelyard.stats.metrics import uncalibrated
 from steelyard.stats.paired import holm, mcnemar_exact, median_interval, paired_interval, smallest_visible
 
 MAX_LISTED = 20
@@ -282,6 +283,8 @@ def _graders(pairs: Pairs) -> Iterator[str]:
     scores = {**pairs.baseline.metrics.scores, **pairs.other.metrics.scores}
     for name in sorted(name for name, score in scores.items() if score.advisory):
         yield f"score {name} is advisory: its judge is not calibrated, so it decides nothing"
+    for label, cases in (("the baseline", pairs.baseline), ("this run", pairs.other)):
+        yield from (f"in {label} {sentence}" for sentence in uncalibrated(cases.metrics))
 
 
 def _clients(a: RunCases, b: RunCases) -> Iterator[str]:

@@ -20,6 +20,7 @@ from steelyard.stats.agreement import (
     graded_agreement,
     pass_fail_agreement,
 )
+from steelyard.stats.metrics import JudgeCalibration
 
 CALIBRATION_VERSION = 2
 """Raised when files change. Version 1 decided by Spearman's rho alone, whatever the labels were."""
@@ -98,6 +99,17 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: ErrorCounts | None = None
     labels_digest: str
     created: str
+
+    def summary(self) -> JudgeCalibration:
+        """The figures that a run's metrics repeat."""
+        return JudgeCalibration(
+            labels=self.n,
+            trusted=self.trusted,
+            sensitivity=self.pass_fail.sensitivity.rate,
+            specificity=self.pass_fail.specificity.rate,
+            rho=None if self.graded is None else self.graded.rho,
+            created=self.created,
+        )
 
 
 class _Version(msgspec.Struct, frozen=True):

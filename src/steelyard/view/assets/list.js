@@ -93,13 +93,16 @@ function runRow(run) {
   const left = run.planned > 0 && run.state !== "complete";
   const done = left ? `${number(run.done)} of ${number(run.planned)}` : number(run.done);
   const passed = run.scored ? span("sub", `${compact(run.passed)} of ${compact(run.scored)}`) : null;
+  const mark = (run.uncalibrated || []).length
+    ? span("tag error", "judge not calibrated") : null;
+  if (mark) mark.title = run.uncalibrated.join("; ");
   const interval = run.pass_rate_ci95 ? whisker(run.pass_rate, run.pass_rate_ci95) : MISSING;
   const cells = [
     ["", box],
     ["name left", ...nameCell(run)],
     ["left", span("pill " + PILLS[run.state], run.state)],
     ["bar-cell", done, left ? meter(run.done / run.planned) : null],
-    ["", percent(run.pass_rate), passed],
+    ["", percent(run.pass_rate), passed, mark],
     ["whisker-cell less", interval],
     ["least", number(run.errors)],
     ["less", seconds(run.p50)],
