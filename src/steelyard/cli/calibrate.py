@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,12 @@ import msgspec
 import numpy as np
 
 from steelyard.cli.main import FAILED_GATE
-from steelyard.cli.output import say, show, show_json
+from steelyard.cli.output import say, show, show_json, write_text
 from steelyard.errors import ConfigurationError, SuiteError, suggestion
 from steelyard.journal.files import write_json
 from steelyard.journal.manifest import now
 from steelyard.records import Record, Score
+from steelyard.run.audit import STRATA, draw, labelled_strata, stratum_of
 from steelyard.run.result import Result
 from steelyard.scoring.judge.calibration import (
     PASS_FROM,
@@ -31,6 +35,14 @@ from steelyard.scoring.judge.calibration import (
     read_calibrations,
 )
 from steelyard.stats.agreement import MIN_RATE, HumanCeiling, KindAgreement, human_ceiling
+from steelyard.stats.correction import (
+    MIN_AUDIT,
+    Corrected,
+    ErrorRates,
+    Stratum,
+    corrected_rate,
+    weighted_error_rates,
+)
 from steelyard.stats.formatting import counted, safe_text, trim
 from steelyard.suite.sources import CaseColumns, CsvSource, JsonlSource, found
 
@@ -51,6 +63,17 @@ class Label(msgspec.Struct, frozen=True):
     names_trial: bool
     votes: dict[str, float]
     """By column."""
+    stratum: str | None = None
+    """Of an audit: what the answer was drawn from."""
+    stratum_size: int | None = None
+
+
+class Audited(msgspec.Struct, frozen=True, kw_only=True):
+    """The judges of a run and its pass rate, by labels of an audit."""
+
+    judges: list[Agreement]
+    strata: list[Stratum]
+    corrected: Corrected | None
 
 
 class JudgeKey(msgspec.Struct, frozen=True, order=True):
@@ -69,11 +92,18 @@ Labels = dict[tuple[str, int], Label]
     "--labels",
     "labels_path",
     metavar="FILE",
-    required=True,
     type=click.Path(path_type=Path),
     help="Labels by people: CSV or JSONL with `id`, `label` (0..1, pass/fail, yes/no; of several people `label_NAME` "
     "each) and, where a case has several answers, `trial`.",
 )
+@click.option(
+    "--audit",
+    type=click.IntRange(MIN_AUDIT),
+    metavar="N",
+    help="Draw N answers at random from each stratum (passed, failed, overruled or confirmed by a judge) and write "
+    "them to --out, a CSV file for labels.",
+)
+@click.option("--seed", type=int, default=0, help="What the draw of --audit depends on [default: 0].")
 @click.option(
     "--min-agreement",
     type=click.FloatRange(0, 1),
@@ -88,7 +118,14 @@ Labels = dict[tuple[str, int], Label]
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def command(
-    run: Path, labels_path: Path, min_agreement: float, judge: str | None, out: Path | None, as_json: bool
+    run: Path,
+    labels_path: Path | None,
+    audit: int | None,
+    seed: int,
+    min_agreement: float,
+    judge: str | None,
+    out: Path | None,
+    as_json: bool,
 ) -> int:
     """Compare the judges of RUN with labels by people.
 
@@ -97,10 +134,17 @@ def command(
     with grades, when Spearman's rho and its lower end reach the same. Exit 0 when every judge is trusted, 1 when one
     is not. No model is called.
     """
+    if (labels_path is None) == (audit is None):
+        raise click.UsageError("give --labels FILE, or --audit N to draw answers for labels")
+    if audit is not None:
+        return _draw(run, audit, seed, out)
+    assert labels_path is not None
     _check_out(out)
     labels = read_labels(labels_path)
     kind = _kind(labels)
     pairs = _judged(run, labels, labels_path, judge, kind)
+    strata = _audited(run, labels, labels_path) if kind == "pass/fail" else None
+    corrected = None if strata is None else corrected_rate(strata)
     ceiling = _ceiling(labels, kind)
     found = [
         agreement(
@@ -111,15 +155,18 @@ def command(
             min_agreement=min_agreement,
             unscored=len(labels) - _undecided(labels, kind) - len(judged),
             ceiling=ceiling,
+            weighted=None if strata is None else _weighted(run, strata, key),
         )
         for key, judged in sorted(pairs.items())
     ]
     if out is not None:
         _write(out, found, labels_path)
     if as_json:
-        show_json(found)
+        show_json(found if strata is None else Audited(judges=found, strata=strata, corrected=corrected))
     else:
         show("\n\n".join(_described(one, _undecided(labels, kind)) for one in found))
+        if strata is not None:
+            show("\n" + "\n".join(_correction(strata, corrected)))
     if out is not None:
         say(f"the calibration is in {out}")
     return 0 if all(one.trusted for one in found) else FAILED_GATE
@@ -129,6 +176,8 @@ def read_labels(path: Path) -> Labels:
     """The labels of a file, by case and trial; an error with its line for one that cannot be used."""
     labels: Labels = {}
     for line, row in _rows(path):
+        if row.get("stratum") and row.get(_LABEL) in (None, ""):
+            continue  # drawn, and not labelled
         try:
             place, label = _label(row, line)
         except ValueError as error:
@@ -162,8 +211,70 @@ def _label(row: dict[str, Any], line: int) -> tuple[tuple[str, int], Label]:
     if not said:
         raise ValueError(f"has no label: {', '.join(columns)} are empty")
     votes = {name: _value(row[name]) for name in said}
-    label = Label(math.fsum(votes.values()) / len(votes), line, names_trial, votes)
+    stratum, size = row.get("stratum") or None, row.get("stratum_size")
+    if stratum is not None and stratum not in STRATA:
+        raise ValueError(f"stratum must be one of {', '.join(STRATA)}, got {found(stratum)}")
+    count = None if stratum is None or size in (None, "") else _trial(size)
+    label = Label(math.fsum(votes.values()) / len(votes), line, names_trial, votes, stratum, count)
     return (_id(row["id"]), _trial(trial) if names_trial else 0), label
+
+
+def _draw(run: Path, count: int, seed: int, out: Path | None) -> int:
+    """Write answers drawn at random from each stratum to a file for labels."""
+    if out is None:
+        raise click.UsageError("--audit needs --out FILE, where the answers to label go")
+    if out.exists():
+        raise ConfigurationError(f"{out} is there already, maybe with labels; it is not overwritten")
+    from steelyard.report.csv import cell
+
+    drawn, sizes = draw(Result.load(run).iter_responses(), count, seed)
+    if not drawn:
+        raise ConfigurationError(f"{run} has no answer with a verdict: there is nothing to audit")
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["id", "trial", _LABEL, "stratum", "stratum_size", "answer"])
+    rows.writerows([one.id, one.trial, "", one.stratum, sizes[one.stratum], cell(one.answer)] for one in drawn)
+    write_text(out, text.getvalue())
+    told = ", ".join(f"{name} {size:,}" for name, size in sorted(sizes.items()))
+    say(f"{counted(len(drawn), 'answer')} to label in {out} (of {told}): say pass or fail in the column `label`")
+    return 0
+
+
+def _audited(run: Path, labels: Labels, path: Path) -> list[Stratum] | None:
+    """The strata of the run with their labels; None where the labels are not of an audit."""
+    if not all(label.stratum is not None for label in labels.values()):
+        return None
+    sizes = Counter(stratum_of(record) for record in Result.load(run).iter_responses())
+    for label in labels.values():
+        if label.stratum_size is not None and label.stratum_size != sizes[label.stratum]:
+            message = f"stratum {label.stratum!r} had {label.stratum_size:,} answers when it was drawn from, and has "
+            raise SuiteError(f"{message}{sizes[label.stratum]:,} now: draw again", path=path, line=label.line)
+    known = {name: size for name, size in sizes.items() if name is not None}
+    told = [(label.stratum or "", label.value > PASS_FROM) for label in labels.values() if label.value != PASS_FROM]
+    return labelled_strata(known, told)
+
+
+def _weighted(run: Path, strata: list[Stratum], key: JudgeKey) -> ErrorRates | None:
+    """A judge's error rates over the strata that it decided."""
+    asked = Result.load(run).typed_metrics.scores[key.name].escalated
+    mine = [stratum for stratum in strata if stratum.name.startswith("judge ")] if asked else strata
+    return weighted_error_rates(mine)
+
+
+def _correction(strata: list[Stratum], corrected: Corrected | None) -> list[str]:
+    """The pass rate as measured and as labels correct it, with the strata."""
+    lines = ["pass rate corrected by labels"]
+    if corrected is None:
+        empty = ", ".join(stratum.name for stratum in strata if not stratum.labelled)
+        lines.append(_row("no corrected rate", f"no label in: {empty}"))
+    else:
+        low, high = corrected.ci95
+        lines.append(_row("raw", f"{corrected.raw:.1%}"))
+        lines.append(_row("corrected", f"{corrected.rate:.1%}   95 % CI {low:.1%} – {high:.1%}"))
+    for one in strata:
+        right = f"{one.right:,} of {one.labelled:,} labelled are right"
+        lines.append(_row(one.name, f"{counted(one.size, 'answer')}, {right}"))
+    return lines
 
 
 def _kind(labels: Labels) -> LabelKind:

@@ -202,8 +202,15 @@ def pass_fail_agreement(
         specificity=specificity,
         balanced_accuracy=None if both is None else sum(both) / 2,
         kappa=cohen_kappa(labels, verdicts),
-        trust=_trust({"passed": sensitivity, "failed": specificity}, bar, lower_bar),
+        trust=pass_fail_trust(sensitivity, specificity, bar, lower_bar),
     )
+
+
+def pass_fail_trust(
+    sensitivity: KindAgreement, specificity: KindAgreement, bar: float = MIN_RATE, lower_bar: float = MIN_LOWER
+) -> Trust:
+    """Whether a judge with these rates may be trusted."""
+    return _trust({"passed": sensitivity, "failed": specificity}, bar, lower_bar)
 
 
 def graded_agreement(

@@ -19,7 +19,9 @@ from steelyard.stats.agreement import (
     confusion,
     graded_agreement,
     pass_fail_agreement,
+    pass_fail_trust,
 )
+from steelyard.stats.correction import ErrorRates
 from steelyard.stats.metrics import JudgeCalibration
 
 CALIBRATION_VERSION = 2
@@ -45,15 +47,6 @@ class Judged(msgspec.Struct, frozen=True, gc=False):
     """Its case: several answers to one case are not new evidence. None where each answer is of another case."""
 
 
-class ErrorCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many answers that people called right passed, and how many wrong ones failed, each case counted once."""
-
-    right_passed: float
-    right_labelled: float
-    wrong_failed: float
-    wrong_labelled: float
-
-
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """How well one judge agrees with the labels, and what follows from that."""
 
@@ -77,8 +70,6 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """Which labels are missing most: of answers that "passed", that "failed", or "graded" ones."""
     labels_needed: int | None = None
     """About how many more labels of that kind would settle a verdict that is open."""
-    verdicts: ErrorCounts | None = None
-    """The same for the case's verdict, all scorers together; None where no verdict was labelled."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +87,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     trusted: bool
     reason: str
     min_agreement: float
-    verdicts: ErrorCounts | None = None
     labels_digest: str
     created: str
 
@@ -132,11 +122,12 @@ def agreement(
     min_agreement: float = MIN_RATE,
     unscored: int = 0,
     ceiling: HumanCeiling | None = None,
-    verdicts: ErrorCounts | None = None,
+    weighted: ErrorRates | None = None,
 ) -> Agreement:
     """How the judge's verdicts agree with people's labels, and whether that is enough to let it decide.
 
-    `labels` says what they are; by default grades, unless all are 0 or 1.
+    `labels` says what they are; by default grades, unless all are 0 or 1. `weighted` are the error rates where the
+    labels were drawn by verdict: plain shares of such labels would say how they were drawn.
     """
     if not 0 <= min_agreement <= 1:
         raise ConfigurationError(f"min_agreement must be within 0..1, got {min_agreement}")
@@ -145,6 +136,8 @@ def agreement(
     cases = [number if one.case is None else one.case for number, one in enumerate(judged)]
     good, passed = [one.label >= PASS_FROM for one in judged], [one.passed for one in judged]
     pass_fail = pass_fail_agreement(good, passed, cases, bar=min_agreement)
+    if weighted is not None:
+        pass_fail = _weighted(pass_fail, weighted, min_agreement)
     graded = None
     if labels == "graded":
         grades, scores = [one.label for one in judged], [one.score for one in judged]
@@ -169,18 +162,22 @@ def agreement(
         reason=trust.reason,
         scarce=trust.scarce,
         labels_needed=trust.more,
-        verdicts=verdicts,
     )
 
 
-def error_counts(found: PassFailAgreement) -> ErrorCounts:
-    """The rates of an agreement as counts of cases, for a correction of other runs."""
-    right, wrong = found.sensitivity, found.specificity
-    return ErrorCounts(
-        right_passed=(right.rate or 0.0) * right.cases,
-        right_labelled=right.cases,
-        wrong_failed=(wrong.rate or 0.0) * wrong.cases,
-        wrong_labelled=wrong.cases,
+def _weighted(found: PassFailAgreement, rates: ErrorRates, bar: float) -> PassFailAgreement:
+    """The agreement with rates weighted by how large the strata are (Begg and Greenes)."""
+    replace = msgspec.structs.replace
+    sensitivity = replace(found.sensitivity, rate=rates.sensitivity, lower=rates.sensitivity_lower)
+    specificity = replace(found.specificity, rate=rates.specificity, lower=rates.specificity_lower)
+    known = rates.sensitivity is not None and rates.specificity is not None
+    return replace(
+        found,
+        sensitivity=sensitivity,
+        specificity=specificity,
+        balanced_accuracy=((rates.sensitivity or 0.0) + (rates.specificity or 0.0)) / 2 if known else None,
+        kappa=None,
+        trust=pass_fail_trust(sensitivity, specificity, bar),
     )
 
 
