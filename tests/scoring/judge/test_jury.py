@@ -111,10 +111,12 @@ def a_suite(folder: Path, judge: str) -> Path:
 
 
 def test_models_in_a_suite_make_a_jury_with_one_question(tmp_path: Path) -> None:
-    (jury,) = build_suite(a_suite(tmp_path, "{models: [a, b, c], name: panel, when: failed}")).scorers
+    given = "{models: [a, b, c], name: panel, when: failed, timeout: 7s, parallelism: 2, retries: 0}"
+    (jury,) = build_suite(a_suite(tmp_path, given)).scorers
     assert isinstance(jury, Jury)
     assert (jury.name, jury.when, jury.size) == ("panel", "failed", 3)
     assert jury.by.startswith("jury of a, b, c@")
+    assert (jury.timeout, jury.parallelism, jury.retries) == (7.0, 2, 0)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from steelyard.scoring.judge.judge import Judge, mean_and_std_dev
 class Jury:
     """Judges that ask different models the same question. More than half of their votes must be a pass.
 
+    `when`, `timeout`, `parallelism` and `retries` are those of the first, which in a suite are those of all.
     With `num_runs` each member is asked as often, and its own samples make its vote. Members that give no verdict have
     no vote; when half of them or more have none, the jury has no verdict.
     """
@@ -45,6 +46,7 @@ class Jury:
         self.calibration = None if calibration is None else calibration_file(calibration)
         self.advisory = False
         self.size = len(members)
+        self.timeout, self.parallelism, self.retries = members[0].timeout, members[0].parallelism, members[0].retries
         self._members = members
         digest = hashlib.sha256("\n".join(member.by for member in members).encode()).hexdigest()
         self.by = f"jury of {', '.join(models)}@{digest[:8]}"
