@@ -43,7 +43,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from steelyard.integrations import otel
 from steelyard.integrations.otel import trace_runner
-from steelyard.integrations.otel.tracing import provider_from_environment
+from steelyard.integrations.otel.spans import Spans
+from steelyard.integrations.otel.tracing import TracedScorer, provider_from_environment
+from steelyard.scoring.base import FunctionScorer, limits_of
 
 CAPITALS = [("fr", "Paris"), ("it", "Rome"), ("pe", "Lima")]
 
@@ -541,3 +543,10 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['opentelemetry'] = None; import steelyard.integrations.otel"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "pip install 'steelyard[otel]'" in ended.stderr
+
+
+def test_traced_scorers_keep_their_time_limit_parallelism_and_retries() -> None:
+    from opentelemetry.trace import NoOpTracer
+
+    scorer = FunctionScorer(lambda case, response: True, name="slow", timeout=3, parallelism=2, retries=1)
+    assert limits_of(TracedScorer(scorer, Spans(NoOpTracer(), False))) == limits_of(scorer)

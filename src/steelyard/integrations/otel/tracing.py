@@ -38,6 +38,7 @@ from steelyard.protocols import (
 )
 from steelyard.records import EvalCase, InvocationResponse, Job, Record, Sample, Score, StoredSample, UnscoredAnswer
 from steelyard.run.runner import Runner
+from steelyard.scoring.base import LIMIT_NAMES
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.scores import verdict
 
@@ -235,6 +236,13 @@ class _TracedWork:
             self._spans.fail(span, record.error_type or "error", record.error)
 
 
+def _copy_limits(scorer: object, traced: object) -> None:
+    """Give a traced scorer the time limit, parallelism and retries that the scorer sets."""
+    for name in LIMIT_NAMES:
+        if hasattr(scorer, name):
+            setattr(traced, name, getattr(scorer, name))
+
+
 class TracedScorer:
     """A scorer with a span for each score."""
 
@@ -242,6 +250,7 @@ class TracedScorer:
         self._scorer = scorer
         self._spans = spans
         self._attributes = {"gen_ai.evaluation.name": scorer.name}
+        _copy_limits(scorer, self)
 
     @property
     def name(self) -> str:
@@ -273,6 +282,7 @@ class TracedJudge:
     def __init__(self, judge: RepeatedJudge, spans: Spans) -> None:
         self._judge = judge
         self._spans = spans
+        _copy_limits(judge, self)
 
     @property
     def name(self) -> str:
