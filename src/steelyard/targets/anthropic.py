@@ -15,11 +15,16 @@ from steelyard.targets.wire import (
     Conversation,
     ModelAnswer,
     Reader,
+    TextParts,
     TokenUsage,
     asked_turns,
     before_done,
+    earliest,
     encoded,
+    is_blank,
+    lenient_int,
     reported_error,
+    usage_fields,
 )
 from steelyard.transport.sse import ServerSentEvent
 
@@ -166,43 +171,36 @@ def _block(part: Any) -> Any:
     return {"type": "image", "source": {"type": "url", "url": url}}
 
 
-class _OutputDetails(msgspec.Struct, gc=False):
-    thinking_tokens: int | None = None
+def read_usage(reports: Sequence[Any], oddities: list[str]) -> TokenUsage | None:
+    """Read this API's usage, leniently. A stream reports running totals, one after another: the last value counts.
 
-
-class _Usage(msgspec.Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-    output_tokens_details: _OutputDetails | None = None
-
-    def updated(self, later: _Usage) -> _Usage:
-        """Return these counts with later ones applied: a stream reports running totals, so the last value counts."""
-        pairs = ((name, getattr(later, name)) for name in self.__struct_fields__)
-        return msgspec.structs.replace(self, **{name: value for name, value in pairs if value is not None})
-
-    def plain(self) -> TokenUsage:
-        """Return the counts in our shape: `input_tokens` excludes cache reads and writes, which were sent too."""
-        counts = [
-            count
-            for count in (self.input_tokens, self.cache_read_input_tokens, self.cache_creation_input_tokens)
-            if count is not None
-        ]
-        details = self.output_tokens_details
-        return TokenUsage(
-            sum(counts) if counts else None,
-            self.output_tokens,
-            self.cache_read_input_tokens,
-            None if details is None else details.thinking_tokens,
-            self.cache_creation_input_tokens,
-        )
+    `input_tokens` excludes cache reads and writes, which were sent too.
+    """
+    merged: dict[str, Any] = {}
+    for report in reports:
+        if isinstance(report, dict):
+            merged |= {name: value for name, value in report.items() if value is not None}
+        elif not is_blank(report):
+            oddities.append(f"usage is {report!r:.50}")
+    fields = usage_fields(merged, oddities)
+    if fields is None:
+        return None
+    read, written = fields.count("cache_read_input_tokens"), fields.count("cache_creation_input_tokens")
+    counts = [count for count in (fields.count("input_tokens"), read, written) if count is not None]
+    return TokenUsage(
+        sum(counts) if counts else None,
+        fields.count("output_tokens"),
+        read,
+        fields.count("output_tokens_details.thinking_tokens"),
+        written,
+        fields.cost(),
+    )
 
 
 class _Message(msgspec.Struct, gc=False):
     content: list[dict[str, Any]] | None = None
     stop_reason: str | None = None
-    usage: _Usage | None = None
+    usage: Any = None
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -217,11 +215,11 @@ class _Delta(msgspec.Struct, gc=False):
 
 class _StreamEvent(msgspec.Struct, gc=False):
     type: str = ""
-    index: int = 0
+    index: Any = 0
     message: _Message | None = None
     content_block: dict[str, Any] | None = None
     delta: _Delta | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     error: Any = None
 
 
@@ -273,7 +271,7 @@ def read_anthropic_whole(body: bytes) -> ModelAnswer:
     if message.content is None:
         raise reported_error(msgspec.json.decode(body))
     answer = _answer(message.content, message.stop_reason)
-    answer.usage = None if message.usage is None else message.usage.plain()
+    answer.usage = read_usage([message.usage], answer.oddities)
     return answer
 
 
@@ -282,32 +280,48 @@ def read_anthropic_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
     received, _ = before_done(stream)
     pieces, fault = _EVENTS.read_all(received)
     blocks: dict[int, _Block] = {}
-    usage = _Usage()
-    has_usage = terminated = False
+    usages: list[Any] = []
+    terminated = False
+    content = TextParts()
     stop_reason: str | None = None
     first: dict[bool, float] = {}
     for event, piece in zip(received, pieces, strict=False):
         later = piece.usage if piece.message is None else piece.message.usage
         if later is not None:
-            usage, has_usage = usage.updated(later), True
+            usages.append(later)
+        index = lenient_int(piece.index) or 0
         if piece.type == "content_block_start":
-            blocks[piece.index] = _Block(piece.content_block or {})
+            blocks[index] = _Block(piece.content_block or {})
         elif piece.type == "content_block_delta" and piece.delta is not None:
-            blocks.setdefault(piece.index, _Block({"type": "text"})).add(piece.delta)
+            blocks.setdefault(index, _Block({"type": "text"})).add(piece.delta)
         elif piece.type == "message_delta" and piece.delta is not None:
             stop_reason = piece.delta.stop_reason or stop_reason
         elif piece.type == "message_stop":
             terminated = True
-        elif piece.error is not None and fault is None:
+        elif not is_blank(piece.error) and fault is None:
             fault = reported_error(msgspec.json.decode(event.data))
-        if (is_reasoning := _token_kind(piece)) is not None:
+        text = _text_of(piece)
+        if text:
+            content.add_text(text, event.at)
+        elif (is_reasoning := _token_kind(piece)) is not None:
             first.setdefault(is_reasoning, event.at)
     answer = _answer([blocks[index].whole() for index in sorted(blocks)], stop_reason)
-    answer.usage = usage.plain() if has_usage else None
-    answer.first_content, answer.first_reasoning = first.get(False), first.get(True)
+    answer.usage = read_usage(usages, answer.oddities)
+    answer.first_call, answer.first_reasoning = first.get(False), first.get(True)
+    answer.first_content = earliest(content.first_text, answer.first_call)
+    if content.text == answer.text:
+        answer.text_times = content.times()
     answer.terminated = answer.complete = terminated
     answer.fault = fault
     return answer
+
+
+def _text_of(piece: _StreamEvent) -> str | None:
+    """Return the text of the answer that an event brings."""
+    if piece.content_block is not None:
+        text = piece.content_block.get("text") if piece.content_block.get("type") == "text" else None
+        return text if isinstance(text, str) else None
+    return piece.delta.text if piece.delta is not None and piece.type == "content_block_delta" else None
 
 
 def _token_kind(piece: _StreamEvent) -> bool | None:

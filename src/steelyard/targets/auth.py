@@ -24,6 +24,8 @@ _SECRET_LENGTH = 8
 
 _is_header_name = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
 
+_is_tag = re.compile(r"[\w:|-]+").fullmatch
+
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".lan", ".home", ".home.arpa", ".test", ".svc")
 
@@ -52,6 +54,16 @@ def check_switches(**switches: object) -> None:
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise ConfigurationError(f"{name} must be true or false, got {value!r}")
+
+
+def checked_tags(tags: object) -> tuple[str, ...]:
+    """Return the names of the tags around reasoning; refused unless they are a list of plain names."""
+    if isinstance(tags, str) or not isinstance(tags, Sequence):
+        raise ConfigurationError(f"reasoning_tags must be a list of names, such as [think], got {tags!r}")
+    for tag in tags:
+        if not isinstance(tag, str) or not _is_tag(tag):
+            raise ConfigurationError(f"reasoning_tags has {tag!r}: write the name alone, think for <think>…</think>")
+    return tuple(tags)
 
 
 def checked_params(params: Mapping[str, Any] | None, reserved: Collection[str]) -> dict[str, Any]:

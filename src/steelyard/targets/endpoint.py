@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import time
 from abc import ABC, abstractmethod
@@ -21,7 +22,16 @@ from steelyard.errors import TargetError, TransportError
 from steelyard.masking import Secret
 from steelyard.protocols import HttpReply, HttpRequest, Identity, InvocationContext, Target, Transport
 from steelyard.records import EvalCase, InvocationResponse
-from steelyard.targets.auth import Address, Auth, Headers, check_counts, check_switches, check_texts, checked_params
+from steelyard.targets.auth import (
+    Address,
+    Auth,
+    Headers,
+    check_counts,
+    check_switches,
+    check_texts,
+    checked_params,
+    checked_tags,
+)
 from steelyard.targets.tools import (
     Functions,
     ModelTurn,
@@ -38,18 +48,25 @@ from steelyard.targets.wire import (
     Conversation,
     ModelAnswer,
     encoded,
+    filtered_answer,
     form_of,
     partial_of,
     raise_if_incomplete,
+    refused_field,
     response_of,
+    separate_thinking,
     time_per_output_token,
     unreadable,
 )
 from steelyard.tokens import count_input, count_words, load_counter
-from steelyard.transport.errors import status_error
+from steelyard.transport.errors import content_filter_message, status_error
 from steelyard.transport.sse import ServerSentEvent, events
 
 _NO_ANSWER = ModelAnswer(complete=False, terminated=False)
+
+DEFAULT_REASONING_TAGS = ("think",)
+
+log = logging.getLogger("steelyard")
 
 
 class EndpointConnection(msgspec.Struct):
@@ -127,6 +144,7 @@ class EndpointTarget(ABC):
         tools: Sequence[Mapping[str, Any]] | None = None,
         functions: Mapping[str, Callable[..., Any]] | None = None,
         max_turns: int = 10,
+        reasoning_tags: Sequence[str] = DEFAULT_REASONING_TAGS,
         proxy: str | None = None,
         ca_bundle: str | None = None,
         verify: bool = True,
@@ -143,6 +161,7 @@ class EndpointTarget(ABC):
         self.max_turns = max_turns
         self.api_version = api_version
         self.store_payload = store_payload
+        self.reasoning_tags = checked_tags(reasoning_tags)
         self.params = checked_params(params, self.reserved)
         self._address = Address(self._usual_base_url() if base_url is None else base_url)
         self._auth = Auth(self._address, self._key_names(), api_key=api_key, api_key_env=api_key_env, headers=headers)
@@ -154,6 +173,9 @@ class EndpointTarget(ABC):
         self._given_transport = transport
         self._url = self._make_url()
         self._prefix = self._make_prefix()
+        self._refused_fields: tuple[str, ...] = ()
+        """Fields of turns sent back that this endpoint has refused."""
+        self._warned: set[str] = set()
         self._connections = Connections(self._make_connection)
 
     def __repr__(self) -> str:
@@ -200,6 +222,8 @@ class EndpointTarget(ABC):
             facts["headers"] = names
         if self._tools:
             facts["tools"] = self._tools
+        if self.reasoning_tags != DEFAULT_REASONING_TAGS:
+            facts["reasoning_tags"] = list(self.reasoning_tags)
         if self._functions:
             facts |= {"functions": self._functions.identity(), "max_turns": self.max_turns}
         return facts
@@ -240,8 +264,9 @@ class EndpointTarget(ABC):
             taken = await self._take_turn(conversation, case)
             return taken.response
 
-        async def take_turn(additions: list[dict[str, Any]]) -> ModelTurn:
-            conversation.turns.extend(additions)
+        async def take_turn(given: list[dict[str, Any]], results: list[dict[str, Any]]) -> ModelTurn:
+            conversation.echo(given, self._refused_fields)
+            conversation.turns.extend(results)
             wanted = time.monotonic()
             asked = TurnCase(id=case.id, messages=conversation.turns, tools=case.tools, take=take)
             response = await call.invoke(asked, context)
@@ -259,7 +284,15 @@ class EndpointTarget(ABC):
             body = self._body(conversation)
             called_at = time.monotonic()
             reply, broken = await self._send(connection, body)
+            while (refused := refused_field(reply, conversation, self.params)) is not None:
+                self._leave_out(refused)
+                conversation.drop(refused)
+                body = self._body(conversation)
+                called_at = time.monotonic()
+                reply, broken = await self._send(connection, body)
             answer = self._read(reply, broken)
+            self._warn_of(answer)
+            separate_thinking(answer, self.reasoning_tags)
             raise_if_incomplete(answer, broken)
         except TargetError as error:
             self._auth.remove_secrets(error)
@@ -272,6 +305,20 @@ class EndpointTarget(ABC):
             response.input_payload = json.loads(body)  # json accepts the escaped surrogates that msgspec refuses
         return ModelTurn(response, answer.calls, called_at + reply.queued)
 
+    def _leave_out(self, name: str) -> None:
+        """Remember a field that this endpoint sends and does not take back."""
+        if name not in self._refused_fields:
+            self._refused_fields = (*self._refused_fields, name)
+            log.warning("%s refuses the field %s that its own answers have: it is left out", self.endpoint, name)
+
+    def _warn_of(self, answer: ModelAnswer) -> None:
+        """Warn, once for each, of what was odd in an answer and was read around."""
+        for oddity in answer.oddities:
+            place = oddity.partition(" ")[0]
+            if place not in self._warned:
+                self._warned.add(place)
+                log.warning("%s answers in an odd shape, which is read around: %s", self.endpoint, oddity)
+
     async def _send(self, connection: EndpointConnection, body: bytes) -> tuple[HttpReply, TransportError | None]:
         """Return the reply; one that broke off comes with its error."""
         try:
@@ -283,6 +330,8 @@ class EndpointTarget(ABC):
 
     def _read(self, reply: HttpReply, broken: TransportError | None) -> ModelAnswer:
         if not 200 <= reply.status < 300:
+            if (message := content_filter_message(reply)) is not None:
+                return filtered_answer(message)
             raise status_error(reply)
         try:
             if form_of(reply) == "stream":

@@ -10,19 +10,39 @@ import msgspec
 from steelyard.records import EvalCase
 from steelyard.targets.openai_chat import OpenAIEndpoint
 from steelyard.targets.wire import (
+    UNREADABLE,
     Call,
     Conversation,
     ModelAnswer,
     Reader,
+    TextParts,
     TokenUsage,
+    as_arguments,
     asked_turns,
     before_done,
+    earliest,
     encoded,
+    is_blank,
+    lenient_int,
     reported_error,
+    usage_fields,
 )
 from steelyard.transport.sse import ServerSentEvent
 
 _TERMINATORS = ("response.completed", "response.incomplete", "response.failed")
+_TEXT_DELTA = "response.output_text.delta"
+_APPROVAL = "mcp_approval"
+_CALLS = {
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "apply_patch_call": "operation",
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "tool_search_call": "arguments",
+    "mcp_approval_request": "arguments",
+}
+"""Items that ask the client for something, and the field that says for what. A function that carries one out has the
+tool's name; those without a name are `apply_patch`, `local_shell`, `shell`, `tool_search` and `mcp_approval`."""
 _ITEMS: Reader[dict[str, Any]] = Reader(dict[str, Any])
 
 
@@ -48,7 +68,7 @@ class OpenAIResponses(OpenAIEndpoint):
         return read_response_whole(body)
 
     def _results(self, results: Sequence[tuple[Call, str, bool]]) -> list[dict[str, Any]]:
-        return [{"type": "function_call_output", "call_id": call.id, "output": text} for call, text, _ in results]
+        return [call_output(call, text, failed=failed) for call, text, failed in results]
 
 
 def as_items(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -100,39 +120,25 @@ def _text(content: Any) -> str:
     return "".join(part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
-class _InputDetails(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-
-
-class _OutputDetails(msgspec.Struct, gc=False):
-    reasoning_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _InputDetails | None = None
-    output_tokens_details: _OutputDetails | None = None
-
-    def plain(self) -> TokenUsage:
-        cached, reasoning = self.input_tokens_details, self.output_tokens_details
-        return TokenUsage(
-            self.input_tokens,
-            self.output_tokens,
-            None if cached is None else cached.cached_tokens,
-            None if reasoning is None else reasoning.reasoning_tokens,
-        )
-
-
-class _Incomplete(msgspec.Struct, gc=False):
-    reason: str | None = None
+def read_usage(usage: Any, oddities: list[str]) -> TokenUsage | None:
+    """Read this API's usage, leniently: an odd count is left out and named, the answer is kept."""
+    fields = usage_fields(usage, oddities)
+    if fields is None:
+        return None
+    return TokenUsage(
+        fields.count("input_tokens", "prompt_tokens"),
+        fields.count("output_tokens", "completion_tokens"),
+        fields.count("input_tokens_details.cached_tokens"),
+        fields.count("output_tokens_details.reasoning_tokens"),
+        cost=fields.cost(),
+    )
 
 
 class _Response(msgspec.Struct, gc=False):
     status: str | None = None
     output: list[dict[str, Any]] | None = None
-    usage: _Usage | None = None
-    incomplete_details: _Incomplete | None = None
+    usage: Any = None
+    incomplete_details: Any = None
     error: Any = None
 
 
@@ -141,7 +147,7 @@ class _StreamEvent(msgspec.Struct, gc=False):
 
     type: str = ""
     delta: Any = None
-    output_index: int = 0
+    output_index: Any = 0
     item: msgspec.Raw = msgspec.Raw(b"null")
     response: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -155,7 +161,7 @@ _EVENTS = Reader(_StreamEvent)
 def read_response_whole(body: bytes) -> ModelAnswer:
     """Read an answer that came as one object."""
     response = _RESPONSES.read(body)
-    if response.output is None or response.error is not None or response.status in ("failed", "cancelled"):
+    if response.output is None or not is_blank(response.error) or response.status in ("failed", "cancelled"):
         raise reported_error(msgspec.json.decode(body))
     return _answer(response, response.output)
 
@@ -167,6 +173,7 @@ def read_response_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
     response: _Response | None = None
     items: dict[int, dict[str, Any]] = {}
     first: dict[bool, float] = {}
+    content = TextParts()
     for event, piece in zip(received, pieces, strict=False):
         kind = piece.type
         if kind in _TERMINATORS:
@@ -176,12 +183,17 @@ def read_response_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
         elif kind == "error" and fault is None:
             fault = reported_error(_without_kind(msgspec.json.decode(event.data)))
         elif kind == "response.output_item.done":
-            items[piece.output_index] = _ITEMS.read(bytes(piece.item))
-        if (is_reasoning := _token_kind(piece)) is not None:
+            items[lenient_int(piece.output_index) or 0] = _ITEMS.read(bytes(piece.item))
+        if piece.type == _TEXT_DELTA and isinstance(piece.delta, str) and piece.delta:
+            content.add_text(piece.delta, event.at)
+        elif (is_reasoning := _token_kind(piece)) is not None:
             first.setdefault(is_reasoning, event.at)
-    output = [items[index] for index in sorted(items)] or _from_deltas(pieces)
+    output = [items[index] for index in sorted(items)] or _from_deltas(content.text)
     answer = _answer(response or _Response(), (response.output if response is not None else None) or output)
-    answer.first_content, answer.first_reasoning = first.get(False), first.get(True)
+    answer.first_call, answer.first_reasoning = first.get(False), first.get(True)
+    answer.first_content = earliest(content.first_text, answer.first_call)
+    if content.text == answer.text:
+        answer.text_times = content.times()
     answer.terminated = answer.complete = response is not None
     answer.fault = fault
     return answer
@@ -197,14 +209,13 @@ def _token_kind(piece: _StreamEvent) -> bool | None:
     if piece.type.endswith(".delta"):
         return "reasoning" in piece.type if piece.delta else None
     if piece.type == "response.output_item.added":
-        return False if str(_ITEMS.read(bytes(piece.item)).get("type")).endswith("_call") else None
+        kind = str(_ITEMS.read(bytes(piece.item)).get("type"))
+        return False if kind.endswith("_call") or kind in _CALLS else None
     return None
 
 
-def _from_deltas(pieces: Sequence[_StreamEvent]) -> list[dict[str, Any]]:
+def _from_deltas(text: str) -> list[dict[str, Any]]:
     """Return the text of a stream that broke off, as the item it would have become."""
-    kind = "response.output_text.delta"
-    text = "".join(piece.delta for piece in pieces if piece.type == kind and isinstance(piece.delta, str))
     content = [{"type": "output_text", "text": text}]
     return [{"type": "message", "role": "assistant", "content": content}] if text else []
 
@@ -218,26 +229,66 @@ def _answer(response: _Response, output: list[dict[str, Any]]) -> ModelAnswer:
                 texts.append(part.get("text") or "")
             elif part.get("type") == "refusal":
                 refusals.append(part.get("refusal") or "")
-    calls = [_call(item) for item in output if item.get("type") == "function_call"]
-    return ModelAnswer(
+    answered = {item.get("call_id") for item in output if str(item.get("type")).endswith("_output")}
+    calls = [call for item in output if (call := _call(item)) is not None and call.id not in answered]
+    answer = ModelAnswer(
         messages=output,
         text="".join(texts),
         refusal="".join(refusals) if refusals else None,
         calls=calls,
         stop_reason=_stop_reason(response, bool(calls)),
-        usage=None if response.usage is None else response.usage.plain(),
     )
+    answer.usage = read_usage(response.usage, answer.oddities)
+    return answer
 
 
-def _call(item: dict[str, Any]) -> Call:
-    return Call(str(item.get("call_id") or ""), str(item.get("name") or ""), str(item.get("arguments") or ""))
+def _call(item: dict[str, Any]) -> Call | None:
+    """Return the call that an item asks the client to make; None for other items, and for calls the server makes."""
+    kind = str(item.get("type"))
+    field = _CALLS.get(kind)
+    if field is None or (kind == "tool_search_call" and item.get("execution") == "server"):
+        return None
+    identifier = item.get("id") if kind == "mcp_approval_request" else item.get("call_id") or item.get("id")
+    usual = kind.removesuffix("_call")
+    name = _APPROVAL if kind == "mcp_approval_request" else item.get("name") or usual
+    kept = {key: item[key] for key in ("server_label", "name", "arguments") if key in item}
+    value = kept if kind == "mcp_approval_request" else item.get(field)
+    return Call(str(identifier or ""), str(name), as_arguments(value), "function" if kind == "function_call" else usual)
+
+
+def call_output(call: Call, text: str, *, failed: bool) -> dict[str, Any]:
+    """Return the result of a call as the item that this API expects for its kind."""
+    if call.kind == "mcp_approval_request":
+        approved = not failed and text.strip().lower() in ("true", "yes", "approve")
+        return {"type": "mcp_approval_response", "approval_request_id": call.id, "approve": approved}
+    if call.kind == "apply_patch":
+        status = "failed" if failed else "completed"
+        return {"type": "apply_patch_call_output", "call_id": call.id, "status": status, "output": text}
+    if call.kind == "shell":
+        outcome = {"type": "exit", "exit_code": int(failed)}
+        streams = {"stdout": "" if failed else text, "stderr": text if failed else "", "outcome": outcome}
+        return {"type": "shell_call_output", "call_id": call.id, "output": [streams]}
+    if call.kind == "tool_search":
+        found = _found_tools(text)
+        return {"type": "tool_search_output", "call_id": call.id, "execution": "client", "tools": found}
+    kind = {"custom_tool": "custom_tool_call_output", "local_shell": "local_shell_call_output"}.get(call.kind)
+    return {"type": kind or "function_call_output", "call_id": call.id, "output": text}
+
+
+def _found_tools(text: str) -> list[Any]:
+    try:
+        found = msgspec.json.decode(text)
+    except UNREADABLE:
+        return []
+    return found if isinstance(found, list) else []
 
 
 def _stop_reason(response: _Response, called: bool) -> str | None:
     """Return why the model stopped, in the chat API's words where this API has no word for it."""
     if response.status == "incomplete":
         details = response.incomplete_details
-        return (details.reason if details is not None else None) or "incomplete"
+        reason = details.get("reason") if isinstance(details, dict) else None
+        return reason if isinstance(reason, str) and reason else "incomplete"
     if response.status == "completed":
         return "tool_calls" if called else "stop"
     return response.status

@@ -20,6 +20,8 @@ from steelyard.targets.wire import Call
 ToolShape: TypeAlias = Literal["chat", "responses", "anthropic"]
 
 _SCHEMA_KEYS = ("parameters", "input_schema")
+_PLAIN_TEXT = ("custom", "custom_tool")
+"""Kinds of calls whose arguments are plain text: their function gets it as `input`."""
 _ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
 
 Messages: TypeAlias = list[dict[str, Any]]
@@ -165,7 +167,8 @@ class TurnByTurn(TargetWrapper):
         return await self._target.converse(case, context, self._call)
 
 
-TakeTurn: TypeAlias = Callable[[Messages], Awaitable[ModelTurn]]
+TakeTurn: TypeAlias = Callable[[Messages, Messages], Awaitable[ModelTurn]]
+"""Takes the model's last turn, to be sent back, and the results of its tool calls; returns its next turn."""
 
 
 class Functions:
@@ -202,7 +205,9 @@ class Functions:
         if function is None:
             return (call, f"error: there is no tool named {call.name!r}", True)
         try:
-            arguments = msgspec.json.decode(call.arguments) if call.arguments.strip() else {}
+            arguments: Any = {"input": call.arguments}
+            if call.kind not in _PLAIN_TEXT:
+                arguments = msgspec.json.decode(call.arguments) if call.arguments.strip() else {}
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             return (call, f"error: the arguments are not JSON: {error}", True)
         if not isinstance(arguments, dict):
@@ -235,11 +240,12 @@ async def run_loop(
     """Run the tool loop: the last answer with the whole trajectory; an error carries what was done so far."""
     turns: list[ModelTurn] = []
     trajectory: Messages = []
-    additions: Messages = []
+    given: Messages = []
+    results: Messages = []
     try:
         while True:
             await _stop_if_cancelled(context)
-            turn = await take_turn(additions)
+            turn = await take_turn(given, results)
             turns.append(turn)
             trajectory += turn.response.messages or []
             if not turn.calls:
@@ -247,7 +253,7 @@ async def run_loop(
             if len(turns) == max_turns:
                 raise TargetError(f"the model still asks for tools after {max_turns} turns (max_turns)")
             results = as_messages([await functions.call(call) for call in turn.calls])
-            additions = [*(turn.response.messages or []), *results]
+            given = turn.response.messages or []
             trajectory += results
     except (TargetError, asyncio.CancelledError) as error:  # keep the turns so far: they are paid for
         partial = _so_far(turns, trajectory, getattr(error, "partial", None), max_turns)

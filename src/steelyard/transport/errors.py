@@ -32,16 +32,25 @@ import msgspec
 
 from steelyard.errors import TargetError, TransientError, TransportError
 from steelyard.protocols import HttpReply
+from steelyard.transport.sse import events
 
 _CREDENTIALS = re.compile(r"//[^/\s@]*@")
 
 _KEPT_CONNECTION_DIED = 65
 _MALFORMED_CHUNK = re.compile(r"chunk", re.IGNORECASE)
 
-_RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
-_OVERLOADED_STATUSES = frozenset({429, 503, 529})
+_RETRYABLE_STATUSES = frozenset({408, 409, 425, 429, 498})
+_OVERLOADED_STATUSES = frozenset({429, 498, 503, 529})
+"""498 is Groq's: no capacity left for the flex tier."""
 _NO_CREDIT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
 """Error codes sent with status 429 that are not retryable: the account has no credit left."""
+_PER_DAY = re.compile(r"per[-_ ]?day", re.IGNORECASE)
+_FILTERED = frozenset({"content_filter", "content_policy_violation", "responsibleaipolicyviolation"})
+"""Names of a refusal by a content filter: Azure's and OpenAI's."""
+_FILTERED_KINDS = frozenset({"data_inspection_failed", "datainspectionfailed"})
+"""Alibaba's name for it."""
+_FILTERED_MESSAGES = ("content exists risk", "flagged by our content filter", "considered high risk")
+"""What DeepSeek, Azure's gateways and Moonshot say where they have no code for it."""
 _REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-ms-request-id", "x-amzn-requestid")
 
 _MAX_TEXT = 300
@@ -162,8 +171,9 @@ def origin(url: str) -> str:
 def status_error(reply: HttpReply, *, provider_message: str | None = None) -> TargetError | TransientError:
     """Return the error for a reply with an error status; `provider_message` replaces the body's message.
 
-    408, 409, 425, 429 and every 5xx are retryable, unless the account is out of credit or the server says whether to
-    retry (`x-should-retry`). Of these 429, 503 and 529 mean that the endpoint is overloaded.
+    408, 409, 425, 429, 498 and every 5xx are retryable, unless the account is out of credit, a quota of the day is used
+    up, or the server says whether to retry (`x-should-retry`). Of these 429, 498, 503 and 529 mean that the endpoint
+    is overloaded.
     """
     payload = _payload(reply.body)
     kind = _kind(payload)
@@ -172,9 +182,72 @@ def status_error(reply: HttpReply, *, provider_message: str | None = None) -> Ta
     text = f"HTTP {reply.status}{f' ({kind})' if kind else ''}: {message}"
     if identifier:
         text += f" [request id {identifier}]"
-    if not _is_retryable(reply, kind):
+    wait = retry_after(reply.headers)
+    if not _is_retryable(reply, kind) or (wait is None and _is_daily_quota(reply.status, payload, message)):
         return TargetError(text)
-    return TransientError(text, retry_after=retry_after(reply.headers), overloaded=reply.status in _OVERLOADED_STATUSES)
+    wait = _retry_delay(payload) if wait is None else wait
+    return TransientError(text, retry_after=wait, overloaded=reply.status in _OVERLOADED_STATUSES)
+
+
+def content_filter_message(reply: HttpReply) -> str | None:
+    """Return what a content filter said that refused the request with status 400 or 403; None for any other reply."""
+    if reply.status not in (400, 403):
+        return None
+    error = _error_object(_payload(reply.body))
+    inner = error.get("innererror") or error.get("inner_error")
+    kinds = {str(one.get(key)).lower() for one in (error, inner) if isinstance(one, dict) for key in ("code", "type")}
+    message = _message(error) or ""
+    metadata = error.get("metadata")
+    moderated = isinstance(metadata, dict) and "reasons" in metadata and "flagged_input" in metadata  # OpenRouter's
+    if (
+        moderated
+        or not kinds.isdisjoint(_FILTERED | _FILTERED_KINDS)
+        or any(words in message.lower() for words in _FILTERED_MESSAGES)
+    ):
+        return message or "refused by a content filter"
+    return None
+
+
+def named_problem(body: bytes) -> str:
+    """Return what an error body says of the request's fields: its message, and the field that it names."""
+    payload = _payload(body)
+    error = _error_object(payload)
+    named = [str(error[key]) for key in ("param", "field", "failed_field") if error.get(key)]
+    return " ".join([_message(payload) or _plain(body) or "", *named])
+
+
+def _error_object(payload: Any) -> dict[str, Any]:
+    inner = payload.get("error") if isinstance(payload, dict) else None
+    return inner if isinstance(inner, dict) else payload if isinstance(payload, dict) else {}
+
+
+def _google_details(payload: Any) -> list[dict[str, Any]]:
+    details = _error_object(payload).get("details")
+    return [detail for detail in details if isinstance(detail, dict)] if isinstance(details, list) else []
+
+
+def _retry_delay(payload: Any) -> float | None:
+    """Return the seconds of Google's `RetryInfo`: `"retryDelay": "34.07s"`."""
+    for detail in _google_details(payload):
+        delay = detail.get("retryDelay")
+        if isinstance(delay, str) and (seconds := _seconds(delay.removesuffix("s"))) is not None:
+            return seconds
+    return None
+
+
+def _is_daily_quota(status: int, payload: Any, message: str) -> bool:
+    """Whether a quota of the day is used up: no retry within a run would help."""
+    if status != 429:
+        return False
+    violations = [detail.get("violations") for detail in _google_details(payload)]
+    names = [
+        str(one.get("quotaId"))
+        for some in violations
+        if isinstance(some, list)
+        for one in some
+        if isinstance(one, dict)
+    ]
+    return any(map(_PER_DAY.search, [*names, message]))
 
 
 def _is_retryable(reply: HttpReply, kind: str | None) -> bool:
@@ -232,7 +305,12 @@ def error_message(body: bytes) -> str | None:
 
 
 def _payload(body: bytes) -> Any:
-    """Decode the body as JSON, or return None; of a list, as some gateways send, its first element."""
+    """Decode the body as JSON, or return None; of a list, as some gateways send, its first element.
+
+    A server that was asked for a stream may send its error as an event.
+    """
+    if body.lstrip().startswith((b"data:", b"event:")):
+        body = next((event.data for event in events([body], [0.0]) if event.data.lstrip().startswith(b"{")), body)
     try:
         payload = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
