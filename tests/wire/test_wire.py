@@ -77,7 +77,9 @@ def wire_bytes(case: dict[str, Any]) -> list[bytes]:
 
 
 def reply_of(case: dict[str, Any], chunks: list[bytes]) -> HttpReply:
-    streamed = "body" not in case and ("raw" not in case or case["raw"].lstrip("\ufeff").startswith(("data", "event", ":")))
+    streamed = "body" not in case and (
+        "raw" not in case or case["raw"].lstrip("\ufeff").startswith(("data", "event", ":"))
+    )
     media_type = "text/event-stream" if streamed else "application/json"
     headers = {"content-type": media_type, **{name: str(value) for name, value in case.get("headers", {}).items()}}
     arrivals = [float(number) for number in range(1, len(chunks) + 1)]

@@ -46,8 +46,9 @@ _Empty: TypeAlias = Annotated[list[Any], msgspec.Meta(max_length=0)]
 _FAILED = {
     "error": "the provider failed while it generated",
     "insufficient_system_resource": "its inference system was out of resources",
+    "network_error": "its inference system could not be reached",
 }
-"""Finish reasons that are failures: OpenRouter's and DeepSeek's."""
+"""Finish reasons that are failures: OpenRouter's, DeepSeek's and Zhipu's."""
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_text", "reasoning_details", "thinking")
 """Names that servers have for the reasoning."""
 _READ_FIELDS = frozenset({"role", "content", "tool_calls", "function_call", "refusal", "audio"})

@@ -568,7 +568,8 @@ class UsageFields:
 
     def cost(self) -> float | None:
         """Return what the call cost, as OpenRouter and LiteLLM report it, an upstream provider's own bill included."""
-        cost = as_cost(self._fields.get("cost"))
+        reported = self._fields.get("cost")
+        cost = as_cost(reported.get("total_cost") if isinstance(reported, dict) else reported)  # Perplexity's is one
         details = self._fields.get("cost_details")
         if cost is not None and self._fields.get("is_byok") is True and isinstance(details, dict):
             cost += as_cost(details.get("upstream_inference_cost")) or 0.0
