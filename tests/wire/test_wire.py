@@ -1,7 +1,7 @@
-"""Wire quirks of providers: each transcript in these files is replayed, whole and in small pieces, and read as expected.
+"""Wire quirks of providers: each transcript here is replayed, whole and in small pieces, and read as expected.
 
-A file is of one provider: its name, the API that it speaks, and cases. A case has a name, where its shape is documented,
-what comes back (`deltas` or `events` of a stream, or a `body`; `raw` is text as it is on the wire) and how it is `read`.
+A file is of one provider: its name, the API that it speaks, cases. A case has a name, where its shape is documented,
+what comes back (`deltas` or `events` of a stream, or a `body`; `raw` is text as on the wire) and how it is `read`.
 """
 
 from __future__ import annotations
