@@ -270,9 +270,17 @@ def call_output(call: Call, text: str, *, failed: bool) -> dict[str, Any]:
         return {"type": "shell_call_output", "call_id": call.id, "output": [streams]}
     if call.kind == "tool_search":
         found = _found_tools(text)
-        return {"type": "tool_search_output", "call_id": call.id, "execution": "client", "tools": found}
-    kind = {"custom_tool": "custom_tool_call_output", "local_shell": "local_shell_call_output"}.get(call.kind)
-    return {"type": kind or "function_call_output", "call_id": call.id, "output": text}
+        return {
+            "type": "tool_search_output",
+            "call_id": call.id,
+            "execution": "client",
+            "status": "completed",
+            "tools": found,
+        }
+    if call.kind == "local_shell":  # the guide names it by its call_id, the specification by its id
+        return {"type": "local_shell_call_output", "id": call.id, "call_id": call.id, "output": text}
+    kind = "custom_tool_call_output" if call.kind == "custom_tool" else "function_call_output"
+    return {"type": kind, "call_id": call.id, "output": text}
 
 
 def _found_tools(text: str) -> list[Any]:
