@@ -164,6 +164,8 @@ class HttpReply(msgspec.Struct, gc=False):
     ended: float
     """When the body was whole, or broke off."""
     queued: float
+    resent: int = 0
+    """How often the request was sent again because its kept-alive connection was closed before anyone read it."""
 
     @property
     def body(self) -> bytes:

@@ -118,6 +118,12 @@ class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Which machine of a cluster the case was asked from; None when it was this process."""
     num_tokens_input_cache_write: int | None = None
     """Those of the input tokens that the provider wrote to its prompt cache, which some ask more for."""
+    resent: int = 0
+    """How often a request was sent again because its kept-alive connection was closed before anyone read it: no try."""
+    reasoning_in_text: bool = False
+    """The text began with a block of reasoning, `<think>…</think>`, which is only in `messages`."""
+    fields_left_out: list[str] | None = None
+    """Fields of the model's own turns that the endpoint refused to take back in this call."""
 
 
 class InvocationResponse(ResponseFields, kw_only=True, omit_defaults=True):

@@ -183,6 +183,9 @@ def test_a_send_that_waits_for_a_connection_can_be_cancelled() -> None:
 
 # Connections that die
 
+ACKNOWLEDGED = 0.3
+"""Seconds after which the kernel has acknowledged what it received, however long it delays that."""
+
 
 def test_a_kept_connection_that_the_server_closed_a_while_ago_is_replaced_unseen() -> None:
     async def main() -> int:
@@ -207,6 +210,7 @@ def test_a_request_on_a_kept_connection_that_dies_is_not_sent_again_unseen(farew
         await visit.send(OK)
         asked.append(len((await visit.request()).body))
         if farewell == "reset":
+            await asyncio.sleep(ACKNOWLEDGED)
             visit.reset()
 
     async def main() -> bytes:

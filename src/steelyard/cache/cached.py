@@ -140,7 +140,9 @@ def _is_whole(response: object, context: InvocationContext) -> bool:
 
 def _as_hit(response: InvocationResponse) -> InvocationResponse:
     """Return a copy marked as a hit at no cost; the original may be held by another caller or an in-memory store."""
-    return msgspec.structs.replace(response, cached=True, retries=0, cost=None if response.cost is None else 0.0)
+    return msgspec.structs.replace(
+        response, cached=True, retries=0, resent=0, cost=None if response.cost is None else 0.0
+    )
 
 
 class SingleFlight(Generic[T]):

@@ -49,6 +49,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     versions: dict[str, str] = {}
     created: str = ""
     launches: list[Launch] = []
+    fields_left_out: list[str] = []
+    """Fields of the model's own turns that the endpoint refused to take back."""
 
 
 def now() -> str:

@@ -105,6 +105,12 @@ def _quality(metrics: Metrics) -> list[str]:
         rows.append(("errors", _percent(metrics.error_rate), f"{counts.error:,} of {metrics.n:,}", ""))
     if metrics.cached:
         rows.append(("cached", "", f"{metrics.cached:,} of {metrics.n:,}", "not asked; left out of the times"))
+    if metrics.resent:
+        note = "sent again: the server had closed a kept-alive connection"
+        rows.append(("resent", "", f"{metrics.resent:,}", note))
+    if metrics.reasoning_in_text:
+        note = "a leading block of reasoning is not scored"
+        rows.append(("thinks in text", "", f"{metrics.reasoning_in_text:,} of {metrics.n:,}", note))
     if metrics.unscored:
         rows.append(("unscored", "", f"{metrics.unscored:,}", ""))
     if metrics.scoring_errors:

@@ -95,7 +95,9 @@ class RunDirectory:
                     refuse_finished(self.path)
                 for difference in compare(self.path, old, manifest):
                     log.warning("%s: changed since the run began: %s", self.path, difference)
-                manifest = msgspec.structs.replace(manifest, created=old.created, launches=old.launches)
+                manifest = msgspec.structs.replace(
+                    manifest, created=old.created, launches=old.launches, fields_left_out=old.fields_left_out
+                )
             if not self._mode.force:
                 self._earlier_load = _earlier_client(self.path)
             in_use = suite.path is not None and suite.path.absolute() == (self.path / CASES).absolute()
@@ -188,8 +190,16 @@ class RunDirectory:
             writer, self._writer = self._writer, None
             writer.close()
 
+    def _note_left_out(self, fields: list[str]) -> None:
+        """Note in run.json which fields the endpoint refused to take back."""
+        manifest = read_manifest(self.path) if fields else None
+        if manifest is not None and set(fields).difference(manifest.fields_left_out):
+            every = sorted({*manifest.fields_left_out, *fields})
+            write_manifest(self.path, msgspec.structs.replace(manifest, fields_left_out=every))
+
     def write_metrics(self, metrics: Metrics) -> None:
         """Write metrics.json, or partial.json if the run is not complete. The journal must be committed before."""
+        self._note_left_out(metrics.fields_left_out)
         if metrics.complete:
             write_json(self.path / METRICS, metrics)
             with disk_errors(self.path):

@@ -216,6 +216,12 @@ class Metrics(msgspec.Struct, kw_only=True):
     unscored: Annotated[int, _FAULTS] = 0
     scoring_errors: Annotated[int, _FAULTS]
     cached: Annotated[int, _COUNT] = 0
+    resent: Annotated[int, _COUNT] = 0
+    """Requests sent again at once, as their kept-alive connection was closed before anyone read them."""
+    reasoning_in_text: Annotated[int, _COUNT] = 0
+    """Answers whose text began with a block of reasoning, which was taken out of it."""
+    fields_left_out: list[str] = []
+    """Fields of the model's own turns that the endpoint refused to take back."""
     left_out: Annotated[int, _COUNT] = 0
     active_seconds: Annotated[float, Figure("seconds", None, "speed")] = 0.0
     cost: Annotated[float | None, _COST] = None

@@ -31,6 +31,12 @@ class Detailed(Protocol):
     def time_in_backoff(self) -> float | None: ...
     @property
     def time_from_planned(self) -> float | None: ...
+    @property
+    def resent(self) -> int: ...
+    @property
+    def reasoning_in_text(self) -> bool: ...
+    @property
+    def fields_left_out(self) -> list[str] | None: ...
 
 
 class Details:
@@ -38,6 +44,9 @@ class Details:
 
     def __init__(self) -> None:
         self._values: dict[str, Blocks] = {}
+        self.resent = 0
+        self.reasoning_in_text = 0
+        self.fields_left_out: set[str] = set()
 
     @staticmethod
     def has_details(response: Detailed) -> bool:
@@ -51,6 +60,10 @@ class Details:
 
     def update(self, response: Detailed) -> None:
         """Add the response's details."""
+        self.resent += response.resent
+        self.reasoning_in_text += response.reasoning_in_text
+        if response.fields_left_out is not None:
+            self.fields_left_out.update(response.fields_left_out)
         for name in DETAILS:
             value = getattr(response, name)
             if value is not None and -LIMIT < value < LIMIT:
@@ -71,6 +84,9 @@ class Details:
 
     def merge(self, other: Details) -> None:
         """Add another's values."""
+        self.resent += other.resent
+        self.reasoning_in_text += other.reasoning_in_text
+        self.fields_left_out |= other.fields_left_out
         for name, values in other._values.items():
             self._values.setdefault(name, Blocks()).extend(values.joined())
 
@@ -191,6 +207,21 @@ class RunningStats:
         self._sketches = {metric: PercentileSketch() for metric in METRICS}
         for metric, values in self._values.items():
             self._sketches[metric].add(values.joined())
+
+    @property
+    def resent_requests(self) -> int:
+        """Requests that were sent again because their kept-alive connection was closed before anyone read them."""
+        return self._details.resent
+
+    @property
+    def reasoning_in_text(self) -> int:
+        """Answers whose text began with a block of reasoning."""
+        return self._details.reasoning_in_text
+
+    @property
+    def fields_left_out(self) -> list[str]:
+        """Fields of the model's own turns that the endpoint refused to take back."""
+        return sorted(self._details.fields_left_out)
 
     def update(self, response: Measured) -> None:
         """Add a response: its figures when it succeeded, only its failure when it did not."""

@@ -279,6 +279,7 @@ class EndpointTarget(ABC):
         asked_at = datetime.now(UTC)
         reply: HttpReply | None = None
         answer = _NO_ANSWER
+        left_out: list[str] = []
         try:
             connection = self._connections.here(self.default_parallelism)
             body = self._body(conversation)
@@ -286,6 +287,7 @@ class EndpointTarget(ABC):
             reply, broken = await self._send(connection, body)
             while (refused := refused_field(reply, conversation, self.params)) is not None:
                 self._leave_out(refused)
+                left_out.append(refused)
                 conversation.drop(refused)
                 body = self._body(conversation)
                 called_at = time.monotonic()
@@ -299,6 +301,7 @@ class EndpointTarget(ABC):
             error.partial = partial_of(answer, reply, asked_at, case.prompt)
             raise
         response = response_of(answer, reply, asked_at, case.prompt)
+        response.fields_left_out = left_out or None
         if response.num_tokens_input is None or response.num_tokens_output is None:
             await self._estimate_tokens(response, conversation)
         if self.store_payload:

@@ -43,6 +43,7 @@ _SUMMED = (
     "num_tokens_input_cache_write",
     "time_queued",
     "retries",
+    "resent",
     "cost",
 )
 
@@ -279,6 +280,8 @@ def joined(turns: Sequence[ModelTurn], trajectory: Messages) -> InvocationRespon
     for name in _SUMMED:
         reported = [value for response in responses if (value := getattr(response, name)) is not None]
         setattr(last, name, sum(reported) if reported else None)
+    last.reasoning_in_text = any(response.reasoning_in_text for response in responses)
+    last.fields_left_out = [name for response in responses for name in response.fields_left_out or ()] or None
     last.tokens_estimated = any(response.tokens_estimated for response in responses)
     last.messages = trajectory
     return last

@@ -234,6 +234,8 @@ def response_of(answer: ModelAnswer, reply: HttpReply, asked_at: datetime, promp
         http_status=reply.status,
         request_id=request_id(reply.headers),
         num_tokens_input_cache_write=usage.cache_write,
+        resent=reply.resent,
+        reasoning_in_text=answer.thinks_in_text,
     )
 
 

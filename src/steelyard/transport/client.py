@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections import deque
 from functools import lru_cache
@@ -13,6 +14,14 @@ import pycurl
 
 from steelyard.errors import ConfigurationError, TargetError, TransportError
 from steelyard.protocols import HttpReply, HttpRequest
+from steelyard.transport.connections import (
+    LOST_CODES,
+    WATCH_SECONDS,
+    Endpoint,
+    KeptConnections,
+    OpenedSocket,
+    opened_socket,
+)
 from steelyard.transport.errors import curl_error
 from steelyard.transport.event_loop import Bridge
 from steelyard.transport.settings import Settings, check_method, checked_headers, checked_url
@@ -39,7 +48,7 @@ Waiting: TypeAlias = asyncio.Future[HttpReply]
 class _Call:
     """A request: waiting for a free connection while `transfer` is None."""
 
-    __slots__ = ("called", "done", "headers", "request", "transfer", "url")
+    __slots__ = ("called", "done", "headers", "request", "resent", "transfer", "url")
 
     def __init__(self, request: HttpRequest, url: bytes, headers: list[bytes], done: asyncio.Future[HttpReply]) -> None:
         self.request = request
@@ -47,11 +56,16 @@ class _Call:
         self.headers = headers
         self.done = done
         self.transfer: Transfer | None = None
+        self.resent = 0
         self.called = perf_counter()
 
 
 class CurlTransport:
     """Sends requests through libcurl over a pool of at most `connections`; others wait, and that time is `queued`.
+
+    A request that finds its kept-alive connection closed is sent again on a new one, once, if the server is known not
+    to have read it (see `steelyard.transport.connections`); `resent` in the reply counts that. An endpoint that often
+    closes kept-alive connections gets a new one for each request.
 
     Bound to the event loop it was created on. A cancelled `send` closes its connection at once. HTTP/1.1, no
     redirects, no compression. `proxy` is a URL, or empty for none; by default `http_proxy`, `https_proxy`, `all_proxy`
@@ -87,6 +101,8 @@ class CurlTransport:
         self._waiting: deque[_Call] = deque()
         self._running: dict[pycurl.Curl, tuple[_Call, Transfer]] = {}
         self._starting: asyncio.Handle | None = None
+        self._kept = KeptConnections()
+        self._watching: tuple[Endpoint, OpenedSocket] | None = None
         self._headers: tuple[tuple[tuple[str, str], ...], list[bytes]] = ((), checked_headers(()))
         self._url: tuple[str | None, bytes] = (None, b"")
         self._closed = False
@@ -112,6 +128,7 @@ class CurlTransport:
         self._closed = True
         if self._starting is not None:
             self._starting.cancel()
+        self._watching = None
         self._handover.close()
         self._fail_running("the transport was closed before an answer came")
         for call in self._waiting:
@@ -131,16 +148,34 @@ class CurlTransport:
 
     def _start_soon(self) -> None:
         if self._starting is None and not self._closed and len(self._running) < self._connections:
-            self._starting = self._loop.call_soon(self._start)
+            if self._watching is None:
+                self._starting = self._loop.call_soon(self._start)
+            else:
+                self._starting = self._loop.call_later(WATCH_SECONDS, self._end_watch)
+
+    def _end_watch(self) -> None:
+        """Decide whether the endpoint keeps its connections alive, and send what waits."""
+        if self._watching is not None:
+            endpoint, watched = self._watching
+            endpoint.closes = endpoint.closes or watched.has_ended
+            self._watching = None
+        self._start()
 
     def _start(self) -> None:
         self._starting = None
+        if self._watching is None:
+            self._bridge.collect()  # a reply may be there that tells how this endpoint treats its connections
+        if self._watching is not None:
+            self._start_soon()
+            return
+        self._kept.sweep()
         room = min(self._connections - len(self._running), _MAX_STARTS, len(self._waiting))
         handles = []
         for _ in range(room):
             call = self._waiting.popleft()
             transfer = self._free.pop() if self._free else Transfer(self._settings)
-            transfer.prepare(call.request, call.url, call.headers, call.called)
+            fresh = call.resent > 0 or self._kept.endpoint(call.url).closes
+            transfer.prepare(call.request, call.url, call.headers, call.called, fresh=fresh)
             call.transfer = transfer
             self._running[transfer.handle] = (call, transfer)
             handles.append(transfer.handle)
@@ -157,6 +192,8 @@ class CurlTransport:
             return
         if transfer.handle in self._running:
             self._bridge.stop(transfer.handle)
+            self._kept.adopt(transfer.opened, 0)
+            self._kept.forget(transfer.handle.getinfo(pycurl.LOCAL_PORT))
             self._release(call, transfer)
 
     def _release(self, call: _Call, transfer: Transfer) -> None:
@@ -169,9 +206,45 @@ class CurlTransport:
 
     def _on_finished(self, handle: pycurl.Curl, code: int, words: str) -> None:
         call, transfer = self._running[handle]
-        outcome = (transfer.reply() if code == 0 else None) or transfer.fail(code, words, call.request.url)
+        reply = transfer.reply() if code == 0 else None
+        outcome: Outcome = reply or transfer.fail(code, words, call.request.url)
+        if reply is not None:
+            reply.resent = call.resent
+            self._after_reply(call, transfer, reply)
+        elif self._may_resend(call, transfer, code, words):
+            call.resent += 1
+            self._release(call, transfer)
+            self._waiting.appendleft(call)
+            self._start_soon()
+            return
         self._release(call, transfer)
         self._handover.give(call.done, outcome)
+
+    def _after_reply(self, call: _Call, transfer: Transfer, reply: HttpReply) -> None:
+        """Note the connection, if it is new, and watch it if it is the endpoint's first stream."""
+        endpoint = self._kept.endpoint(call.url)
+        endpoint.requests += 1
+        headers = reply.headers
+        if not endpoint.watched and headers.get("content-type", "").startswith("text/event-stream"):
+            endpoint.watched = True
+            if transfer.opened and transfer.opened[-1].is_open and not endpoint.closes:
+                self._watching = (endpoint, transfer.opened[-1])
+        if transfer.opened:
+            self._kept.adopt(transfer.opened, transfer.handle.getinfo(pycurl.LOCAL_PORT))
+        elif "connection" in headers or not ("content-length" in headers or "transfer-encoding" in headers):
+            self._kept.sweep(now=True)  # libcurl may have closed it
+
+    def _may_resend(self, call: _Call, transfer: Transfer, code: int, words: str) -> bool:
+        """Whether a failed request was on a kept-alive connection, and is known not to have been acted on."""
+        getinfo = transfer.handle.getinfo
+        port = getinfo(pycurl.LOCAL_PORT)
+        lost = code in LOST_CODES and not transfer.has_begun and not getinfo(pycurl.NUM_CONNECTS)
+        not_read = lost and self._kept.was_not_read(call.url, port, words)
+        self._kept.adopt(transfer.opened, 0)
+        self._kept.forget(port)
+        if lost:
+            self._kept.note_loss(call.url)
+        return not_read and not call.resent and not call.done.done()
 
     def _on_broken(self, words: str) -> None:
         """Replace a broken bridge: requests in flight fail, waiting ones are sent on the new one."""
@@ -184,6 +257,7 @@ class CurlTransport:
 
     def _fail_running(self, message: str) -> None:
         for call, transfer in self._running.values():
+            self._kept.adopt(transfer.opened, 0)
             call.transfer = None
             self._free.append(transfer)
             if not call.done.done():
@@ -193,6 +267,7 @@ class CurlTransport:
     def _drop_bridge(self) -> None:
         """Close the bridge and its connections, then the handles: closing a connection calls into its handle."""
         self._bridge.close()
+        self._kept.close()
         for transfer in self._free:
             transfer.handle.close()
         self._free.clear()
@@ -223,6 +298,7 @@ class Transfer:
         "_arrivals",
         "_body",
         "_chunks",
+        "_fresh",
         "_head",
         "_headed",
         "_headers",
@@ -232,6 +308,7 @@ class Transfer:
         "_url",
         "called",
         "handle",
+        "opened",
     )
 
     def __init__(self, settings: Settings) -> None:
@@ -243,14 +320,20 @@ class Transfer:
         self._url = b""
         self._headers: list[bytes] = []
         self._method = ""
+        self._fresh = False
+        self.opened: list[OpenedSocket] = []
+        """Sockets that this transfer opened: none where it reused a connection."""
         self.clear()
         for option, value in settings.options():
             self.handle.setopt(option, value)
         self.handle.setopt(pycurl.HEADERFUNCTION, self._on_header)
         self.handle.setopt(pycurl.WRITEFUNCTION, self._on_body)
         self.handle.setopt(pycurl.READFUNCTION, self._next_of_body)
+        self.handle.setopt(pycurl.SOCKOPTFUNCTION, self._on_opened)
 
-    def prepare(self, request: HttpRequest, url: bytes, headers: list[bytes], called: float) -> None:
+    def prepare(
+        self, request: HttpRequest, url: bytes, headers: list[bytes], called: float, *, fresh: bool = False
+    ) -> None:
         """Set the handle up for a request; options that did not change are not set again."""
         setopt = self.handle.setopt
         if request.method != self._method:
@@ -264,6 +347,10 @@ class Transfer:
         if request.method != "GET":
             setopt(pycurl.POSTFIELDSIZE_LARGE, len(request.body))
             self._body, self._read = request.body, 0
+        if fresh != self._fresh:
+            setopt(pycurl.FRESH_CONNECT, int(fresh))
+            setopt(pycurl.FORBID_REUSE, int(fresh))
+            self._fresh = fresh
         self._long = len(request.body) > _SENT_AT_ONCE
         self.called = called
 
@@ -275,11 +362,22 @@ class Transfer:
             self.handle.setopt(pycurl.CUSTOMREQUEST, method)
         self._method = method
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any byte of a reply has arrived."""
+        return bool(self._head or self._chunks)
+
+    def _on_opened(self, descriptor: int, _purpose: int) -> int:
+        with contextlib.suppress(OSError):  # no file left: then a lost connection cannot be examined
+            self.opened.append(opened_socket(descriptor, copied=not self._fresh))
+        return pycurl.SOCKOPT_OK
+
     def _next_of_body(self, size: int) -> bytes:
         """Return the next bytes to send, each only once.
 
         libcurl silently resends a body that it holds when a kept-alive connection closes before any reply. But the
-        server may have read the first copy: that would be two calls counted as one.
+        server may have read the first copy: that would be two calls counted as one. The transport resends, where it
+        is known that the server has not.
         """
         start = self._read
         self._read = start + size

@@ -126,6 +126,12 @@ class Bridge:
             self._given_up = True
             self._loop.call_soon(self._broken, str(error))
 
+    def collect(self) -> None:
+        """Hand over now what has finished."""
+        if self._collecting is not None:
+            self._collecting.cancel()
+            self._collect()
+
     def _collect(self) -> None:
         self._collecting = None
         left = 1

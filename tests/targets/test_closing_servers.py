@@ -1,0 +1,136 @@
+"""Servers that announce keep-alive and close their connections: no call is lost, and none is acted on twice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from steelyard import EvalCase, EvalSet, Runner
+from steelyard.errors import TransportError
+from steelyard.targets import AnthropicMessages, OpenAIChat, OpenAIResponses
+from steelyard.targets.endpoint import EndpointTarget
+from tests.support.closing_server import ClosingServer
+from tests.support.scripted_transport import CONTEXT
+
+KINDS: list[type[EndpointTarget]] = [OpenAIChat, OpenAIResponses, AnthropicMessages]
+each_api = pytest.mark.parametrize("kind", KINDS, ids=[kind.kind for kind in KINDS])
+each_parallelism = pytest.mark.parametrize("parallelism", [1, 4, 50])
+
+CLOSING: dict[str, dict[str, Any]] = {
+    "after each": {"ending": "close"},
+    "after each, a moment later": {"ending": "close", "delay": 0.002},
+    "after each, half": {"ending": "half"},
+    "after each, half, a moment later": {"ending": "half", "delay": 0.002},
+    "after three": {"ending": "close", "served": 3},
+    "after forty": {"ending": "close", "served": 40},
+}
+
+
+def errors_of(
+    server: ClosingServer, kind: type[EndpointTarget], cases: int, parallelism: int, **options: Any
+) -> list[str]:
+    suite = EvalSet("closing", [EvalCase(id=str(number), prompt="?") for number in range(cases)])
+    target = kind("m", base_url=server.url, **options)
+    result = Runner(target, suite, retries=0, parallelism=parallelism, progress="off").run_sync()
+    assert len(result.responses) == cases
+    return [record.error for record in result.responses if record.error is not None]
+
+
+@each_api
+@each_parallelism
+@pytest.mark.parametrize("closing", CLOSING.values(), ids=CLOSING)
+def test_no_streamed_call_fails_where_the_server_closes(
+    closing: dict[str, Any], parallelism: int, kind: type[EndpointTarget]
+) -> None:
+    with ClosingServer(**closing) as server:
+        cases = max(60, 3 * parallelism)
+        assert errors_of(server, kind, cases, parallelism) == []
+        assert server.read == cases
+
+
+@each_api
+@each_parallelism
+@pytest.mark.parametrize("served", [1, 10])
+def test_no_call_without_a_stream_fails_where_the_server_closes(
+    served: int, parallelism: int, kind: type[EndpointTarget]
+) -> None:
+    with ClosingServer(served=served) as server:
+        cases = max(60, 3 * parallelism)
+        assert errors_of(server, kind, cases, parallelism, stream=False) == []
+        assert server.read == cases
+
+
+@each_parallelism
+def test_no_call_fails_at_the_moment_when_an_idle_connection_is_closed(parallelism: int) -> None:
+    idle, rounds = 0.05, 12
+
+    async def main(url: str) -> None:
+        target = OpenAIChat("m", base_url=url)
+        await target.open(parallelism)
+        for number in range(rounds):
+            calls = (target.invoke(EvalCase(id="a", prompt="?"), CONTEXT) for _ in range(parallelism))
+            await asyncio.gather(*calls)
+            await asyncio.sleep(idle + (number - rounds / 2) / 4000)
+        await target.close()
+
+    with ClosingServer(ending="never", idle=idle) as server:
+        asyncio.run(main(server.url))
+        assert server.read == rounds * parallelism
+
+
+@each_api
+@each_parallelism
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
+def test_a_call_that_a_server_has_read_is_never_sent_again_for_free(
+    streamed: bool, parallelism: int, kind: type[EndpointTarget]
+) -> None:
+    with ClosingServer(ending="unanswered", served=1) as server:
+        cases = 4 * parallelism
+        errors = errors_of(server, kind, cases, parallelism, stream=streamed)
+        assert errors
+        assert all("ConnectionLost" in error for error in errors)
+        assert server.read == cases
+
+
+def test_calls_that_are_sent_again_are_counted_and_cost_no_try() -> None:
+    async def main(url: str) -> list[int]:
+        target = OpenAIChat("m", base_url=url, stream=False)
+        await target.open(1)
+        responses = [await target.invoke(EvalCase(id="a", prompt="?"), CONTEXT) for _ in range(200)]
+        await target.close()
+        assert all(response.retries == 0 for response in responses)
+        return [response.resent for response in responses]
+
+    with ClosingServer(served=30) as server:
+        resent = asyncio.run(main(server.url))
+        assert server.read == 200
+    assert set(resent) <= {0, 1}
+    assert sum(resent) <= server.connections
+
+
+def test_an_endpoint_that_closes_after_each_stream_gets_a_new_connection_for_each_call() -> None:
+    with ClosingServer(delay=0.002) as server:
+        assert errors_of(server, OpenAIChat, 20, 1) == []
+        assert server.connections == 20
+
+
+def test_an_endpoint_that_keeps_alive_keeps_its_connections() -> None:
+    with ClosingServer(ending="never") as server:
+        assert errors_of(server, OpenAIChat, 200, 4) == []
+        assert server.connections == 4
+
+
+def test_a_server_that_never_answers_on_a_kept_connection_is_not_tried_twice_in_one_call() -> None:
+    async def main(url: str) -> None:
+        target = OpenAIChat("m", base_url=url, stream=False)
+        await target.open(1)
+        await target.invoke(EvalCase(id="a", prompt="?"), CONTEXT)
+        with pytest.raises(TransportError):
+            await target.invoke(EvalCase(id="a", prompt="?"), CONTEXT)
+        await target.close()
+
+    with ClosingServer(ending="unanswered") as server:
+        asyncio.run(main(server.url))
+        assert server.read == 2
