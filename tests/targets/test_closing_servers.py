@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from steelyard import EvalCase, EvalSet, Runner
+from steelyard import EvalCase, EvalSet, Runner, Sweep
 from steelyard.errors import TransportError
 from steelyard.targets import AnthropicMessages, OpenAIChat, OpenAIResponses
 from steelyard.targets.endpoint import EndpointTarget
@@ -134,3 +135,21 @@ def test_a_server_that_never_answers_on_a_kept_connection_is_not_tried_twice_in_
     with ClosingServer(ending="unanswered") as server:
         asyncio.run(main(server.url))
         assert server.read == 2
+
+
+@each_parallelism
+def test_a_load_run_loses_no_request_where_the_server_closes(parallelism: int) -> None:
+    suite = EvalSet("closing", [EvalCase(id="a", prompt="?")])
+    with ClosingServer(delay=0.001) as server:
+        runner = Runner(OpenAIChat("m", base_url=server.url), suite, progress="off")
+        result = runner.run_sync(requests=150, parallelism=parallelism)
+        assert result.metrics["counts"] == {"planned": 150, "ok": 150, "error": 0, "cancelled": 0, "not_started": 0}
+        assert server.read == 150
+
+
+def test_a_sweep_recommends_a_level_where_the_server_closes(tmp_path: Path) -> None:
+    suite = EvalSet("closing", [EvalCase(id="a", prompt="?")])
+    with ClosingServer(delay=0.001) as server:
+        runner = Runner(OpenAIChat("m", base_url=server.url), suite, progress="off")
+        swept = Sweep(runner, levels=(1, 4), output_path=tmp_path / "sweep", requests=40).run_sync()
+    assert [level.error_rate for level in swept.levels] == [0.0, 0.0]

@@ -6,13 +6,15 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from steelyard import EvalCase, InvocationResponse
+from steelyard import EvalCase, EvalSet, InvocationResponse, Runner
 from steelyard.errors import TargetError
 from steelyard.protocols import HttpReply, HttpRequest
+from steelyard.report.summary import summary
 from steelyard.targets import AnthropicMessages, OpenAIChat, OpenAIResponses
 from steelyard.targets.endpoint import EndpointTarget
 from tests.support.scripted_transport import CONTEXT, ScriptedTransport, stream, whole
@@ -276,3 +278,28 @@ def test_a_400_about_something_else_is_final() -> None:
     with pytest.raises(TargetError, match="maximum context length"):
         converse(server, stream=False)
     assert server.refused == 1
+
+
+def test_a_run_notes_the_fields_that_were_left_out(tmp_path: Path) -> None:
+    server = StrictChat(groq_turn, refusing("reasoning"), streamed=True)
+    target = OpenAIChat(
+        "m", base_url="http://localhost/v1", transport=ScriptedTransport(server), functions={"weather": weather}
+    )
+    result = Runner(target, EvalSet("s", [CASE]), progress="off", output_path=tmp_path / "run").run_sync()
+    assert result.metrics["fields_left_out"] == ["reasoning"]
+    assert result.metrics["counts"]["ok"] == 1
+    assert json.loads((tmp_path / "run" / "run.json").read_bytes())["fields_left_out"] == ["reasoning"]
+
+
+def test_a_run_counts_answers_that_think_in_their_text_and_scores_what_follows() -> None:
+    texts = iter(["<think>Hm.</think>Paris", "Paris"])
+
+    def reply(_: HttpRequest) -> HttpReply:
+        message = {"role": "assistant", "content": next(texts)}
+        return whole({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+    target = OpenAIChat("m", base_url="http://localhost/v1", transport=ScriptedTransport(reply))
+    cases = [EvalCase(id=str(number), prompt="Capital of France?", expected="Paris") for number in range(2)]
+    result = Runner(target, EvalSet("s", cases), ["exact"], progress="off", parallelism=1).run_sync()
+    assert (result.metrics["passed"], result.metrics["reasoning_in_text"]) == (2, 1)
+    assert "thinks in text" in summary(result.typed_metrics)

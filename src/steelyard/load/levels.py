@@ -51,6 +51,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     """The number of errors of each kind, the most frequent first."""
     worst_error: str | None = None
     """The message of one error of the most frequent kind; None when there were none."""
+    resent: int = 0
+    """Requests sent again at once, as their kept-alive connection was closed before anyone read them."""
     judged: bool = False
     """Whether the pass rate comes from judges that were asked afterwards, in `<run>/judged`."""
 
@@ -103,6 +105,7 @@ def make_level(
         broken=[broken.describe() for broken in check(objectives, checked)],
         error_kinds={row.kind: row.number for row in errors},
         worst_error=_worst_error(errors),
+        resent=metrics.resent,
         judged=judged is not None,
     )
 
