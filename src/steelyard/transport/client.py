@@ -231,8 +231,10 @@ class CurlTransport:
                 self._watching = (endpoint, transfer.opened[-1])
         if transfer.opened:
             self._kept.adopt(transfer.opened, transfer.handle.getinfo(pycurl.LOCAL_PORT))
-        elif "connection" in headers or not ("content-length" in headers or "transfer-encoding" in headers):
-            self._kept.sweep(now=True)  # libcurl may have closed it
+        elif "close" in headers.get("connection", "").lower() or not (
+            "content-length" in headers or "transfer-encoding" in headers
+        ):
+            self._kept.forget(transfer.handle.getinfo(pycurl.LOCAL_PORT))  # libcurl has closed it
 
     def _may_resend(self, call: _Call, transfer: Transfer, code: int, words: str) -> bool:
         """Whether a failed request was on a kept-alive connection, and is known not to have been acted on."""

@@ -139,10 +139,10 @@ class KeptConnections:
         if (known := self._sockets.pop(port, None)) is not None:
             known.close()
 
-    def sweep(self, *, now: bool = False) -> None:
-        """Close the copies of connections that libcurl has closed; at most once a second, unless it is to be now."""
+    def sweep(self) -> None:
+        """Close the copies of connections that libcurl has closed; at most once a second."""
         moment = monotonic()
-        if now or moment - self._swept > _SWEEP_SECONDS:
+        if moment - self._swept > _SWEEP_SECONDS:
             self._swept = moment
             for port in [port for port, known in self._sockets.items() if not known.is_open]:
                 self.forget(port)
