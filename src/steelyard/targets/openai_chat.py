@@ -42,6 +42,7 @@ AZURE_BASE_URL = "AZURE_OPENAI_ENDPOINT"
 _USAGE_FIELD = b'"stream_options":{"include_usage":true}'
 _NULL = msgspec.Raw(b"null")
 _Empty: TypeAlias = Annotated[list[Any], msgspec.Meta(max_length=0)]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 _FAILED = {
     "error": "the provider failed while it generated",
@@ -174,7 +175,31 @@ class _Completion(msgspec.Struct, gc=False):
     object: str | None = None
 
 
+class _InputDetails(msgspec.Struct, gc=False):
+    cached_tokens: _Count | None = None
+    cache_write_tokens: _Count | None = None
+
+
+class _OutputDetails(msgspec.Struct, gc=False):
+    reasoning_tokens: _Count | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    """Usage as OpenAI reports it; with fields of others, or of other types, it is read by `read_usage`."""
+
+    prompt_tokens: _Count
+    completion_tokens: _Count
+    prompt_tokens_details: _InputDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+    prompt_cache_hit_tokens: None = None
+    cached_tokens: None = None
+    reasoning_tokens: None = None
+    cache_creation_input_tokens: None = None
+    cost: None = None
+
+
 _PLAIN = Reader(_Completion)
+_USAGE = Reader(_Usage)
 _OBJECTS: Reader[dict[str, Any]] = Reader(dict[str, Any])
 
 
@@ -464,6 +489,15 @@ def _reported_usage(chunks: Iterable[dict[str, Any]], oddities: list[str]) -> To
 
 def read_usage(usage: Any, oddities: list[str]) -> TokenUsage | None:
     """Read this API's usage, leniently: an odd count is left out and named, the answer is kept."""
+    if isinstance(usage, msgspec.Raw) and (plain := _USAGE.try_read(bytes(usage))) is not None:
+        read, written = plain.prompt_tokens_details, plain.completion_tokens_details
+        return TokenUsage(
+            plain.prompt_tokens,
+            plain.completion_tokens,
+            None if read is None else read.cached_tokens,
+            None if written is None else written.reasoning_tokens,
+            None if read is None else read.cache_write_tokens,
+        )
     fields = usage_fields(usage, oddities)
     if fields is None:
         return None

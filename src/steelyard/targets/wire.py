@@ -556,14 +556,16 @@ class UsageFields:
     def count(self, *paths: str) -> int | None:
         """Return the first of these fields that is a number; `a.b` is the field b of the object a."""
         for path in paths:
-            value: Any = self._fields
-            for name in path.split("."):
-                value = value.get(name) if isinstance(value, dict) else None
+            outer, _, inner = path.partition(".")
+            value = self._fields.get(outer)
+            if inner:
+                value = value.get(inner) if isinstance(value, dict) else None
             if value is None:
                 continue
+            if type(value) is int and value >= 0:
+                return value
+            self._oddities.append(f"usage.{path} is {value!r:.50}")
             number = lenient_int(value)
-            if number is None or number < 0 or type(value) is not int:
-                self._oddities.append(f"usage.{path} is {value!r:.50}")
             if number is not None and number >= 0:
                 return number
         return None
