@@ -285,7 +285,7 @@ class EndpointTarget(ABC):
             body = self._body(conversation)
             called_at = time.monotonic()
             reply, broken = await self._send(connection, body)
-            while (refused := refused_field(reply, conversation, self.params)) is not None:
+            while conversation.echoes and (refused := refused_field(reply, conversation, self.params)) is not None:
                 self._leave_out(refused)
                 left_out.append(refused)
                 conversation.drop(refused)
@@ -293,7 +293,8 @@ class EndpointTarget(ABC):
                 called_at = time.monotonic()
                 reply, broken = await self._send(connection, body)
             answer = self._read(reply, broken)
-            self._warn_of(answer)
+            if answer.oddities:
+                self._warn_of(answer)
             separate_thinking(answer, self.reasoning_tags)
             raise_if_incomplete(answer, broken)
         except TargetError as error:

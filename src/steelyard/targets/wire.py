@@ -267,12 +267,17 @@ def filtered_answer(message: str) -> ModelAnswer:
     return ModelAnswer(text="", refusal=message, stop_reason=CONTENT_FILTER, usage=TokenUsage(output=0))
 
 
+_MAY_BEGIN_TAG = frozenset("< \t\r\n")
+
+
 def separate_thinking(answer: ModelAnswer, tags: Sequence[str]) -> None:
     """Take one leading, closed block like `<think>…</think>` out of the text; `messages` keep it.
 
     What follows it is the answer, and the first content token is the first one of that.
     """
     text = answer.text
+    if text[:1] not in _MAY_BEGIN_TAG:
+        return
     begin = text.lstrip()
     tag = next((tag for tag in tags if begin.startswith(f"<{tag}>")), None)
     closing = "" if tag is None else f"</{tag}>"

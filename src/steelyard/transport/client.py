@@ -225,15 +225,18 @@ class CurlTransport:
         endpoint = self._kept.endpoint(call.url)
         endpoint.requests += 1
         headers = reply.headers
-        if not endpoint.watched and headers.get("content-type", "").startswith("text/event-stream"):
-            endpoint.watched = True
-            if transfer.opened and transfer.opened[-1].is_open and not endpoint.closes:
-                self._watching = (endpoint, transfer.opened[-1])
         if transfer.opened:
+            if not endpoint.watched and headers.get("content-type", "").startswith("text/event-stream"):
+                endpoint.watched = True
+                if transfer.opened[-1].is_open and not endpoint.closes:
+                    self._watching = (endpoint, transfer.opened[-1])
             self._kept.adopt(transfer.opened, transfer.handle.getinfo(pycurl.LOCAL_PORT))
-        elif "close" in headers.get("connection", "").lower() or not (
-            "content-length" in headers or "transfer-encoding" in headers
-        ):
+        elif "connection" in headers or not ("content-length" in headers or "transfer-encoding" in headers):
+            self._after_unusual(transfer, headers)
+
+    def _after_unusual(self, transfer: Transfer, headers: dict[str, str]) -> None:
+        """Let go of a reused connection whose reply says, or shows, that it is its last."""
+        if headers.get("connection", "close").lower() != "keep-alive":
             self._kept.forget(transfer.handle.getinfo(pycurl.LOCAL_PORT))  # libcurl has closed it
 
     def _may_resend(self, call: _Call, transfer: Transfer, code: int, words: str) -> bool:
