@@ -184,6 +184,38 @@ def _this_machine() -> dict[str, Any]:
     return {"host": socket.gethostname(), "boot": boot, "pid_namespace": namespace}
 
 
+def output_of(argv: list[str], *, timeout: float, max_bytes: int) -> tuple[int, bytes, bytes]:
+    """Run a program without a shell or input; its exit code, output and error output. Blocks: not for the event loop.
+
+    TimeoutError when it takes longer, with everything that it started ended; OSError when it cannot be started.
+    """
+    REAPER.start()
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **REAPER.environment},
+        start_new_session=True,
+    )
+    REAPER.started(child.pid)
+    try:
+        output, errors = child.communicate(timeout=timeout)
+    except BaseException as error:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise TimeoutError(f"{argv[0]} took longer than {timeout:g} s") from None
+        raise
+    finally:
+        for pipe in (child.stdout, child.stderr):
+            if pipe is not None:
+                pipe.close()
+        REAPER.ended(child.pid)
+    return child.returncode, output[:max_bytes], errors[-STDERR_BYTES:]
+
+
 class ChildProcess:
     """A running program in a new session. The caller must await `end()`, whatever happens."""
 

@@ -91,8 +91,8 @@ RUN_KEYS = tuple(
 """The keys of a suite file's `run`."""
 _ENDPOINTS = ("openai-chat", "openai-responses", "anthropic-messages")
 _OF_THE_CONNECTION = (
-    "base_url", "api_key", "api_key_env", "api_version", "headers", "stream", "proxy", "ca_bundle", "verify",
-    "parallelism",
+    "base_url", "api_key", "api_key_env", "api_key_command", "api_key_life", "api_version", "headers", "stream",
+    "proxy", "ca_bundle", "verify", "parallelism",
 )  # fmt: skip
 """What a judge without a target takes over from the suite's endpoint; the rest is about the answers."""
 
@@ -389,6 +389,9 @@ def _endpoint(kind: str, path: Path, arguments: Any) -> Target:
     given = dict(arguments)
     if isinstance(given.get("ca_bundle"), str):
         given["ca_bundle"] = str(path.parent / given["ca_bundle"])
+    if isinstance(key := given.get("api_key"), dict):
+        reject_unknown(key, ("python",), f"{where}.api_key", file=path)
+        given["api_key"] = _load_argument(path, key.get("python"), f"{where}.api_key.python")
     if isinstance(given.get("functions"), dict):
         given["functions"] = {
             name: _load_argument(path, reference, f"{where}.functions.{name}")

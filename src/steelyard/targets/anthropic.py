@@ -10,6 +10,7 @@ import msgspec
 
 from steelyard.records import EvalCase
 from steelyard.targets.endpoint import EndpointTarget
+from steelyard.targets.keys import is_access_token
 from steelyard.targets.wire import (
     Call,
     Conversation,
@@ -70,7 +71,8 @@ class AnthropicMessages(EndpointTarget):
         return [("anthropic-version", self.api_version or _API_VERSION)]
 
     def _key_header(self, key: str) -> tuple[str, str]:
-        return ("x-api-key", key)
+        """Access tokens, as of Entra ID and of gateways, are bearer tokens; a key of Anthropic has its own header."""
+        return super()._key_header(key) if is_access_token(key) else ("x-api-key", key)
 
     def _read_stream(self, stream: list[ServerSentEvent]) -> ModelAnswer:
         return read_anthropic_stream(stream)

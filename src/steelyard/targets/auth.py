@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from steelyard.errors import ConfigurationError, TargetError
 from steelyard.masking import Secret
+from steelyard.targets.keys import KeyFunction, KeySource
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -214,6 +215,22 @@ def checked_key(api_key: str | Secret | None) -> Secret | None:
     return Secret(api_key.strip())
 
 
+def key_source(
+    api_key: object, api_key_env: str | None, api_key_command: object, api_key_life: object
+) -> KeySource | None:
+    """Return what gives a key that expires, if one of the arguments does; refused when two say where the key is."""
+    given = {"api_key": api_key, "api_key_env": api_key_env, "api_key_command": api_key_command}
+    if api_key_command is not None and len(named := [name for name, value in given.items() if value is not None]) > 1:
+        raise ConfigurationError(f"{' and '.join(named)} cannot be used together: each says where the key is")
+    if api_key_command is not None:
+        return KeySource(command=api_key_command, life=api_key_life)  # type: ignore[arg-type]
+    if callable(api_key):
+        return KeySource(function=api_key, life=api_key_life)
+    if api_key_life is not None:
+        raise ConfigurationError("api_key_life goes with api_key_command, or with a function as api_key")
+    return None
+
+
 class Auth:
     """The API key and extra headers of an endpoint. Pickled, it holds only a key that was passed as an argument."""
 
@@ -222,13 +239,17 @@ class Auth:
         address: Address,
         key_names: Sequence[str],
         *,
-        api_key: str | Secret | None,
+        api_key: str | Secret | KeyFunction | None,
         api_key_env: str | None,
         headers: Mapping[str, str] | None,
+        api_key_command: Sequence[str] | None = None,
+        api_key_life: str | float | None = None,
     ) -> None:
         self._address = address
         self._key_names = tuple(key_names)
-        self._given_key = checked_key(api_key)
+        self.source = key_source(api_key, api_key_env, api_key_command, api_key_life)
+        """Gives a key that expires; None for one that does not."""
+        self._given_key = None if callable(api_key) else checked_key(api_key)
         self._key_variable = api_key_env
         self._extra = checked_headers(headers)
         self._secrets: tuple[str, ...] = ()
@@ -242,17 +263,29 @@ class Auth:
         return sorted(name.lower() for name, _ in self._extra)
 
     def check(self) -> None:
-        """Raise ConfigurationError when the endpoint is public and there are no credentials for it."""
-        if self._find_key() is not None or self._has_other_credentials() or not self._address.is_public:
+        """Raise ConfigurationError when the endpoint is public and there are no credentials for it.
+
+        A key that expires is fetched: a program that cannot give one is found out before anything is called.
+        """
+        if self.source is not None:
+            self.source.check()
+            return
+        if self.find_key() is not None or self._has_other_credentials() or not self._address.is_public:
             return
         raise ConfigurationError(
             f"no key for {self._address.endpoint}: set {' or '.join(self._key_names)} in the environment, "
-            "name another variable as api_key_env, or pass an auth header in headers"
+            "name another variable as api_key_env, a program that prints the key as api_key_command, "
+            "or pass an auth header in headers"
         )
 
-    def headers(self, own: Sequence[tuple[str, str]], key_header: Callable[[str], tuple[str, str]]) -> Headers:
-        """Return all headers of a request; the extra ones override ours."""
-        key, basic = self._find_key(), self._address.authorization
+    def headers(
+        self,
+        own: Sequence[tuple[str, str]],
+        key_header: Callable[[str], tuple[str, str]],
+        fetched: Secret | None = None,
+    ) -> Headers:
+        """Return all headers of a request; the extra ones override ours. `fetched` is a key that its source gave."""
+        key, basic = fetched or self.find_key(), self._address.authorization
         ours = list(own)
         if basic is not None:
             ours.append(("authorization", basic.reveal()))
@@ -265,10 +298,12 @@ class Auth:
 
     def remove_secrets(self, error: TargetError) -> None:
         """Mask keys and header values in an error's message: some servers repeat what they were sent."""
-        error.args = (scrubbed(str(error), (*self._secrets, *(value for _, value in self._extra))),)
+        fetched = () if self.source is None else (key.reveal() for key in self.source.known)
+        error.args = (scrubbed(str(error), (*self._secrets, *fetched, *(value for _, value in self._extra))),)
 
-    def _find_key(self) -> Secret | None:
-        return find_key(self._given_key, self._key_variable, self._key_names)
+    def find_key(self) -> Secret | None:
+        """Return the key that does not expire: as given, or from the environment."""
+        return None if self.source is not None else find_key(self._given_key, self._key_variable, self._key_names)
 
     def _has_other_credentials(self) -> bool:
         names = self.header_names

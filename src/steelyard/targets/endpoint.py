@@ -32,6 +32,7 @@ from steelyard.targets.auth import (
     checked_params,
     checked_tags,
 )
+from steelyard.targets.keys import KeyFunction
 from steelyard.targets.tools import (
     Functions,
     ModelTurn,
@@ -76,6 +77,8 @@ class EndpointConnection(msgspec.Struct):
     headers: Headers
     is_ours: bool
     """Whether it was created here, and so must be closed here."""
+    key: Secret | None = None
+    """The key in the headers, where it is one that expires."""
     users: int = 0
 
 
@@ -135,8 +138,10 @@ class EndpointTarget(ABC):
         model: str,
         *,
         base_url: str | None = None,
-        api_key: str | Secret | None = None,
+        api_key: str | Secret | KeyFunction | None = None,
         api_key_env: str | None = None,
+        api_key_command: Sequence[str] | None = None,
+        api_key_life: str | float | None = None,
         api_version: str | None = None,
         stream: bool = True,
         params: Mapping[str, Any] | None = None,
@@ -164,7 +169,15 @@ class EndpointTarget(ABC):
         self.reasoning_tags = checked_tags(reasoning_tags)
         self.params = checked_params(params, self.reserved)
         self._address = Address(self._usual_base_url() if base_url is None else base_url)
-        self._auth = Auth(self._address, self._key_names(), api_key=api_key, api_key_env=api_key_env, headers=headers)
+        self._auth = Auth(
+            self._address,
+            self._key_names(),
+            api_key=api_key,
+            api_key_env=api_key_env,
+            headers=headers,
+            api_key_command=api_key_command,
+            api_key_life=api_key_life,
+        )
         self._connection_options: dict[str, Any] = {"proxy": proxy, "ca_bundle": ca_bundle, "verify": verify}
         self._functions = Functions(functions or {})
         described = merged_tools(self.tool_shape, tools)
@@ -324,9 +337,35 @@ class EndpointTarget(ABC):
                 log.warning("%s answers in an odd shape, which is read around: %s", self.endpoint, oddity)
 
     async def _send(self, connection: EndpointConnection, body: bytes) -> tuple[HttpReply, TransportError | None]:
-        """Return the reply; one that broke off comes with its error."""
+        """Return the reply; one that broke off comes with its error. An expired key is replaced, once."""
+        source = self._auth.source
+        if source is None:
+            return await self._send_once(connection, connection.headers, body)
+        key = await source.key()
+        reply, broken = await self._send_once(connection, self._headers_with(connection, key), body)
+        if not self._refuses_key(reply):
+            source.accepted(key)
+            return reply, broken
+        another = await source.another(key)
+        if another is None:
+            return reply, broken
+        return await self._send_once(connection, self._headers_with(connection, another), body)
+
+    def _headers_with(self, connection: EndpointConnection, key: Secret) -> Headers:
+        """Return the headers with this key; they are made again only when it is a new one."""
+        if connection.key is not key:
+            connection.headers, connection.key = self._make_headers(key), key
+        return connection.headers
+
+    def _refuses_key(self, reply: HttpReply) -> bool:
+        """Whether the reply says that the key is not valid, or no longer."""
+        return reply.status == 401
+
+    async def _send_once(
+        self, connection: EndpointConnection, headers: Headers, body: bytes
+    ) -> tuple[HttpReply, TransportError | None]:
         try:
-            return await connection.transport.send(HttpRequest(self._url, connection.headers, body)), None
+            return await connection.transport.send(HttpRequest(self._url, headers, body)), None
         except TransportError as error:
             if error.reply is None or not error.reply.status:
                 raise
@@ -380,14 +419,14 @@ class EndpointTarget(ABC):
         return b',"tools":' + encoded(tools) if tools else b""
 
     def _make_connection(self, parallelism: int) -> EndpointConnection:
-        headers = self._make_headers()
+        headers = self._make_headers() if self._auth.source is None else ()
         if self._given_transport is not None:
             return EndpointConnection(self._given_transport, headers, is_ours=False)
         from steelyard.transport.client import CurlTransport
 
         return EndpointConnection(CurlTransport(parallelism, **self._connection_options), headers, is_ours=True)
 
-    def _make_headers(self) -> Headers:
+    def _make_headers(self, fetched: Secret | None = None) -> Headers:
         return self._auth.headers(
             [
                 ("content-type", "application/json"),
@@ -396,6 +435,7 @@ class EndpointTarget(ABC):
                 *self._own_headers(),
             ],
             self._key_header,
+            fetched,
         )
 
     def _key_names(self) -> tuple[str, ...]:

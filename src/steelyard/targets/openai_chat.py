@@ -13,6 +13,7 @@ from steelyard.errors import TargetError, TransientError, TransportError
 from steelyard.protocols import HttpReply
 from steelyard.records import EvalCase
 from steelyard.targets.endpoint import EndpointConnection, EndpointTarget
+from steelyard.targets.keys import is_access_token
 from steelyard.targets.wire import (
     NOTHING,
     Call,
@@ -36,7 +37,7 @@ from steelyard.targets.wire import (
 )
 from steelyard.transport.sse import ServerSentEvent
 
-AZURE_KEY = "AZURE_OPENAI_API_KEY"
+AZURE_KEYS = ("AZURE_OPENAI_API_KEY", "AZURE_OPENAI_AD_TOKEN")
 AZURE_BASE_URL = "AZURE_OPENAI_ENDPOINT"
 
 _USAGE_FIELD = b'"stream_options":{"include_usage":true}'
@@ -71,14 +72,15 @@ class OpenAIEndpoint(EndpointTarget):
         return self.api_version is not None or self._address.is_azure
 
     def _key_names(self) -> tuple[str, ...]:
-        return (AZURE_KEY, *self.key_variables) if self._is_azure else self.key_variables
+        return (*AZURE_KEYS, *self.key_variables) if self._is_azure else self.key_variables
 
     def _usual_base_url(self) -> str:
         azure = os.environ.get(AZURE_BASE_URL, "").strip() if self.api_version is not None else ""
         return azure or super()._usual_base_url()
 
     def _key_header(self, key: str) -> tuple[str, str]:
-        return ("api-key", key) if self._is_azure else super()._key_header(key)
+        """Azure takes its own keys in a header of its own; tokens of Entra ID are bearer tokens everywhere."""
+        return ("api-key", key) if self._is_azure and not is_access_token(key) else super()._key_header(key)
 
     def _make_url(self) -> str:
         if self.api_version is None:
@@ -88,7 +90,7 @@ class OpenAIEndpoint(EndpointTarget):
     def _azure_path(self) -> str:
         """Return the path from a resource's address to the call, without what the base URL already has."""
         path = self._address.path
-        if path.endswith("/v1") or "/deployments/" in path:
+        if path.endswith(("/v1", "/models")) or "/deployments/" in path:  # /models: the model is in the body
             return self.path
         place = "" if path.endswith("/openai") else "/openai"
         if self.names_deployment:
