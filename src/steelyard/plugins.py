@@ -34,7 +34,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "python": "steelyard.targets.function:CallableTarget",
         "openai-chat": "steelyard.targets.openai_chat:OpenAIChat",
         "openai-responses": "steelyard.targets.openai_responses:OpenAIResponses",
+        "openai-completions": "steelyard.targets.openai_completions:OpenAICompletions",
         "anthropic-messages": "steelyard.targets.anthropic:AnthropicMessages",
+        "gemini": "steelyard.targets.gemini:Gemini",
+        "bedrock": "steelyard.targets.bedrock:Bedrock",
     },
     "scorers": {
         "exact": "steelyard.scoring.text:Exact",

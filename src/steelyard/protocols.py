@@ -139,6 +139,18 @@ class CallByCall(Target, Protocol):
         """The same target with `wrap` around each of those calls, which are targets of their own."""
 
 
+class RequestSigning(msgspec.Struct, frozen=True):
+    """What a request is signed with by AWS's Signature Version 4, as it is sent."""
+
+    scope: str
+    """`aws:amz:REGION:SERVICE`, as libcurl has it."""
+    key_id: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"RequestSigning({self.scope!r}, ***)"
+
+
 class HttpRequest(msgspec.Struct, frozen=True, gc=False):
     """One request, ready to be sent."""
 
@@ -146,6 +158,7 @@ class HttpRequest(msgspec.Struct, frozen=True, gc=False):
     headers: tuple[tuple[str, str], ...]
     body: bytes = b""
     method: str = "POST"
+    signing: RequestSigning | None = None
 
 
 class HttpReply(msgspec.Struct, gc=False):

@@ -89,10 +89,10 @@ RUN_KEYS = tuple(
     name for kind in (RunOptions, EngineChoice) for name, field in options_of(kind).items() if field.option.in_suite
 )
 """The keys of a suite file's `run`."""
-_ENDPOINTS = ("openai-chat", "openai-responses", "anthropic-messages")
+_ENDPOINTS = ("openai-chat", "openai-responses", "openai-completions", "anthropic-messages", "gemini", "bedrock")
 _OF_THE_CONNECTION = (
     "base_url", "api_key", "api_key_env", "api_key_command", "api_key_life", "api_version", "headers", "stream",
-    "proxy", "ca_bundle", "verify", "parallelism",
+    "proxy", "ca_bundle", "verify", "parallelism", "region", "profile",
 )  # fmt: skip
 """What a judge without a target takes over from the suite's endpoint; the rest is about the answers."""
 

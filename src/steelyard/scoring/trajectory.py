@@ -19,6 +19,8 @@ from steelyard.scoring.base import PlainScorer, as_text, check_choice, check_sha
 from steelyard.scoring.structured import same_json
 
 _ANTHROPIC_CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
+_WRAPPED_CALLS = (("functionCall", "id"), ("toolUse", "toolUseId"))
+"""Calls of Gemini and Bedrock: the key that holds one, and what its id is called."""
 _ARGUMENTS = ("arguments", "args", "input", "parameters", "action")
 
 Mode: TypeAlias = Literal["exact", "in_order", "any_order", "subset", "superset"]
@@ -200,7 +202,7 @@ def _limits(counts: Any) -> dict[str, tuple[int, int | None]]:
 
 
 def tool_calls(messages: Iterable[Any]) -> list[ToolCall]:
-    """Return all tool calls of messages, in order: OpenAI chat and responses, Anthropic, or a mixture."""
+    """Return all tool calls of messages, in order: of OpenAI's APIs, Anthropic, Gemini, Bedrock, or a mixture."""
     return [call for message in messages for call in _calls_in(message)]
 
 
@@ -212,7 +214,10 @@ def _calls_in(item: Any) -> Iterator[ToolCall]:
     if isinstance(kind, str) and (kind in _ANTHROPIC_CALLS or kind.endswith("_call")):
         yield _responses_call(item, kind)
         return
-    for part in (*_list(item, "content"), *_list(item, "output")):
+    for name, identifier in _WRAPPED_CALLS:
+        if isinstance(call := item.get(name), Mapping):
+            yield _tool_call(call.get("name"), call, call.get(identifier))
+    for part in (*_list(item, "content"), *_list(item, "output"), *_list(item, "parts")):
         yield from _calls_in(part)
     for call in _list(item, "tool_calls"):
         if isinstance(call, Mapping):

@@ -8,17 +8,23 @@ from steelyard._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from steelyard.targets.anthropic import AnthropicMessages
+    from steelyard.targets.bedrock import Bedrock
     from steelyard.targets.command import Command
     from steelyard.targets.function import CallableTarget, as_target
+    from steelyard.targets.gemini import Gemini
     from steelyard.targets.openai_chat import OpenAIChat
+    from steelyard.targets.openai_completions import OpenAICompletions
     from steelyard.targets.openai_responses import OpenAIResponses
     from steelyard.targets.simulated import Simulated
 
 _HOMES = {
     "AnthropicMessages": "steelyard.targets.anthropic",
+    "Bedrock": "steelyard.targets.bedrock",
     "CallableTarget": "steelyard.targets.function",
     "Command": "steelyard.targets.command",
+    "Gemini": "steelyard.targets.gemini",
     "OpenAIChat": "steelyard.targets.openai_chat",
+    "OpenAICompletions": "steelyard.targets.openai_completions",
     "OpenAIResponses": "steelyard.targets.openai_responses",
     "Simulated": "steelyard.targets.simulated",
     "as_target": "steelyard.targets.function",
@@ -26,9 +32,12 @@ _HOMES = {
 
 __all__ = [
     "AnthropicMessages",
+    "Bedrock",
     "CallableTarget",
     "Command",
+    "Gemini",
     "OpenAIChat",
+    "OpenAICompletions",
     "OpenAIResponses",
     "Simulated",
     "as_target",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from steelyard.targets.wire import (
     encoded,
     is_blank,
     lenient_int,
+    media_of,
     reported_error,
     usage_fields,
 )
@@ -35,7 +35,6 @@ DEFAULT_MAX_TOKENS = 4096
 _API_VERSION = "2023-06-01"
 
 _SYSTEM_ROLES = ("system", "developer")
-_is_data_url = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.-]+)*;base64,(.*)", re.DOTALL).fullmatch
 
 MALFORMED_INPUT = "INVALID_JSON"
 """Key that wraps a tool call's input when it is not a JSON object: the API accepts only objects."""
@@ -163,14 +162,12 @@ def _block(part: Any) -> Any:
     kind = part.get("type")
     if kind in ("input_text", "output_text"):
         return {"type": "text", "text": part.get("text", "")}
-    if kind not in ("image_url", "input_image"):
+    media = media_of(part)
+    if media is None:
         return part
-    image = part.get("image_url")
-    url = image.get("url") if isinstance(image, Mapping) else image
-    data = _is_data_url(url) if isinstance(url, str) else None
-    if data is not None:
-        return {"type": "image", "source": {"type": "base64", "media_type": data[1], "data": data[2]}}
-    return {"type": "image", "source": {"type": "url", "url": url}}
+    if media.data is not None:
+        return {"type": "image", "source": {"type": "base64", "media_type": media.media_type, "data": media.data}}
+    return {"type": "image", "source": {"type": "url", "url": media.url}}
 
 
 def read_usage(reports: Sequence[Any], oddities: list[str]) -> TokenUsage | None:

@@ -253,9 +253,10 @@ class Auth:
         self._key_variable = api_key_env
         self._extra = checked_headers(headers)
         self._secrets: tuple[str, ...] = ()
+        self._hidden: tuple[str, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_secrets": ()}
+        return {**self.__dict__, "_secrets": (), "_hidden": ()}
 
     @property
     def header_names(self) -> list[str]:
@@ -283,18 +284,27 @@ class Auth:
         own: Sequence[tuple[str, str]],
         key_header: Callable[[str], tuple[str, str]],
         fetched: Secret | None = None,
+        *,
+        keyless: bool = False,
     ) -> Headers:
-        """Return all headers of a request; the extra ones override ours. `fetched` is a key that its source gave."""
-        key, basic = fetched or self.find_key(), self._address.authorization
+        """Return all headers of a request; the extra ones override ours. `fetched` is a key that its source gave.
+
+        With `keyless` there is none: the request is signed.
+        """
+        key, basic = None if keyless else fetched or self.find_key(), self._address.authorization
         ours = list(own)
         if basic is not None:
             ours.append(("authorization", basic.reveal()))
         elif key is not None:
             ours.append(key_header(key.reveal()))
         secrets = (key, basic, *self._address.secrets)
-        self._secrets = tuple(secret.reveal() for secret in secrets if secret is not None)
+        self._secrets = (*self._hidden, *(secret.reveal() for secret in secrets if secret is not None))
         extra = set(self.header_names)
         return (*(pair for pair in ours if pair[0] not in extra), *self._extra)
+
+    def hide(self, *secrets: str) -> None:
+        """Mask these texts too, where an error repeats them."""
+        self._hidden = tuple(secret for secret in secrets if secret)
 
     def remove_secrets(self, error: TargetError) -> None:
         """Mask keys and header values in an error's message: some servers repeat what they were sent."""

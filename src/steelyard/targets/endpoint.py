@@ -132,6 +132,9 @@ class EndpointTarget(ABC):
     reserved: ClassVar[tuple[str, ...]]
     """Fields of the body that have their own argument, and so are not allowed in `params`."""
     tool_shape: ClassVar[ToolShape]
+    stream_type: ClassVar[str] = "text/event-stream"
+    takes_back_all: ClassVar[bool] = False
+    """Whether this API takes back every field of its own turns, so that none is left out when one is refused."""
 
     def __init__(
         self,
@@ -243,11 +246,14 @@ class EndpointTarget(ABC):
 
     def check(self) -> None:
         """Raise ConfigurationError when a public endpoint has no key, or the certificate file does not exist."""
-        self._auth.check()
+        self._check_credentials()
         if self._given_transport is None:
             from steelyard.transport.settings import Settings
 
             Settings(**self._connection_options)
+
+    def _check_credentials(self) -> None:
+        self._auth.check()
 
     async def open(self, parallelism: int) -> None:
         """Prepare for `parallelism` calls at once on this event loop; each `open` needs its `close`."""
@@ -298,7 +304,7 @@ class EndpointTarget(ABC):
             body = self._body(conversation)
             called_at = time.monotonic()
             reply, broken = await self._send(connection, body)
-            while conversation.echoes and (refused := refused_field(reply, conversation, self.params)) is not None:
+            while conversation.echoes and (refused := self._refused_field(reply, conversation)) is not None:
                 self._leave_out(refused)
                 left_out.append(refused)
                 conversation.drop(refused)
@@ -321,6 +327,9 @@ class EndpointTarget(ABC):
         if self.store_payload:
             response.input_payload = json.loads(body)  # json accepts the escaped surrogates that msgspec refuses
         return ModelTurn(response, answer.calls, called_at + reply.queued)
+
+    def _refused_field(self, reply: HttpReply, conversation: Conversation) -> str | None:
+        return None if self.takes_back_all else refused_field(reply, conversation, self.params)
 
     def _leave_out(self, name: str) -> None:
         """Remember a field that this endpoint sends and does not take back."""
@@ -365,11 +374,14 @@ class EndpointTarget(ABC):
         self, connection: EndpointConnection, headers: Headers, body: bytes
     ) -> tuple[HttpReply, TransportError | None]:
         try:
-            return await connection.transport.send(HttpRequest(self._url, headers, body)), None
+            return await connection.transport.send(self._request(connection, headers, body)), None
         except TransportError as error:
             if error.reply is None or not error.reply.status:
                 raise
             return error.reply, error
+
+    def _request(self, connection: EndpointConnection, headers: Headers, body: bytes) -> HttpRequest:  # noqa: ARG002
+        return HttpRequest(self._url, headers, body)
 
     def _read(self, reply: HttpReply, broken: TransportError | None) -> ModelAnswer:
         if not 200 <= reply.status < 300:
@@ -377,8 +389,8 @@ class EndpointTarget(ABC):
                 return filtered_answer(message)
             raise status_error(reply)
         try:
-            if form_of(reply) == "stream":
-                return self._read_stream(events(reply.chunks, reply.arrivals))
+            if self._is_stream(reply):
+                return self._read_stream(self._events(reply))
             return self._read_whole(reply.body)
         except UNREADABLE as error:
             raise broken or unreadable("the answer", reply.body, error) from error
@@ -386,6 +398,12 @@ class EndpointTarget(ABC):
             if broken is not None:
                 raise broken from error
             raise
+
+    def _is_stream(self, reply: HttpReply) -> bool:
+        return form_of(reply) == "stream"
+
+    def _events(self, reply: HttpReply) -> list[ServerSentEvent]:
+        return events(reply.chunks, reply.arrivals)
 
     async def _estimate_tokens(self, response: InvocationResponse, conversation: Conversation) -> None:
         """Estimate the token counts that the server did not report."""
@@ -427,16 +445,15 @@ class EndpointTarget(ABC):
         return EndpointConnection(CurlTransport(parallelism, **self._connection_options), headers, is_ours=True)
 
     def _make_headers(self, fetched: Secret | None = None) -> Headers:
-        return self._auth.headers(
-            [
-                ("content-type", "application/json"),
-                ("accept", "text/event-stream, application/json" if self.stream else "application/json"),
-                ("user-agent", f"steelyard/{__version__}"),
-                *self._own_headers(),
-            ],
-            self._key_header,
-            fetched,
-        )
+        return self._auth.headers(self._plain_headers(), self._key_header, fetched)
+
+    def _plain_headers(self) -> list[tuple[str, str]]:
+        return [
+            ("content-type", "application/json"),
+            ("accept", f"{self.stream_type}, application/json" if self.stream else "application/json"),
+            ("user-agent", f"steelyard/{__version__}"),
+            *self._own_headers(),
+        ]
 
     def _key_names(self) -> tuple[str, ...]:
         return self.key_variables

@@ -98,11 +98,28 @@ class OpenAIEndpoint(EndpointTarget):
         return place + self.path
 
 
-class OpenAIChat(OpenAIEndpoint):
-    """A model behind `POST {base_url}/chat/completions`.
+class StreamUsage(OpenAIEndpoint):
+    """An API whose streams tell their usage only if asked: `stream_options: include_usage`.
 
-    Streams are requested with `stream_options: include_usage`; if the server rejects that, it is left out from then on.
+    If the server rejects that, it is left out from then on.
     """
+
+    def _fixed_fields(self) -> dict[str, Any]:
+        fields = super()._fixed_fields()
+        if self.stream:
+            fields.setdefault("stream_options", {"include_usage": True})
+        return fields
+
+    async def _send(self, connection: EndpointConnection, body: bytes) -> tuple[HttpReply, TransportError | None]:
+        reply, broken = await super()._send(connection, body)
+        if _refuses_usage(reply) and _USAGE_FIELD in body and "stream_options" not in self.params:
+            self._prefix = self._prefix.replace(b"," + _USAGE_FIELD, b"")
+            return await super()._send(connection, body.replace(b"," + _USAGE_FIELD, b"", 1))
+        return reply, broken
+
+
+class OpenAIChat(StreamUsage):
+    """A model behind `POST {base_url}/chat/completions`."""
 
     kind = "openai-chat"
     path = "/chat/completions"
@@ -111,24 +128,11 @@ class OpenAIChat(OpenAIEndpoint):
     reserved = ("model", "messages", "stream", "tools")
     tool_shape = "chat"
 
-    def _fixed_fields(self) -> dict[str, Any]:
-        fields = super()._fixed_fields()
-        if self.stream:
-            fields.setdefault("stream_options", {"include_usage": True})
-        return fields
-
     def _opening(self, case: EvalCase) -> Conversation:
         turns = asked_turns(case)
         if case.system_prompt is not None:
             turns.insert(0, {"role": "system", "content": case.system_prompt})
         return Conversation(turns, self._tools_of(case))
-
-    async def _send(self, connection: EndpointConnection, body: bytes) -> tuple[HttpReply, TransportError | None]:
-        reply, broken = await super()._send(connection, body)
-        if _refuses_usage(reply) and _USAGE_FIELD in body and "stream_options" not in self.params:
-            self._prefix = self._prefix.replace(b"," + _USAGE_FIELD, b"")
-            return await super()._send(connection, body.replace(b"," + _USAGE_FIELD, b"", 1))
-        return reply, broken
 
     def _read_stream(self, stream: list[ServerSentEvent]) -> ModelAnswer:
         return read_chat_stream(stream)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import mimetypes
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate
 from typing import Any, Generic, Literal, TypeVar
@@ -128,6 +129,31 @@ def refused_field(reply: HttpReply, conversation: Conversation, params: Collecti
         if found and (name not in params or re.search(r"(messages|input)\W", message[: found.start()])):
             return name
     return None
+
+
+class Media(msgspec.Struct, frozen=True):
+    """An image or another file in a message: its base64, or where it is."""
+
+    media_type: str | None
+    data: str | None = None
+    url: str | None = None
+
+
+_is_data_url = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.-]+)*;base64,(.*)", re.DOTALL).fullmatch
+
+
+def media_of(part: Mapping[str, Any]) -> Media | None:
+    """Return the image of a message's part in the shape of OpenAI's APIs; None for any other part."""
+    if part.get("type") not in ("image_url", "input_image"):
+        return None
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, Mapping) else image
+    if not isinstance(url, str):
+        return None
+    data = _is_data_url(url)
+    if data is not None:
+        return Media(data[1], data=data[2])
+    return Media(mimetypes.guess_type(url.partition("?")[0])[0], url=url)
 
 
 def asked_turns(case: EvalCase) -> list[dict[str, Any]]:

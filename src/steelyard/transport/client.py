@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pycurl
 
 from steelyard.errors import ConfigurationError, TargetError, TransportError
-from steelyard.protocols import HttpReply, HttpRequest
+from steelyard.protocols import HttpReply, HttpRequest, RequestSigning
 from steelyard.transport.connections import (
     LOST_CODES,
     WATCH_SECONDS,
@@ -310,6 +310,7 @@ class Transfer:
         "_long",
         "_method",
         "_read",
+        "_signing",
         "_url",
         "called",
         "handle",
@@ -328,6 +329,7 @@ class Transfer:
         self._fresh = False
         self.opened: list[OpenedSocket] = []
         """Sockets that this transfer opened: none where it reused a connection."""
+        self._signing: RequestSigning | None = None
         self.clear()
         for option, value in settings.options():
             self.handle.setopt(option, value)
@@ -349,6 +351,8 @@ class Transfer:
         if headers is not self._headers:
             setopt(pycurl.HTTPHEADER, headers)
             self._headers = headers
+        if request.signing is not self._signing:
+            self._set_signing(request.signing)
         if request.method != "GET":
             setopt(pycurl.POSTFIELDSIZE_LARGE, len(request.body))
             self._body, self._read = request.body, 0
@@ -376,6 +380,17 @@ class Transfer:
         with contextlib.suppress(OSError):  # no file left: then a lost connection cannot be examined
             self.opened.append(opened_socket(descriptor, copied=not self._fresh))
         return pycurl.SOCKOPT_OK
+
+    def _set_signing(self, signing: RequestSigning | None) -> None:
+        """Have libcurl sign the request, or no longer. The body's hash must be among the headers: it is read once."""
+        if signing is None:
+            for option in (pycurl.AWS_SIGV4, pycurl.USERNAME, pycurl.PASSWORD):
+                self.handle.unsetopt(option)
+        else:
+            self.handle.setopt(pycurl.AWS_SIGV4, signing.scope)
+            self.handle.setopt(pycurl.USERNAME, signing.key_id)
+            self.handle.setopt(pycurl.PASSWORD, signing.secret)
+        self._signing = signing
 
     def _next_of_body(self, size: int) -> bytes:
         """Return the next bytes to send, each only once.

@@ -176,7 +176,7 @@ def status_error(reply: HttpReply, *, provider_message: str | None = None) -> Ta
     is overloaded.
     """
     payload = _payload(reply.body)
-    kind = _kind(payload)
+    kind = _kind(payload) or reply.headers.get("x-amzn-errortype", "").partition(":")[0] or None
     message = provider_message or _redirect(reply) or _message(payload) or _plain(reply.body) or "no message"
     identifier = request_id(reply.headers)
     text = f"HTTP {reply.status}{f' ({kind})' if kind else ''}: {message}"
@@ -347,7 +347,7 @@ def _kind(payload: Any) -> str | None:
     inner = payload.get("error", payload) if isinstance(payload, dict) else None
     if not isinstance(inner, dict):
         inner = payload if isinstance(payload, dict) else {}
-    kinds = [inner.get("code"), inner.get("type")]
+    kinds = [inner.get("code"), inner.get("type"), inner.get("status"), inner.get("__type")]
     return next((kind[:100] for kind in kinds if isinstance(kind, str) and kind and not kind.isdigit()), None)
 
 
