@@ -8,7 +8,6 @@ import json
 import pickle
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from steelyard.targets.keys import KeySource, read_key
 from tests.support.scripted_transport import CONTEXT, ScriptedTransport, chat_text, stream, whole
 
 CASE = EvalCase(id="a", prompt="?")
+NOW = 1_800_000_000.0
 REFUSED = whole({"error": {"message": "expired", "code": "invalid_api_key"}}, status=401)
 KINDS: list[type[EndpointTarget]] = [OpenAIChat, OpenAIResponses, AnthropicMessages]
 
@@ -147,18 +147,21 @@ def jwt(**claims: Any) -> str:
         ('{"access_token": "t", "expires_in": 3599, "token_type": "Bearer"}', "t", 3599),
         ({"token": "t", "expires_in": "60"}, "t", 60),
         (
-            json.dumps({"accessToken": "t", "expires_on": time.time() + 600, "expiresOn": "2020-01-01 00:00:00"}),
+            json.dumps({"accessToken": "t", "expires_on": NOW + 600, "expiresOn": "2020-01-01 00:00:00"}),
             "t",
             600,
         ),
         (json.dumps({"credential": {"access_token": "t", "token_expiry": "2999-01-01T00:00:00Z"}}), "t", ...),
-        (jwt(exp=time.time() + 900), ..., 900),
+        (jwt(exp=NOW + 900), ..., 900),
     ],
 )
-def test_a_key_and_its_life_are_read_from_what_tools_print(output: Any, key: Any, life: Any) -> None:
+def test_a_key_and_its_life_are_read_from_what_tools_print(
+    output: Any, key: Any, life: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys.time, "time", lambda: NOW)
     read, lives = read_key(output)
     assert key is ... or read == key
-    assert lives is not None if life is ... else lives == (None if life is None else pytest.approx(life, abs=5))
+    assert lives is not None if life is ... else lives == (None if life is None else pytest.approx(life))
 
 
 @pytest.mark.parametrize("output", ["", "  \n", "two\nlines", "{}", '{"access_token": 5}', None, 7, b"bytes"])

@@ -314,7 +314,7 @@ def test_a_pickled_model_answers_alike() -> None:
 
 
 def test_the_package_offers_each_target_by_name_and_nothing_else() -> None:
-    endpoints = ["AnthropicMessages", "OpenAIChat", "OpenAIResponses"]
+    endpoints = ["AnthropicMessages", "Bedrock", "Gemini", "OpenAIChat", "OpenAICompletions", "OpenAIResponses"]
     assert (
         dir(targets)
         == sorted(targets.__all__)

@@ -19,7 +19,10 @@ _SNIPPET = """serving; Ctrl-C ends it, {url}/stats shows what it received. In a 
 
   target: {{openai-chat: {{model: {model}, base_url: "{url}/v1"}}}}
   target: {{openai-responses: {{model: {model}, base_url: "{url}/v1"}}}}
+  target: {{openai-completions: {{model: {model}, base_url: "{url}/v1"}}}}
   target: {{anthropic-messages: {{model: {model}, base_url: "{url}"}}}}
+  target: {{gemini: {{model: {model}, base_url: "{url}"}}}}
+  target: {{bedrock: {{model: {model}, base_url: "{url}"}}}}
 """
 
 

@@ -48,6 +48,7 @@ class ParsedRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     messages: list[dict[str, Any]] | None = None
+    prompt: str | list[str] | None = None
     system: str | list[dict[str, Any]] | None = None
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
@@ -62,6 +63,9 @@ class ParsedRequest(msgspec.Struct, kw_only=True):
         """The conversation so far."""
         if self.messages is not None:
             return self.messages
+        if self.prompt is not None:
+            prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+            return [{"role": "user", "content": prompt} for prompt in prompts]
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         return self.input or []

@@ -14,7 +14,6 @@ import msgspec
 from steelyard.mock.dialects import reason_phrase
 
 JSON = b"application/json"
-EVENTS = b"text/event-stream; charset=utf-8"
 _TLS_HANDSHAKE = b"\x16"
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_BODY_BYTES = 64 * 1024 * 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter, deque
 from time import monotonic
@@ -12,9 +13,9 @@ from urllib.parse import parse_qs
 import msgspec
 
 from steelyard.errors import ConfigurationError
-from steelyard.mock.answers import ParsedRequest, SimulatedAnswer, compose, parse_request, read_answer_file
+from steelyard.mock.answers import ParsedRequest, SimulatedAnswer, compose, read_answer_file
 from steelyard.mock.dialects import Dialect, Route, route
-from steelyard.mock.http import EVENTS, JSON, BadRequest, Head, Reply, Request, reply_head
+from steelyard.mock.http import JSON, BadRequest, Head, Reply, Request, reply_head
 from steelyard.mock.options import MockOptions, RequestOptions, Tear, default_request_options, request_options
 from steelyard.mock.randomness import RandomNumbers, RandomSource, RequestRandomness, hits, pick
 from steelyard.units import parse_rate
@@ -22,6 +23,9 @@ from steelyard.units import parse_rate
 _TEARS: tuple[Tear, ...] = ("cut", "end")
 _OTHER_PATHS = "other"
 _MAX_CACHED_OPTIONS = 1024
+_KEY_HEADERS = (b"x-api-key", b"api-key", b"x-goog-api-key")
+_AWS_KEY = re.compile(rb"\s*Credential=([^/]+)/")
+"""The id of the key that a request was signed with; the signature itself is not checked."""
 _MAX_TIMES = 100_000
 _COUNTERS = (
     "dropped",
@@ -108,12 +112,14 @@ class Service:
             return _failed(call, 401, "Incorrect API key provided")
         try:
             options = self._options_for(head)
-            parsed = parse_request(request.body)
+            parsed = dialect.parse(request.body)
         except (msgspec.ValidationError, ConfigurationError) as error:
             return _failed(call, 400, str(error))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return _failed(call, 400, f"the body is not JSON: {error}")
         parsed.model = parsed.model or found.model
+        if found.stream is not None:
+            parsed.stream = found.stream
         if (wrong := self._problem(parsed)) is not None:
             return _failed(call, *wrong)
         refusal = self.limits.admit(monotonic())
@@ -161,10 +167,11 @@ class Service:
 
     def _has_key(self, head: Head) -> bool:
         key = self.options.key
-        sent = head.headers.get(b"x-api-key") or head.headers.get(b"api-key")
+        sent = next((head.headers[name] for name in _KEY_HEADERS if head.headers.get(name)), None)
         if sent is None:
             scheme, _, sent = head.headers.get(b"authorization", b"").partition(b" ")
-            sent = sent.strip() if scheme.lower() == b"bearer" else None
+            signed = _AWS_KEY.match(sent) if scheme == b"AWS4-HMAC-SHA256" else None
+            sent = signed[1] if signed else sent.strip() if scheme.lower() == b"bearer" else None
         return key is None or sent == key.encode()
 
     def _problem(self, request: ParsedRequest) -> tuple[int, str] | None:
@@ -220,7 +227,7 @@ def _streamed(call: _Call, answer: SimulatedAnswer, tear: Tear | None) -> Reply:
         status=200,
         request_id=call.request_id,
         id=call.id,
-        start=reply_head(200, EVENTS, None, call.head, id_header),
+        start=reply_head(200, call.dialect.stream_type, None, call.head, id_header),
         frames=call.dialect.frames(answer),
         steps=answer.steps,
         chunked=not call.head.is_http_1_0,

@@ -179,7 +179,8 @@ def listed_prices(model: str, endpoint: str) -> Prices | None:
     except ImportError:
         return None
     try:
-        found = calc_price(Usage(), model, provider_api_url=endpoint)
+        # The list's patterns of addresses have no ports.
+        found = calc_price(Usage(), model, provider_api_url=endpoint.removesuffix(":443"))
     except (LookupError, ValueError):
         return None
     # An older list may not know all of these.

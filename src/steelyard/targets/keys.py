@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from steelyard.errors import ConfigurationError, TransientError, describe
@@ -281,4 +281,4 @@ def _jwt_life(text: str) -> float | None:
         expiry = _seconds(claims.get("exp")) if isinstance(claims, dict) else None
     except (ValueError, binascii.Error):
         return None
-    return None if expiry is None else max(0.0, expiry - datetime.now(UTC).timestamp())
+    return None if expiry is None else max(0.0, expiry - time.time())

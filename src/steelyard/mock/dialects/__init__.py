@@ -9,9 +9,11 @@ from http import HTTPStatus
 
 import msgspec
 
-from steelyard.mock.answers import SimulatedAnswer
-from steelyard.mock.dialects import chat, messages, responses
+from steelyard.mock.answers import ParsedRequest, SimulatedAnswer, parse_request
+from steelyard.mock.dialects import bedrock, chat, completions, gemini, messages, responses
+from steelyard.transport.event_stream import MEDIA_TYPE
 
+EVENTS = b"text/event-stream; charset=utf-8"
 _OPENAI_ERRORS = {
     401: ("invalid_request_error", "invalid_api_key"),
     403: ("permission_error", None),
@@ -61,6 +63,8 @@ class Dialect(msgspec.Struct, frozen=True):
     frames: Callable[[SimulatedAnswer], Iterator[bytes]]
     broken: Callable[[str], bytes]
     failure: Callable[[int, str, str], bytes]
+    parse: Callable[[bytes], ParsedRequest] = parse_request
+    stream_type: bytes = EVENTS
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -70,7 +74,9 @@ class Route(msgspec.Struct, frozen=True):
     methods: tuple[str, ...]
     dialect: Dialect | None = None
     model: str | None = None
-    """The deployment that an Azure path names, or the model of a `/v1/models` path."""
+    """The model that the path names: Azure's deployment, Gemini's or Bedrock's model, one of `/v1/models`."""
+    stream: bool | None = None
+    """Whether the path asks for a stream; None where the body says so."""
 
 
 _OPENAI = (b"x-request-id", openai_failure)
@@ -78,10 +84,39 @@ CHAT = Dialect("/v1/chat/completions", _OPENAI[0], chat.whole, chat.frames, chat
 RESPONSES = Dialect("/v1/responses", _OPENAI[0], responses.whole, responses.frames, responses.broken, _OPENAI[1])
 MESSAGES = Dialect("/v1/messages", b"request-id", messages.whole, messages.frames, messages.broken, anthropic_failure)
 
-_APIS = {"chat/completions": CHAT, "responses": RESPONSES, "messages": MESSAGES}
-_API = re.compile(
-    r"(?:/v1|/openai/v1|/openai/deployments/(?P<model>[^/]+)|/openai|/anthropic/v1)?/(?P<api>chat/completions|responses|messages)"
+COMPLETIONS = Dialect(
+    "/v1/completions", _OPENAI[0], completions.whole, completions.frames, completions.broken, _OPENAI[1]
 )
+GEMINI = Dialect(
+    "/v1beta/models:generateContent",
+    b"x-request-id",
+    gemini.whole,
+    gemini.frames,
+    gemini.broken,
+    gemini.failure,
+    gemini.parse,
+)
+BEDROCK = Dialect(
+    "/model/converse",
+    b"x-amzn-requestid",
+    bedrock.whole,
+    bedrock.frames,
+    bedrock.broken,
+    bedrock.failure,
+    bedrock.parse,
+    MEDIA_TYPE.encode(),
+)
+
+_APIS = {"chat/completions": CHAT, "completions": COMPLETIONS, "responses": RESPONSES, "messages": MESSAGES}
+_API = re.compile(
+    r"(?:/v1|/openai/v1|/openai/deployments/(?P<model>[^/]+)|/openai|/anthropic/v1|/models)?"
+    r"/(?P<api>chat/completions|completions|responses|messages)"
+)
+_GEMINI = re.compile(
+    r"(?:/v1(?:beta1?|alpha)?)?(?:/projects/[^/]+/locations/[^/]+)?(?:/publishers/[^/]+)?"
+    r"/(?:models|tunedModels|endpoints)/(?P<model>[^/:]+):(?P<stream>stream)?[gG]enerateContent"
+)
+_BEDROCK = re.compile(r"/model/(?P<model>.+)/converse(?P<stream>-stream)?")
 _MODELS = re.compile(r"(?:/openai)?/v1/models(?:/(?P<model>.+))?")
 _PAGES = {"/stats": ("GET", "HEAD"), "/health": ("GET", "HEAD"), "/stats/reset": ("POST",)}
 
@@ -92,6 +127,9 @@ def route(path: str) -> Route | None:
     if found := _API.fullmatch(path):
         dialect = _APIS[found["api"]]
         return Route(dialect.path, ("POST",), dialect, found["model"])
+    for pattern, dialect in ((_GEMINI, GEMINI), (_BEDROCK, BEDROCK)):
+        if found := pattern.fullmatch(path):
+            return Route(dialect.path, ("POST",), dialect, found["model"], stream=found["stream"] is not None)
     if found := _MODELS.fullmatch(path):
         return Route("/v1/models", ("GET", "HEAD"), None, found["model"])
     return Route(path, _PAGES[path]) if path in _PAGES else None

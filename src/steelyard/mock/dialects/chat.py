@@ -30,7 +30,7 @@ def whole(answer: SimulatedAnswer) -> bytes:
         "choices": [choice],
     }
     if answer.usage is not None:
-        body["usage"] = _usage(answer.usage)
+        body["usage"] = usage_fields(answer.usage)
     return _encode(body)
 
 
@@ -58,7 +58,7 @@ def frames(answer: SimulatedAnswer) -> Iterator[bytes]:
     reason = _encode(_finish_reason(answer))
     last = b'%b%b{"index":0,"delta":{},"finish_reason":%b}%b' % (before, start, reason, end)
     if reports_usage and answer.usage is not None:
-        last += b'%b],"usage":%b}\n\n' % (start, _encode(_usage(answer.usage)))
+        last += b'%b],"usage":%b}\n\n' % (start, _encode(usage_fields(answer.usage)))
     yield last + b"data: [DONE]\n\n"
 
 
@@ -83,7 +83,8 @@ def _finish_reason(answer: SimulatedAnswer) -> str:
     return "stop" if answer.stop == "refusal" else answer.stop
 
 
-def _usage(usage: AnswerUsage) -> dict[str, Any]:
+def usage_fields(usage: AnswerUsage) -> dict[str, Any]:
+    """Return the usage as OpenAI's older APIs write it."""
     return {
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,
