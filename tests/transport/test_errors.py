@@ -25,7 +25,7 @@ from steelyard.transport import (
     TimedOut,
     TlsFailed,
 )
-from steelyard.transport.errors import curl_error
+from steelyard.transport.errors import curl_error, status_error
 from steelyard.transport.settings import trusted_certificates
 from tests.support.raw_server import (
     CHUNKED,
@@ -489,3 +489,20 @@ def test_words_of_libcurl_lose_their_credentials() -> None:
     assert str(error) == "cannot connect to http://host:1: via http://proxy:80/ to nowhere"
     assert type(curl_error(999, "", "http://[bad", None)) is TransportError
     assert isinstance(curl_error(60, "", "https://host", None), TargetError)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b'{"error":{"message":"Unsupported value","param":"temperature","code":"unsupported_value"}}', "temperature"),
+        (b'{"error":{"message":"No temperature here","param":"temperature"}}', None),
+        (
+            b'{"error":{"code":400,"message":"Invalid value","status":"INVALID_ARGUMENT","details":[{"fieldViolations":'
+            b'[{"field":"generation_config.top_k","description":"too large"}]}]}}',
+            "generation_config.top_k",
+        ),
+    ],
+)
+def test_an_error_400_names_the_parameter_where_the_provider_does(body: bytes, named: str | None) -> None:
+    text = str(status_error(HttpReply(400, {}, [body], [0.0], 0.0, 0.0)))
+    assert text.endswith(f"(parameter {named})") if named else "(parameter" not in text

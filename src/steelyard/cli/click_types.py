@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import NoneType
@@ -77,12 +78,48 @@ def _attributes(field: OptionField) -> dict[str, Any]:
 
 
 def target_flags(function: F) -> F:
-    """`-m` and `--base-url`: who is asked, or where."""
+    """`-m`, `--base-url` and `-p`: who is asked, where, and with which parameters."""
+    param = click.option(
+        "-p",
+        "--param",
+        "params",
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=_read_params,
+        help="Send this parameter instead of the suite's: temperature=0.2. May be given several times.",
+    )
     address = click.option("--base-url", metavar="URL", help="Ask at this address instead of the suite's.")
     model = click.option(
         "-m", "--model", multiple=True, callback=_one_model, help="Ask this model instead of the suite's."
     )
-    return model(address(function))
+    return model(address(param(function)))
+
+
+def target_changes(flags: Any) -> dict[str, Any]:
+    """The arguments of the target that these flags change."""
+    names = ("model", "base_url", "params")
+    return {name: value for name in names if (value := getattr(flags, name)) is not None}
+
+
+def _read_params(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, Any] | None:
+    """Names and values; a value is JSON where it can be read as that, else text."""
+    params: dict[str, Any] = {}
+    for given in value:
+        name, equals, text = given.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise click.BadParameter(f"write NAME=VALUE, such as temperature=0.2, got {given!r}", ctx, param)
+        if name in params:
+            raise click.BadParameter(f"{name} is given twice", ctx, param)
+        try:
+            params[name] = json.loads(text, parse_constant=_no_number)
+        except ValueError:
+            params[name] = text
+    return params or None
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
 
 
 def _one_model(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | None:

@@ -103,7 +103,7 @@ COMMANDS = {
     "sweep": "Measure a suite at several parallelisms: where is the knee?",
     "init": "Write a small suite, its cases and a CI workflow to start from.",
     "plugins": "List the names that suites and commands can use, and where they come from.",
-    "mock": "Serve the OpenAI and Anthropic APIs with a simulated model.",
+    "mock": "Serve the APIs of OpenAI, Anthropic, Gemini and Bedrock with a simulated model.",
 }
 WIDEST = 100
 _NARROWEST = 50

@@ -59,7 +59,7 @@ _SNIPPET = """serving; Ctrl-C ends it, {url}/stats shows what it received. In a 
 )
 @click.option("--right-rate", type=float, default=1.0, show_default=True, help="Share of --answers that are right.")
 def command(no_usage: bool, **options: Any) -> int:
-    """Serve the OpenAI and Anthropic APIs on this machine, with a simulated model behind them.
+    """Serve the APIs of OpenAI, Anthropic, Gemini and Bedrock on this machine, with a simulated model behind them.
 
     Prints its base URL on stdout. Everything random is drawn from the seed and the request, so that a
     request gets the same answer in whatever order it arrives.

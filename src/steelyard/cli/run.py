@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from steelyard.cli.click_types import flags_of, given_options, target_flags
+from steelyard.cli.click_types import flags_of, given_options, target_changes, target_flags
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import choose_place, command_again, does_again, remove_if_unused
@@ -29,7 +29,7 @@ from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError, describe
 from steelyard.plugins import load_object
 from steelyard.report.summary import summary
-from steelyard.run.config import BuiltSuite, EngineChoice, Gate, build_suite
+from steelyard.run.config import BuiltSuite, EngineChoice, Gate, build_suite, target_flag
 from steelyard.run.directory import OpenMode
 from steelyard.run.options import RunOptions
 from steelyard.run.result import Result
@@ -48,6 +48,7 @@ class RunFlags(msgspec.Struct, frozen=True, kw_only=True):
     out: Path | None
     model: str | None
     base_url: str | None
+    params: dict[str, Any] | None
     no_cache: bool
     force: bool
     new: bool
@@ -189,15 +190,14 @@ def _load(flags: RunFlags, options: dict[str, Any], engine: dict[str, Any]) -> t
     if flags.no_cache:
         options["cache"] = None
     options.pop("low_memory", None)  # never in memory, whatever was said
-    changed = {name: value for name in ("model", "base_url") if (value := getattr(flags, name)) is not None}
-    runner, gate = load_suite(flags.suite, changed, engine)
+    runner, gate = load_suite(flags.suite, target_changes(flags), engine)
     runner.suite_file = flags.suite
     runner.options = runner.options.replace(**options)
     return runner, with_flags(gate, min_pass_rate=flags.min_pass_rate, max_error_rate=flags.max_error_rate)
 
 
 def load_suite(
-    suite: str, target: Mapping[str, str] | None = None, engine: Mapping[str, Any] | None = None
+    suite: str, target: Mapping[str, Any] | None = None, engine: Mapping[str, Any] | None = None
 ) -> tuple[Runner, Gate]:
     """The runner that a suite file or file.py:name describes, and its gate.
 
@@ -207,7 +207,7 @@ def load_suite(
     if not _names_python(suite):
         return _from_yaml(suite, changed, engine or {})
     if changed:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in changed)
+        flags = " and ".join(map(target_flag, changed))
         raise ConfigurationError(f"{suite} makes its own target: {flags} can only change that of a suite file")
     runner, gate = _from_python(suite)
     if engine:
@@ -220,7 +220,7 @@ def _names_python(suite: str) -> bool:
     return bool(colon) and (place.endswith(".py") or (not Path(suite).exists() and name.isidentifier()))
 
 
-def _from_yaml(path: str, target: dict[str, str], engine: Mapping[str, Any]) -> tuple[Runner, Gate]:
+def _from_yaml(path: str, target: dict[str, Any], engine: Mapping[str, Any]) -> tuple[Runner, Gate]:
     if path.endswith(".py"):
         raise ConfigurationError(f"{path}: name the Runner in it too: {path}:NAME")
     if path.endswith((".jsonl", ".csv")):

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from steelyard.cli.click_types import Parsed, flags_of, given_options, target_flags
+from steelyard.cli.click_types import Parsed, flags_of, given_options, target_changes, target_flags
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import choose_sweep_place, command_again, remove_if_unused
@@ -36,6 +36,7 @@ class SweepFlags(msgspec.Struct, frozen=True, kw_only=True):
     out: Path | None
     model: str | None
     base_url: str | None
+    params: dict[str, Any] | None
     force: bool
     new: bool
     as_json: bool
@@ -95,8 +96,7 @@ def command(**given: Any) -> int:
 
 def _load(flags: SweepFlags, options: dict[str, Any], engine: dict[str, Any]) -> Runner:
     """The runner that a suite names; what was given on the command line overrides the suite's own options."""
-    changed = {name: value for name in ("model", "base_url") if (value := getattr(flags, name)) is not None}
-    runner, _ = load_suite(flags.suite, changed, engine)
+    runner, _ = load_suite(flags.suite, target_changes(flags), engine)
     runner.suite_file = flags.suite
     if flags.quiet or flags.no_progress:
         options["progress"] = "off"

@@ -179,11 +179,21 @@ def _changed_target(file: SuiteFile, changes: Mapping[str, Any]) -> dict[str, An
     known = _target_arguments(file, kind, arguments) if isinstance(arguments, dict) else []
     refused = [name for name in changes if known is not None and name not in known]
     if refused:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in refused)
+        flags = " and ".join(map(target_flag, refused))
         raise SuiteError(
             f"target: {kind} does not take {' or '.join(refused)}: {flags} cannot change it", path=file.path
         )
+    if "params" in changes:
+        suites = arguments.get("params") or {}
+        if not isinstance(suites, dict):
+            raise SuiteError(f"target.{kind}.params must be a mapping, got {suites!r}", path=file.path)
+        changes = {**changes, "params": {**suites, **changes["params"]}}
     return {kind: {**arguments, **changes}}
+
+
+def target_flag(name: str) -> str:
+    """The flag that changes an argument of the target."""
+    return "--param" if name == "params" else f"--{name.replace('_', '-')}"
 
 
 def _target_arguments(file: SuiteFile, kind: str, arguments: Mapping[str, Any]) -> list[str] | None:

@@ -180,6 +180,9 @@ def status_error(reply: HttpReply, *, provider_message: str | None = None) -> Ta
     message = provider_message or _redirect(reply) or _message(payload) or _plain(reply.body) or "no message"
     identifier = request_id(reply.headers)
     text = f"HTTP {reply.status}{f' ({kind})' if kind else ''}: {message}"
+    fields = [name for name in _named_fields(_error_object(payload)) if name not in message]
+    if fields and reply.status in (400, 422):
+        text += f" (parameter {', '.join(fields)})"
     if identifier:
         text += f" [request id {identifier}]"
     wait = retry_after(reply.headers)
@@ -212,8 +215,18 @@ def named_problem(body: bytes) -> str:
     """Return what an error body says of the request's fields: its message, and the field that it names."""
     payload = _payload(body)
     error = _error_object(payload)
+    return " ".join([_message(payload) or _plain(body) or "", *_named_fields(error)])
+
+
+def _named_fields(error: dict[str, Any]) -> list[str]:
+    """Return the request's fields that an error names beside its message; Google's are among its details."""
     named = [str(error[key]) for key in ("param", "field", "failed_field") if error.get(key)]
-    return " ".join([_message(payload) or _plain(body) or "", *named])
+    for detail in _google_details(error):
+        violations = detail.get("fieldViolations")
+        for one in violations if isinstance(violations, list) else ():
+            if isinstance(one, dict) and one.get("field"):
+                named.append(str(one["field"]))
+    return list(dict.fromkeys(name[:200] for name in named))
 
 
 def _error_object(payload: Any) -> dict[str, Any]:

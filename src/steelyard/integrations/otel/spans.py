@@ -17,7 +17,14 @@ from steelyard.protocols import CallByCall, InvocationContext, RemoteTarget, Sco
 from steelyard.records import EvalCase, InvocationResponse, Score
 
 _OPERATION = "gen_ai.operation.name"
-_PROVIDERS = {"openai-chat": "openai", "openai-responses": "openai", "anthropic-messages": "anthropic"}
+_PROVIDERS = {
+    "openai-chat": "openai",
+    "openai-responses": "openai",
+    "openai-completions": "openai",
+    "anthropic-messages": "anthropic",
+    "gemini": "gcp.gemini",
+    "bedrock": "aws.bedrock",
+}
 _REQUEST_ATTRIBUTES = {
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",

@@ -84,9 +84,7 @@ CHAT = Dialect("/v1/chat/completions", _OPENAI[0], chat.whole, chat.frames, chat
 RESPONSES = Dialect("/v1/responses", _OPENAI[0], responses.whole, responses.frames, responses.broken, _OPENAI[1])
 MESSAGES = Dialect("/v1/messages", b"request-id", messages.whole, messages.frames, messages.broken, anthropic_failure)
 
-COMPLETIONS = Dialect(
-    "/v1/completions", _OPENAI[0], completions.whole, completions.frames, completions.broken, _OPENAI[1]
-)
+COMPLETIONS = Dialect("/v1/completions", _OPENAI[0], completions.whole, completions.frames, chat.broken, _OPENAI[1])
 GEMINI = Dialect(
     "/v1beta/models:generateContent",
     b"x-request-id",

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import msgspec
 
 from steelyard.mock.answers import SimulatedAnswer
-from steelyard.mock.dialects.chat import broken as broken
 from steelyard.mock.dialects.chat import usage_fields
 
 _encode = msgspec.json.encode
