@@ -131,9 +131,12 @@ def test_bedrock_fails_as_the_client_expects_whole_and_in_a_stream(mock: Mock) -
         with bedrock(mock, f"fail={status}") as client, pytest.raises(botocore_errors.ClientError) as caught:
             client.converse(**asked())
         assert caught.value.response["Error"]["Code"] == kind
-    with bedrock(mock, "tear=error") as client, closing(client.converse_stream(**asked())["stream"]) as stream:
-        with pytest.raises(botocore_errors.EventStreamError, match="told to fail"):
-            list(stream)
+    with (
+        bedrock(mock, "tear=error") as client,
+        closing(client.converse_stream(**asked())["stream"]) as stream,
+        pytest.raises(botocore_errors.EventStreamError, match="told to fail"),
+    ):
+        list(stream)
     with (
         bedrock(mock, "", key="another") as client,
         pytest.raises(botocore_errors.ClientError, match="Incorrect API key"),
