@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import pickle
 import socket
@@ -17,12 +18,14 @@ import pytest
 
 from steelyard import EvalCase, InvocationResponse
 from steelyard.errors import ConfigurationError, TargetError, TransientError
-from steelyard.protocols import HttpReply
+from steelyard.protocols import HttpReply, HttpRequest, RequestSigning
 from steelyard.run.config import build_suite
 from steelyard.scoring.trajectory import tool_calls
 from steelyard.stats.prices import PriceBook
 from steelyard.targets import Bedrock
+from steelyard.transport import CurlTransport
 from steelyard.transport.event_stream import frame
+from tests.support.mock import Mock, running_mock
 from tests.support.scripted_transport import CONTEXT, ScriptedTransport, broken, chunked, whole
 
 CASE = EvalCase(id="fr", prompt="Capital of France?")
@@ -419,3 +422,31 @@ def test_a_suite_names_its_region_and_profile(tmp_path: Path) -> None:
 def test_its_prices_are_known() -> None:
     pytest.importorskip("genai_prices")
     assert PriceBook().of(Bedrock("anthropic.claude-3-5-sonnet-20241022-v2:0", region="us-east-1")) is not None
+
+
+def test_many_signed_calls_of_any_length_share_connections_and_a_handle_stops_signing_when_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    prompts = ["x" * (number * 9000) + "?" for number in range(20)]
+    signing = RequestSigning("aws:amz:us-east-1:bedrock", "AKIDEXAMPLE", SECRET)
+    body = b'{"messages":[{"role":"user","content":[{"text":"?"}]}]}'
+    headers = (("content-type", "application/json"), ("x-amz-content-sha256", hashlib.sha256(body).hexdigest()))
+
+    async def session(mock: Mock) -> tuple[int, list[int]]:
+        target = Bedrock(CLAUDE, base_url=mock.url)
+        await target.open(4)
+        calls = (target.invoke(EvalCase(id="a", prompt=prompt), CONTEXT) for prompt in prompts)
+        answered = len(await asyncio.gather(*calls))
+        await target.close()
+        transport = CurlTransport(1)
+        statuses = []
+        for one in (signing, None, signing):
+            request = HttpRequest(f"{mock.url}/model/m/converse", headers, body, signing=one)
+            statuses.append((await transport.send(request)).status)
+        await transport.close()
+        return answered, statuses
+
+    with running_mock(key="AKIDEXAMPLE") as mock:
+        assert asyncio.run(session(mock)) == (20, [200, 401, 200])

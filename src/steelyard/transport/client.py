@@ -384,8 +384,8 @@ class Transfer:
     def _set_signing(self, signing: RequestSigning | None) -> None:
         """Have libcurl sign the request, or no longer. The body's hash must be among the headers: it is read once."""
         if signing is None:
-            for option in (pycurl.AWS_SIGV4, pycurl.USERNAME, pycurl.PASSWORD):
-                self.handle.unsetopt(option)
+            self.handle.setopt(pycurl.HTTPAUTH, pycurl.HTTPAUTH_BASIC)  # the default, which needs a name and a password
+            self.handle.unsetopt(pycurl.USERPWD)
         else:
             self.handle.setopt(pycurl.AWS_SIGV4, signing.scope)
             self.handle.setopt(pycurl.USERNAME, signing.key_id)
