@@ -148,7 +148,7 @@ def test_a_plugins_prompt_may_be_a_template_alone(site: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "nearest", "listed"),
     [
-        ({"target": {"acmee": {"model": "m"}}}, "'acme'", "anthropic-messages, acme"),
+        ({"target": {"acmee": {"model": "m"}}}, "'acme'", "bedrock, acme"),
         ({"scorers": ["vowls"]}, "'vowels'", "python, vowels"),
         ({"scorers": [{"judge": {"model": "j", "prompt": "acme_v2"}}]}, "'acme_v1'", "following_v1, acme_v1"),
     ],

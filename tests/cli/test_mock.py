@@ -26,7 +26,8 @@ def test_it_prints_its_address_and_ends_in_order(number: signal.Signals) -> None
     assert "2 requests, at most 1 at once" in err
     snippets = [yaml.safe_load(line) for line in err.splitlines() if line.strip().startswith("target:")]
     kinds = {kind: arguments for snippet in snippets for kind, arguments in snippet["target"].items()}
-    assert set(kinds) == {"openai-chat", "openai-responses", "anthropic-messages"}
+    openai = {"openai-chat", "openai-responses", "openai-completions"}
+    assert set(kinds) == openai | {"anthropic-messages", "gemini", "bedrock"}
     assert kinds["openai-chat"] == {"model": "small", "base_url": mock.base_url}
 
 
