@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class OneFile:
 
     def __init__(self, place: str) -> None:
         self._path = Path(place)
+        self._lock = threading.Lock()  # a run puts answers from several threads at once
         self._kept: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {}
 
     def get(self, eval_set_id: str, case_id: str, key: str) -> InvocationResponse | None:
@@ -59,8 +61,9 @@ class OneFile:
         return None if kept is None else msgspec.convert(kept, InvocationResponse)
 
     def put(self, eval_set_id: str, case_id: str, key: str, response: InvocationResponse) -> None:
-        self._kept[f"{eval_set_id}/{case_id}/{key}"] = msgspec.to_builtins(response)
-        self._path.write_text(json.dumps(self._kept))
+        with self._lock:
+            self._kept[f"{eval_set_id}/{case_id}/{key}"] = msgspec.to_builtins(response)
+            self._path.write_text(json.dumps(self._kept))
 
 
 def one_line(result: Result) -> str:
