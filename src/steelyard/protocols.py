@@ -16,7 +16,7 @@ Identity: TypeAlias = Mapping[str, Any]
 
 ScoreResult: TypeAlias = Score | list[Score] | None
 Emit: TypeAlias = Callable[[Record | UnscoredAnswer | StoredSample], None]
-"""Receives what work produces: an answer before it is judged, each sample of a judge, and the finished record."""
+"""Receives what work produces: an answer before it is scored, each sample of a judge, and the finished record."""
 
 
 class Cancellation(Protocol):

@@ -172,7 +172,7 @@ class StoredSample(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
 
 class UnscoredAnswer(msgspec.Struct, frozen=True, gc=False):
-    """An answer that is about to be judged: kept first, so that a crash costs a judgement and not the answer."""
+    """An answer that is about to be scored: kept first, so that a crash costs its scores and not the answer."""
 
     record: Record
 

@@ -1,4 +1,4 @@
-"""`answers.jsonl`: answers that are not judged yet, and each judge sample as it comes. Nothing is paid for twice."""
+"""`answers.jsonl`: answers that are not scored yet, and each judge sample as it comes. Nothing is paid for twice."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class AnswerLog:
             self._samples.setdefault(slot, []).append(stored)
 
     def answer(self, slot: int) -> Record | None:
-        """Return the answer of a slot whose judging did not finish."""
+        """Return the answer of a slot whose scoring did not finish."""
         if slot not in self._answers:
             return None
         if self._reader is None:

@@ -110,7 +110,7 @@ class CaseRunner:
         scores: list[Score] = []
         if self._pipeline is None or response.error is not None:
             pass
-        elif not self._pipeline.has_judges:
+        elif self._pipeline.is_immediate:
             scores = await self._pipeline.score_without_judges(job, response)
         else:
 

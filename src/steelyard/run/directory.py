@@ -14,6 +14,7 @@ import numpy.typing as npt
 from steelyard.errors import JournalError, RunMismatch, RunRefused
 from steelyard.journal.answers import AnswerLog
 from steelyard.journal.files import (
+    ANSWERS,
     CASES,
     DAMAGED,
     METRICS,
@@ -129,11 +130,14 @@ class RunDirectory:
     def open(
         self, plan: Plan, *, with_answers: bool, trials: TrialStats | None, check: Callable[[], None]
     ) -> OpenJournal:
-        """Recover what is there and get ready to append; `check` is called now and then and may raise to give up."""
+        """Recover what is there and get ready to append; `check` is called now and then and may raise to give up.
+
+        Answers that an earlier launch left unscored are found whether this one writes any (`with_answers`) or not.
+        """
         with disk_errors(self.path):
             replay = self._recover(PlanSlots(plan), plan.slots, trials, check)
             self._reader = RecordReader(self.path / OUTPUTS)
-            if with_answers:
+            if with_answers or (self.path / ANSWERS).exists():
                 self._answers = self._open_answers(plan, replay)
         assert self._writer is not None
         return OpenJournal(replay, self._writer, self._reader, self._answers)

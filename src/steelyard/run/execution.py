@@ -34,6 +34,7 @@ from steelyard.run.send_policy import SendPolicy
 from steelyard.run.stop_rules import StopRules
 from steelyard.scoring.judge.calibration import calibration_of, is_trusted
 from steelyard.scoring.judge.verdict import is_verdict
+from steelyard.scoring.limits import is_immediate
 from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.stats.formatting import counted
 from steelyard.stats.metrics import JudgeCalibration, Metrics
@@ -150,8 +151,8 @@ class Execution:
         trials = TrialStats(plan.cases, plan.trials) if repeated else None
         journal = None
         if self._directory is not None:
-            has_judges = any(isinstance(scorer, RepeatedJudge) for scorer in self._scorers)
-            journal = self._directory.open(plan, with_answers=has_judges, trials=trials, check=self._check)
+            with_answers = not all(map(is_immediate, self._scorers))
+            journal = self._directory.open(plan, with_answers=with_answers, trials=trials, check=self._check)
         return Recorder(
             plan,
             journal,

@@ -42,7 +42,7 @@ class OpenJournal(NamedTuple):
     writer: JournalWriter
     reader: RecordReader
     answers: AnswerLog | None
-    """Answers and judge samples of unfinished slots; None in a run without judges."""
+    """Answers and judge samples of unfinished slots; None where every scorer is immediate."""
 
 
 class Recorder:

@@ -11,7 +11,7 @@ import math
 import numbers
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
@@ -122,6 +122,7 @@ class ObjectScorer:
         self.name = str(getattr(scorer, "name", "") or type(scorer).__name__)
         limits = limits_of(scorer)
         self.timeout, self.parallelism, self.retries = limits.timeout, limits.parallelism, limits.retries
+        self.immediate = getattr(scorer, "immediate", False) is True
 
     def identity(self) -> Identity:
         """Where the class is, what it says and what the object holds."""
@@ -318,6 +319,15 @@ class PlainScorer:
     timeout: float | str | None = DEFAULT_LIMITS.timeout
     parallelism: int | None = None
     retries: int | None = DEFAULT_LIMITS.retries
+    _is_built_in: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        cls._is_built_in = cls.__module__.partition(".")[0] == "steelyard"
+
+    @property
+    def immediate(self) -> bool:
+        """Whether it only computes (see `limits.is_immediate`). A class that a user derives may do anything."""
+        return self._is_built_in
 
     def __post_init__(self) -> None:
         check_share("threshold", self.threshold)

@@ -16,7 +16,7 @@ from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import TransientError
 from steelyard.protocols import Identity, Scorer, ScoreResult
 from steelyard.records import EvalCase, InvocationResponse, Score
-from steelyard.scoring.base import DEFAULT_LIMITS, PlainScorer, ScorerLimits, limits_of, note_retries
+from steelyard.scoring.base import DEFAULT_LIMITS, ScorerLimits, limits_of, note_retries
 
 _TRANSIENT = (TransientError, ConnectionError)
 _FIRST_WAIT = 0.5
@@ -95,9 +95,12 @@ class LimitedScorer:
             raise
 
 
-def is_immediate(scorer: Scorer) -> bool:
-    """Whether a scorer only computes: built in, and without limits of its own. It can neither wait nor block."""
-    return isinstance(scorer, PlainScorer) and limits_of(scorer) == DEFAULT_LIMITS
+def is_immediate(scorer: object) -> bool:
+    """Whether a scorer says that it only computes, as most built-in ones do, and has no limits of its own.
+
+    It can neither wait nor block nor crash. An answer is on disk before any other scorer sees it.
+    """
+    return getattr(scorer, "immediate", False) is True and limits_of(scorer) == DEFAULT_LIMITS
 
 
 def limited(scorer: Scorer) -> Scorer:

@@ -10,7 +10,7 @@ from typing import Any
 from steelyard.protocols import Emit, InvocationContext, RepeatedJudge, Scorer
 from steelyard.records import InvocationResponse, Job, Sample, Score, StoredSample
 from steelyard.scoring.base import limits_of, run_scorers
-from steelyard.scoring.limits import Turns, limited
+from steelyard.scoring.limits import Turns, is_immediate, limited
 from steelyard.stats.scores import verdict
 
 
@@ -26,8 +26,9 @@ class ScoringPipeline:
         self._num_runs = num_runs
         self._limits = {judge.name: limits_of(judge) for judge in self._judges}
         self._turns = {name: Turns(limits.parallelism) for name, limits in self._limits.items()}
-
-        self.has_judges = bool(self._judges)
+        self._waits_for_scorers = not all(map(is_immediate, self._scorers))
+        self.is_immediate = not self._judges and not self._waits_for_scorers
+        """Whether no scorer can wait, block or crash: an answer need not be on disk before it is scored."""
 
     def __bool__(self) -> bool:
         return bool(self._scorers or self._judges)
@@ -44,9 +45,15 @@ class ScoringPipeline:
         keep_answer: Callable[[], None],
         emit: Emit,
     ) -> list[Score]:
-        """Return all applicable scores. `keep_answer` is called before the first judge, `emit` after each sample."""
+        """Return all applicable scores. `emit` is called after each sample of a judge.
+
+        `keep_answer` is called before anything that can wait, block or crash: the scorers, unless they are all
+        immediate, or the first judge.
+        """
+        kept = self._waits_for_scorers
+        if kept:
+            keep_answer()
         scores = await self.score_without_judges(job, response)
-        kept = False
         for judge in self._judges:
             escalated = judge.when == "failed"
             if not judge.applies(job.case) or (escalated and verdict(scores) is not False):

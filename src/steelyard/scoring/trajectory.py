@@ -93,6 +93,11 @@ class Trajectory(PlainScorer):
     counts: Counts = field(default_factory=dict)
     min_efficiency: float = 0.0
 
+    @property
+    def immediate(self) -> bool:
+        """Whether it only computes: a user's function that compares arguments may do anything."""
+        return super().immediate and not callable(self.arguments)
+
     def _check(self) -> None:
         check_share("min_efficiency", self.min_efficiency)
         _mode(self.mode)

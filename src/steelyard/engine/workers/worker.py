@@ -204,4 +204,4 @@ class HostedRun:
 
     def _emit(self, ticket_and_item: Any) -> None:
         ticket, item = ticket_and_item
-        self._queue.put((EMITTED, ticket, pickle_item(item)))
+        self._queue.put((EMITTED, ticket, pickle_item(item)), urgent=isinstance(item, UnscoredAnswer))

@@ -256,6 +256,10 @@ class TracedScorer:
     def name(self) -> str:
         return self._scorer.name
 
+    @property
+    def immediate(self) -> bool:
+        return getattr(self._scorer, "immediate", False) is True
+
     def identity(self) -> Identity:
         return self._scorer.identity()
 
