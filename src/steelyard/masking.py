@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -55,6 +57,19 @@ class Masker:
             parts = [self.value(part) for part in value]
             return type(value)(parts) if any(a is not b for a, b in zip(parts, value, strict=True)) else value
         return value
+
+
+_SECRET_NAME = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
+
+
+def environment_masker() -> Masker:
+    """A masker of what the environment holds under names such as `OPENAI_API_KEY` or `DB_PASSWORD`."""
+    return _masker_of(tuple(sorted(value for name, value in os.environ.items() if _SECRET_NAME.search(name))))
+
+
+@lru_cache(maxsize=4)
+def _masker_of(secrets: tuple[str, ...]) -> Masker:
+    return Masker(secrets)
 
 
 def _forms(secret: str) -> Iterator[str]:

@@ -9,7 +9,17 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from steelyard.records import EvalCase, InvocationResponse, Job, Record, Sample, Score, StoredSample, UnscoredAnswer
+from steelyard.records import (
+    EvalCase,
+    FailedAttempt,
+    InvocationResponse,
+    Job,
+    Record,
+    Sample,
+    Score,
+    StoredSample,
+    UnscoredAnswer,
+)
 
 Identity: TypeAlias = Mapping[str, Any]
 """JSON-able facts that decide a target's or scorer's answers. Keys that start with `~` only warn when they change."""
@@ -64,6 +74,8 @@ class InvocationContext(msgspec.Struct):
     """What failed attempts have cost so far."""
     clock: Clock | None = None
     """The case's time limit: stopped while it waits for a send permit."""
+    retry_errors: list[FailedAttempt] | None = None
+    """The attempts so far that failed and were retried, the latest of them."""
 
     @property
     def rng(self) -> random.Random:

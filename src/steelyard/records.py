@@ -58,6 +58,17 @@ class Score(msgspec.Struct, omit_defaults=True, gc=False):
     """From a judge whose calibration was asked for and is good."""
     votes: dict[str, bool | None] | None = None
     """Of a jury: what each model said, by its name; None for one that gave no verdict."""
+    error_traceback: str | None = None
+    """Where the scorer failed, in the user's code; None for an error that came from elsewhere."""
+
+
+class FailedAttempt(msgspec.Struct, kw_only=True, gc=False):
+    """One attempt that failed and was retried."""
+
+    error_type: str
+    error: str
+    time: datetime
+    """When it failed."""
 
 
 class Sample(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -124,6 +135,8 @@ class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The text began with a block of reasoning, `<think>…</think>`, which is only in `messages`."""
     fields_left_out: list[str] | None = None
     """Fields of the model's own turns that the endpoint refused to take back in this call."""
+    error_traceback: str | None = None
+    """Where the target failed, in the user's code; None for an error that came from elsewhere."""
 
 
 class InvocationResponse(ResponseFields, kw_only=True, omit_defaults=True):
@@ -152,6 +165,8 @@ class Record(_RecordHead, kw_only=True, omit_defaults=True, gc=False):
 
     scores: list[Score]
     notes: list[str] = []
+    retry_errors: list[FailedAttempt] = []
+    """The attempts before the last one, the latest of them."""
 
     @property
     def response(self) -> InvocationResponse:

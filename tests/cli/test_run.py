@@ -55,6 +55,18 @@ def test_k_and_n_together_take_the_first_of_those_that_match(shop: Workshop) -> 
     assert shop.asked() == ["c1", "c2"]
 
 
+@pytest.mark.parametrize("words", [[], ["--no-tracebacks"]], ids=["kept", "left out"])
+def test_no_tracebacks_leaves_them_out(shop: Workshop, words: list[str]) -> None:
+    shop.agent("""
+        def answer(case):
+            return {}["missing"]
+    """)
+    ended = go(shop, "-n", "1", "-v", *words)
+    (line,) = shop.lines()
+    assert ('return {}["missing"]' in line.get("error_traceback", "")) is (not words)
+    assert ('return {}["missing"]' in ended.err) is (not words)
+
+
 def test_timeout_makes_a_late_answer_an_error(shop: Workshop) -> None:
     shop.agent("""
         import asyncio

@@ -283,8 +283,10 @@ def test_a_scorer_that_crashes_leaves_the_response_ok() -> None:
         returning(InvocationResponse(response_text="x")), [FunctionScorer(broken), Exact()], job=make_job(expected="x")
     )
     assert (record.status, record.error, record.response_text) == ("ok", None, "x")
+    where = record.scores[0].error_traceback
+    assert "in broken" in (where or "")
     assert record.scores == [
-        Score("broken", errors=["ZeroDivisionError: division by zero"]),
+        Score("broken", errors=["ZeroDivisionError: division by zero"], error_traceback=where),
         Score("exact", 1.0, True),
     ]
 

@@ -292,5 +292,5 @@ def test_the_keys_of_a_suite_and_what_run_json_keeps_come_from_the_declarations(
         *("engine", "ray_address", "workers"),
     }
     assert set(RunOptions().for_manifest()) == set(FIELDS) - {
-        *("output_path", "progress", "progress_bar_stats", "low_memory", "cache")
+        *("output_path", "progress", "progress_bar_stats", "low_memory", "cache", "tracebacks")
     }

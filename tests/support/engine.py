@@ -9,7 +9,7 @@ from typing import Any
 
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.protocols import InvocationContext, Scorer, Target
-from steelyard.records import EvalCase, InvocationResponse, Job, Record
+from steelyard.records import EvalCase, InvocationResponse, Job, Record, StoredSample, UnscoredAnswer
 from steelyard.run.case import CaseRunner
 from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.suite.evalset import EvalSet
@@ -80,7 +80,12 @@ def one_record(
     """The one record that the work makes of a job."""
     records: list[Record] = []
     work = CaseRunner(target, ScoringPipeline(scorers), timeout=timeout, seed=0, token=token)
-    asyncio.run(work(job or make_job(), records.append))
+
+    def emit(item: Record | UnscoredAnswer | StoredSample) -> None:
+        if isinstance(item, Record):
+            records.append(item)
+
+    asyncio.run(work(job or make_job(), emit))
     assert len(records) == 1
     return records[0]
 

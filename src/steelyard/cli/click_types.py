@@ -71,7 +71,7 @@ def _attributes(field: OptionField) -> dict[str, Any]:
     if get_origin(field.type) is Literal:
         return {"type": click.Choice(kinds), "metavar": option.metavar}
     if kinds == [bool]:
-        return {"is_flag": True, "default": None}
+        return {"is_flag": True, "flag_value": not field.default, "default": None}
     if Path in kinds:
         return {"type": click.Path(path_type=Path), "metavar": option.metavar}
     return {"type": kinds[0], "metavar": option.metavar}

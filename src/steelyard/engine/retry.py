@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from datetime import UTC, datetime
 
 import msgspec
 
 from steelyard.engine.rate_limit import RateLimited
 from steelyard.errors import TransientError
 from steelyard.protocols import InvocationContext, Target, TargetWrapper
-from steelyard.records import EvalCase, InvocationResponse
+from steelyard.records import EvalCase, FailedAttempt, InvocationResponse
+from steelyard.tracebacks import masked_description
 
 _ALWAYS_TRANSIENT: tuple[type[Exception], ...] = (TransientError, ConnectionError, TimeoutError)
+MAX_RETRY_ERRORS = 20
+"""Failed attempts that a record keeps."""
+_MAX_MESSAGE = 1_000
 _MAX_REFUSALS = 100
 """How often a call may be refused, in addition to its attempts, while the endpoint answers other calls."""
 
@@ -67,6 +72,7 @@ class Retry(TargetWrapper):
                     raise
                 # The error that is raised at last carries its own cost; those of the attempts before are added up here.
                 context.spent += _cost_of(error)
+                _note_failure(error, context)
             else:
                 retries = context.attempt - 1 - before
                 return _retried(response, retries) if retries else response
@@ -108,6 +114,14 @@ def _cost_of(error: Exception) -> float:
     partial = getattr(error, "partial", None)
     cost = partial.cost if isinstance(partial, InvocationResponse) else None
     return cost if isinstance(cost, int | float) else 0.0
+
+
+def _note_failure(error: Exception, context: InvocationContext) -> None:
+    """Remember a failed attempt for the record; of very many, the latest."""
+    failed = FailedAttempt(
+        error_type=type(error).__name__, error=masked_description(error, _MAX_MESSAGE), time=datetime.now(UTC)
+    )
+    context.retry_errors = [*(context.retry_errors or [])[1 - MAX_RETRY_ERRORS :], failed]
 
 
 async def _back_off(seconds: float, context: InvocationContext) -> None:

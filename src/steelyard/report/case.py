@@ -54,6 +54,9 @@ class OneCase:
         yield f"{record.id}{trial}: {state_of(record)}"
         if record.error is not None:
             yield f"  error: {record.error}"
+            yield from _indented(record.error_traceback or "")
+        for failed in record.retry_errors:
+            yield f"  retried at {failed.time:%H:%M:%S}: {failed.error}"
         for turn in turns(record, self.case):
             yield f"  {turn.role}:"
             yield from _indented(turn.text)
@@ -104,6 +107,7 @@ def _score(score: Score) -> Iterator[str]:
         yield f"    {'–' if sample is None else f'{sample:.2f}'}  {' '.join(text.split())}".rstrip()
     for error in errors:
         yield from _indented(error)
+    yield from _indented(score.error_traceback or "", "      ")
 
 
 def _times(record: Record) -> str:

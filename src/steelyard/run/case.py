@@ -22,6 +22,7 @@ from steelyard.protocols import Cancellation, Emit, InvocationContext, RemoteTar
 from steelyard.records import (
     RECORD_VERSION,
     EvalCase,
+    FailedAttempt,
     InvocationResponse,
     Job,
     Record,
@@ -30,6 +31,7 @@ from steelyard.records import (
     UnscoredAnswer,
 )
 from steelyard.scoring.pipeline import ScoringPipeline
+from steelyard.tracebacks import user_traceback
 
 _FIELDS = ResponseFields.__struct_fields__
 
@@ -62,7 +64,9 @@ class CaseRunner:
         waits: bool = False,
         remotes: Sequence[RemoteTarget] = (),
         answered: Callable[[str, int], None] | None = None,
+        tracebacks: bool = True,
     ) -> None:
+        self._tracebacks = tracebacks
         self._waits = waits
         self._answered = answered
         """Called with the id and trial of each case that has its answer and is yet to be scored."""
@@ -100,11 +104,13 @@ class CaseRunner:
         context = InvocationContext(job.case.id, job.trial, 1, self._seed, self._token)
         if job.stored is not None:
             response, attempts, before = job.stored.response, job.stored.attempts, job.stored.elapsed
+            failures: list[FailedAttempt] | None = job.stored.retry_errors
         else:
             response, before = await self._ask(job, context), None
             if context.waiting or context.backoff or job.planned_at is not None:
                 response = _with_waits(response, context, job.planned_at)
             attempts = 0 if response.cached else context.attempt
+            failures = context.retry_errors
         if self._answered is not None:
             self._answered(job.case.id, job.trial)
         scores: list[Score] = []
@@ -116,11 +122,12 @@ class CaseRunner:
 
             def keep_answer() -> None:
                 if before is None:
-                    emit(UnscoredAnswer(_record(job, response, [], attempts, time.perf_counter() - started)))
+                    elapsed = time.perf_counter() - started
+                    emit(UnscoredAnswer(_record(job, response, [], attempts, elapsed, failures)))
 
             scores = await self._pipeline.score(job, response, context, keep_answer, emit)
         elapsed = time.perf_counter() - started if before is None else before
-        emit(_record(job, response, scores, attempts, elapsed))
+        emit(_record(job, response, scores, attempts, elapsed, failures))
 
     async def _ask(self, job: Job, context: InvocationContext) -> InvocationResponse:
         """The target's answer; whatever it raises becomes an answer that says so."""
@@ -148,10 +155,15 @@ class CaseRunner:
             partial = getattr(error, "partial", None)
             if isinstance(error, asyncio.CancelledError):
                 if late:
-                    error = TimeoutError(f"no answer within {self._timeout:g} s")
+                    # With the traceback of the cancellation, which says where the target was.
+                    where = error.__traceback__
+                    error = TimeoutError(f"no answer within {self._timeout:g} s").with_traceback(where)
                 elif self._wants_to_end(task):
                     raise
-            return _failed(error, partial, context.attempt - 1)
+            response = _failed(error, partial, context.attempt - 1)
+            if self._tracebacks:
+                response.error_traceback = user_traceback(error)
+            return response
 
     def _begin_session(self, case: EvalCase, context: InvocationContext) -> EvalCase:
         """The case after the session's messages; the context gets its own copy of the session."""
@@ -238,9 +250,18 @@ def _coerced(name: str, value: Any, wanted: type) -> Any:
     raise TypeError(f"the response's {name} is {type(value).__name__} {value!r:.100}, not {wanted.__name__}")
 
 
-def _record(job: Job, response: InvocationResponse, scores: list[Score], attempts: int, elapsed: float) -> Record:
+def _record(
+    job: Job,
+    response: InvocationResponse,
+    scores: list[Score],
+    attempts: int,
+    elapsed: float,
+    failures: list[FailedAttempt] | None,
+) -> Record:
     fields = asdict(response)
     del fields["id"]
+    if failures:
+        fields["retry_errors"] = failures
     return Record(
         RECORD_VERSION,
         job.case.id,

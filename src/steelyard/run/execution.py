@@ -278,11 +278,12 @@ class Execution:
         scorers = [self._bound(scorer) if isinstance(scorer, RepeatedJudge) else scorer for scorer in self._scorers]
         return CaseRunner(
             target,
-            ScoringPipeline(scorers, num_runs=options.num_runs),
+            ScoringPipeline(scorers, num_runs=options.num_runs, tracebacks=options.tracebacks),
             timeout=options.timeout,
             seed=options.seed,
             session=self._session,
             token=self._token,
+            tracebacks=options.tracebacks,
             waits=send_policy.waits,
             remotes=send_policy.remotes,
             answered=DriverCallback(send_policy.permits.answered) if send_policy.permits is not None else None,

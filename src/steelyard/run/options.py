@@ -367,6 +367,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             check=_at_least_0,
         ),
     ] = 20
+    tracebacks: Annotated[
+        bool,
+        Option(
+            flags=("--no-tracebacks",),
+            help="Keep no tracebacks of failing functions in the records.",
+            score="Keep no tracebacks of failing functions in the records.",
+            check=_true_or_false,
+            in_manifest=False,
+        ),
+    ] = True
     output_path: Annotated[
         str | Path | None,
         Option(
@@ -470,6 +480,7 @@ class RunChanges(TypedDict, total=False):
     low_memory: bool
     stop_error_rate: float | None
     stop_first_errors: int
+    tracebacks: bool
     output_path: str | Path | None
     retry_on: tuple[type[Exception], ...]
     prices: Any

@@ -169,6 +169,8 @@ class Recorder:
         else:
             self.scores.update(scores, failed=True)
             self.errors.add(record)
+            if record.error_traceback is not None:
+                _log_traceback(record.id, record.error_traceback)
         if self._trials is not None:
             position, trial = divmod(slot, self._plan.trials)
             self._trials.update(position, trial, passed, scores)
@@ -190,6 +192,8 @@ class Recorder:
                 self._failing_scorers.add(score.name)
                 why = safe_text(score.errors[0])[:_MAX_REASON]
                 log.warning("%s could not score %s, and maybe others: %s", score.name, safe_text(record.id), why)
+                if score.error_traceback is not None:
+                    _log_traceback(record.id, score.error_traceback)
 
     def judged(self, cost: float | None) -> None:
         """Count what one call of a judge cost; written at once, as it belongs to no record."""
@@ -244,6 +248,13 @@ class Recorder:
 
     def _count(self, state: int) -> int:
         return self._states.count(state)
+
+
+def _log_traceback(case_id: str, text: str) -> None:
+    """Log where the user's code failed, for `--verbose`."""
+    if log.isEnabledFor(logging.DEBUG):
+        lines = (safe_text(line) for line in text.splitlines())
+        log.debug("%s: %s", safe_text(case_id), "\n  ".join(lines))
 
 
 def _index_state(ok: bool, passed: bool | None) -> int:

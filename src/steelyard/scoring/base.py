@@ -20,6 +20,7 @@ from steelyard.errors import ConfigurationError, describe
 from steelyard.plugins import find
 from steelyard.protocols import Identity, Scorer, ScoreResult
 from steelyard.records import EvalCase, InvocationResponse, Score
+from steelyard.tracebacks import user_traceback
 from steelyard.units import parse_duration
 
 _MAX_STORED_TEXT = 10_000
@@ -201,7 +202,9 @@ def as_scorers(items: Iterable[object]) -> list[Scorer]:
     return scorers
 
 
-async def run_scorers(scorers: Sequence[Scorer], case: EvalCase, response: InvocationResponse) -> list[Score]:
+async def run_scorers(
+    scorers: Sequence[Scorer], case: EvalCase, response: InvocationResponse, *, tracebacks: bool = True
+) -> list[Score]:
     """Return all applicable scores, in the scorers' order; a scorer that raises yields a score with the error."""
     scores: list[Score] = []
     for scorer in scorers:
@@ -218,7 +221,9 @@ async def run_scorers(scorers: Sequence[Scorer], case: EvalCase, response: Invoc
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _being_cancelled():
                 raise
-            scores.append(_failed_score(scorer.name, error))
+            failed = _failed_score(scorer.name, error)
+            failed.error_traceback = user_traceback(error) if tracebacks else None
+            scores.append(failed)
     return scores
 
 
@@ -269,6 +274,7 @@ def _is_plain(score: Score) -> bool:
         and not score.errors
         and score.reasons is None
         and score.by is None
+        and score.error_traceback is None
     )
 
 
@@ -303,6 +309,7 @@ def _plain(score: Score, name: str) -> Score:
         retries=int(score.retries),
         calibrated=bool(score.calibrated),
         votes=score.votes,
+        error_traceback=None if score.error_traceback is None else str(score.error_traceback)[:_MAX_STORED_TEXT],
     )
 
 

@@ -20,7 +20,10 @@ class ScoringPipeline:
     How many calls are on the wire together is for the limits of the judge's endpoint to say.
     """
 
-    def __init__(self, scorers: Sequence[Scorer | RepeatedJudge], *, num_runs: int = 1) -> None:
+    def __init__(
+        self, scorers: Sequence[Scorer | RepeatedJudge], *, num_runs: int = 1, tracebacks: bool = True
+    ) -> None:
+        self._tracebacks = tracebacks
         self._scorers = [limited(scorer) for scorer in scorers if not isinstance(scorer, RepeatedJudge)]
         self._judges = [scorer for scorer in scorers if isinstance(scorer, RepeatedJudge)]
         self._num_runs = num_runs
@@ -35,7 +38,7 @@ class ScoringPipeline:
 
     def score_without_judges(self, job: Job, response: InvocationResponse) -> Awaitable[list[Score]]:
         """Return the scores of all scorers but the judges."""
-        return run_scorers(self._scorers, job.case, response)
+        return run_scorers(self._scorers, job.case, response, tracebacks=self._tracebacks)
 
     async def score(
         self,

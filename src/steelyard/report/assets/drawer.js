@@ -144,8 +144,11 @@ class Drawer {
   }
 
   errorPart(body) {
-    if (body.error === null) return null;
-    return this.part("Error", escapeInvisible(body.error_type || ""), ...this.text(body.error, { kind: "text bad" }));
+    const retried = (body.retried || []).map((one) => div("cut", "Retried after: ", begun(one)));
+    if (body.error === null) return retried.length ? this.part("Retries", "", ...retried) : null;
+    const trace = body.traceback ? this.text(body.traceback, { kind: "text" }) : [];
+    return this.part("Error", escapeInvisible(body.error_type || ""), ...this.text(body.error, { kind: "text bad" }),
+      ...trace, ...retried);
   }
 
   answerPart(body) {
@@ -194,7 +197,8 @@ class Drawer {
     const more = (text) => div("more", begun(text));
     const samples = this.samples(score);
     return div("score", div("what", escapeInvisible(score.name), ...tags), div("figure", figure(score.value) + spread),
-      score.reason && !samples ? more(score.reason) : null, ...(score.errors || []).map(more), samples,
+      score.reason && !samples ? more(score.reason) : null, ...(score.errors || []).map(more),
+      ...(score.error_traceback ? this.text(score.error_traceback, { kind: "text" }) : []), samples,
       score.by ? div("by", escapeInvisible(score.by)) : null);
   }
 

@@ -127,6 +127,10 @@ def body(record: Record, offset: int, asked: SuiteCase | None, limit: int) -> by
         "scores": [_score(score, limit) for score in record.scores],
         "facts": dict(_facts(record)),
     }
+    if record.error_traceback is not None:
+        found["traceback"] = _cut(record.error_traceback, limit)
+    if record.retry_errors:
+        found["retried"] = [_cut(f"{failed.time:%H:%M:%S} {failed.error}", limit) for failed in record.retry_errors]
     if case is not None and case.expected is not None:
         found["expected"] = [_cut(text, limit) for text in _accepted(case.expected)]
     if case is not None and case.expected_trajectory is not None:
@@ -183,8 +187,9 @@ def _score(score: Any, limit: int) -> dict[str, Any]:
     for name in ("reasons", "errors"):
         if name in shown:
             shown[name] = [_cut(text, limit) for text in shown[name]]
-    if "reason" in shown:
-        shown["reason"] = _cut(shown["reason"], limit)
+    for name in ("reason", "error_traceback"):
+        if name in shown:
+            shown[name] = _cut(shown[name], limit)
     return shown
 
 
