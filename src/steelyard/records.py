@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 RECORD_VERSION = 1
+MAX_NUMBER = 1e15
+"""The largest number that a target may report: any sum and square of such numbers is finite."""
 
 Status = Literal["ok", "error"]
 

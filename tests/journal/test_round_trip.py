@@ -8,7 +8,7 @@ import enum
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steelyard import InvocationResponse, Result, Score
+from steelyard import EvalCase, EvalSet, InvocationResponse, Result, Runner, Score
+from steelyard.journal.answers import AnswerLog
 from steelyard.journal.reader import Entry, decode_entry
 from steelyard.journal.writer import encode_record
-from steelyard.records import Record
+from steelyard.records import FailedAttempt, Record, Sample, StoredSample
 from tests.support.journal import CountedModel, a_record, cases, run_in, without_syncs
 
 
@@ -302,3 +303,56 @@ def test_answers_of_every_kind_go_through_a_run_and_its_resume(tmp_path: Path, m
     assert run_in(tmp_path / "run", again, asked).complete
     assert again.called == []
     assert len(Result.load(tmp_path / "run").load_responses()) == len(values)
+
+
+LONE = "half \ud83d of a pair"
+TEXTS = ("response_text", "stop_reason", "error", "input_prompt", "error_type", "request_id", "node", "error_traceback")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_lone_surrogate_in_any_text_field_is_replaced_and_noted(name: str) -> None:
+    record = a_record()
+    setattr(record, name, LONE)
+    decoded = read_back(record)
+    assert getattr(decoded, name) == "half \ufffd of a pair"
+    assert any(note.startswith(name) for note in decoded.notes)
+
+
+def test_every_text_field_of_a_response_is_tried() -> None:
+    hints = get_type_hints(InvocationResponse)
+    assert {name for name, hint in hints.items() if hint == (str | None)} == set(TEXTS)
+
+
+def test_lone_surrogates_in_a_score_and_in_retried_errors_are_replaced() -> None:
+    score = Score(LONE, 1.0, True, LONE, errors=[LONE], reasons=[LONE, None], by=LONE, error_traceback=LONE)
+    failed = FailedAttempt(error_type=LONE, error=LONE, time=dt.datetime.now(dt.UTC))
+    record = a_record()
+    record.scores, record.retry_errors = [score], [failed]
+    decoded = read_back(record)
+    clean = "half \ufffd of a pair"
+    assert decoded.scores == [
+        Score(clean, 1.0, True, clean, errors=[clean], reasons=[clean, None], by=clean, error_traceback=clean)
+    ]
+    assert (decoded.retry_errors[0].error_type, decoded.retry_errors[0].error) == (clean, clean)
+
+
+def test_lone_surrogates_in_a_judges_sample_are_replaced(tmp_path: Path) -> None:
+    log = AnswerLog(tmp_path)
+    sample = Sample(score=1.0, reason=LONE)
+    log.append(StoredSample(id="c", trial=0, answer_fp="f", by=LONE, run=0, sample=sample))
+    log.close()
+    (line,) = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["by"] == json.loads(line)["sample"]["reason"] == "half \ufffd of a pair"
+
+
+def test_a_run_with_lone_surrogates_everywhere_ends_and_can_be_read(tmp_path: Path) -> None:
+    def target(case: EvalCase) -> InvocationResponse:
+        return InvocationResponse(response_text="x", request_id=LONE, node=LONE)
+
+    def scorer(case: EvalCase, response: InvocationResponse) -> Score:
+        return Score("graded", 1.0, True, by=LONE, reasons=[LONE], samples=[1.0])
+
+    suite = EvalSet("s", [EvalCase(id="c", prompt="?")])
+    assert Runner(target, suite, [scorer], progress="off", output_path=tmp_path).run_sync().complete
+    (record,) = Result.load(tmp_path).iter_responses()
+    assert record.request_id == record.node == record.scores[0].by == "half \ufffd of a pair"

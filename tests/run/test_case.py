@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 import threading
 import time
@@ -15,7 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steelyard import EvalSet, Result
 from steelyard.engine.cancellation import CancellationToken
+from steelyard.errors import TargetError
 from steelyard.journal.reader import Entry
 from steelyard.journal.writer import encode_record
 from steelyard.protocols import InvocationContext
@@ -240,6 +243,50 @@ def test_whatever_stands_in_a_response_its_record_can_be_written_and_read_back(f
 def test_a_huge_whole_number_is_kept_exactly_or_refused() -> None:
     record = one_record(returning(InvocationResponse(num_tokens_output=np.int64(2**53 + 1))))
     assert record.status == "error" or record.num_tokens_output == 2**53 + 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cost", 10**400),
+        ("cost", float("inf")),
+        ("time_to_last_token", float("-inf")),
+        ("time_to_first_token", 1e300),
+        ("time_waiting", 10**400),
+        ("num_tokens_output", 10**400),
+        ("http_status", 10**400),
+        ("retries", 10**400),
+    ],
+)
+@pytest.mark.parametrize("raised", [False, True], ids=["returned", "partial"])
+def test_a_number_that_no_figure_can_hold_is_an_error_that_keeps_the_answer(field, value, raised: bool) -> None:
+    response = InvocationResponse(response_text="paid for", time_per_output_token=math.nan, **{field: value})
+
+    async def answer(case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        if raised:
+            raise TargetError("broke off", partial=response)
+        return response
+
+    record = one_record(Asked(answer), [Exact()])
+    assert (record.status, record.error_type, record.response_text) == ("error", "TargetError", "paid for")
+    assert ("broke off" if raised else field) in (record.error or "")
+    back = msgspec.json.decode(encode_record(record), type=Record)
+    assert getattr(back, field) in (None, 0)
+    assert back.time_per_output_token is None
+
+
+def test_a_run_whose_target_reports_impossible_numbers_can_be_read_and_resumed(tmp_path) -> None:
+    costs = {"a": 10**400, "b": 0.5}
+    suite = EvalSet("s", [EvalCase(id=name, prompt="?") for name in costs])
+    Runner(
+        lambda case: InvocationResponse(response_text="x", cost=costs[case.id]),
+        suite,
+        progress="off",
+        output_path=tmp_path,
+    ).run_sync()
+    loaded = Result.load(tmp_path)
+    assert [record.status for record in loaded.iter_responses()] == ["error", "ok"]
+    assert loaded.metrics["counts"]["error"] == 1
 
 
 def test_a_request_time_keeps_its_moment() -> None:

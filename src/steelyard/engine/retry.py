@@ -12,7 +12,7 @@ import msgspec
 from steelyard.engine.rate_limit import RateLimited
 from steelyard.errors import TransientError
 from steelyard.protocols import InvocationContext, Target, TargetWrapper
-from steelyard.records import EvalCase, FailedAttempt, InvocationResponse
+from steelyard.records import MAX_NUMBER, EvalCase, FailedAttempt, InvocationResponse
 from steelyard.tracebacks import masked_description
 
 _ALWAYS_TRANSIENT: tuple[type[Exception], ...] = (TransientError, ConnectionError, TimeoutError)
@@ -113,7 +113,7 @@ def _cost_of(error: Exception) -> float:
     """Return the cost of a failed attempt, as far as it is known."""
     partial = getattr(error, "partial", None)
     cost = partial.cost if isinstance(partial, InvocationResponse) else None
-    return cost if isinstance(cost, int | float) else 0.0
+    return float(cost) if isinstance(cost, int | float) and abs(cost) <= MAX_NUMBER else 0.0
 
 
 def _note_failure(error: Exception, context: InvocationContext) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from steelyard.journal.files import ANSWERS
 from steelyard.journal.reader import RecordReader, decode_entry, lines_forward
-from steelyard.journal.writer import AppendOnlyFile, encode_record, whole_text
+from steelyard.journal.writer import AppendOnlyFile, clean_texts, encode_record
 from steelyard.records import Record, StoredSample, UnscoredAnswer
 from steelyard.stats.costs import Spending
 
@@ -116,9 +116,6 @@ def _encode_sample(stored: StoredSample) -> bytes:
     try:
         return _encoder.encode(stored) + b"\n"
     except UnicodeEncodeError:
-        sample = stored.sample
-        for name in ("reason", "error"):
-            text = getattr(sample, name)
-            if text is not None:
-                setattr(sample, name, whole_text(text))
+        clean_texts(stored)
+        clean_texts(stored.sample)
         return _encoder.encode(stored) + b"\n"

@@ -8,8 +8,9 @@ import math
 import os
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from steelyard.errors import JournalError
 from steelyard.journal.files import INDEX, OUTPUTS
-from steelyard.records import Record, Score
+from steelyard.records import Record
 
 MakeRows: TypeAlias = Callable[[npt.NDArray[np.int64]], bytes]
 """Turns noted columns (offset, length, slot, verdict) into rows of the index."""
@@ -154,16 +155,18 @@ _MAX_DEPTH = 100
 _MAX_STAND_IN = 1_000
 
 _encode = msgspec.json.Encoder().encode
-_FREE_FIELDS = (
-    "response_text",
-    "input_prompt",
-    "input_payload",
-    "messages",
-    "stop_reason",
-    "error",
-    "error_type",
-    "notes",
-)
+
+
+def _holds_text(hint: Any) -> bool:
+    return hint is str or hint is Any or any(map(_holds_text, get_args(hint)))
+
+
+@cache
+def _text_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of a struct in which there may be text."""
+    return tuple(name for name, hint in get_type_hints(kind).items() if _holds_text(hint))
+
+
 _TOKEN_COUNTS = (
     "num_tokens_input",
     "num_tokens_output",
@@ -241,29 +244,30 @@ def _is_deep(value: Any) -> bool:
 
 def _clean_record(record: Record) -> None:
     """Replace what cannot be written, field by field, and say so in the record's notes."""
-    notes = list(record.notes)
-    for name in _FREE_FIELDS:
-        cleaner = _Cleaner()
-        value = getattr(record, name)
-        cleaned = cleaner.clean(value)
-        if cleaner.changed:
-            setattr(record, name, cleaned)
-            notes.append(f"{name}: {cleaner.summary()}")
+    notes = [f"{name}: {what}" for name, what in clean_texts(record)]
+    for failed in record.retry_errors:
+        notes += [f"retry_errors.{name}: {what}" for name, what in clean_texts(failed)]
     for name in _TOKEN_COUNTS:
         if not _encodable(getattr(record, name)):
             setattr(record, name, None)
             notes.append(f"{name}: a number that JSON cannot hold was left out")
     for score in record.scores:
-        _clean_score(score, notes)
-    record.notes = [whole_text(note) for note in notes]
+        if not _encodable(score):
+            clean_texts(score)
+            notes.append(f"scores.{score.name}: text that is not Unicode was replaced")
+    record.notes = [*record.notes, *(whole_text(note) for note in notes)]
 
 
-def _clean_score(score: Score, notes: list[str]) -> None:
-    if not _encodable(score):
-        score.name = whole_text(score.name)
-        score.reason = None if score.reason is None else whole_text(score.reason)
-        score.errors = [whole_text(error) for error in score.errors]
-        notes.append(f"scores.{score.name}: text that is not Unicode was replaced")
+def clean_texts(struct: msgspec.Struct) -> list[tuple[str, str]]:
+    """Replace what cannot be written in each field that may hold text; returns their names and what was done."""
+    changed = []
+    for name in _text_fields(type(struct)):
+        cleaner = _Cleaner()
+        cleaned = cleaner.clean(getattr(struct, name))
+        if cleaner.changed:
+            setattr(struct, name, cleaned)
+            changed.append((name, cleaner.summary()))
+    return changed
 
 
 def _encodable(value: object) -> bool:

@@ -17,9 +17,10 @@ import msgspec
 from msgspec.structs import asdict, astuple
 
 from steelyard.engine.deadlines import Deadlines
-from steelyard.errors import describe
+from steelyard.errors import TargetError, describe
 from steelyard.protocols import Cancellation, Emit, InvocationContext, RemoteTarget, Session, Target
 from steelyard.records import (
+    MAX_NUMBER,
     RECORD_VERSION,
     EvalCase,
     FailedAttempt,
@@ -45,6 +46,12 @@ def _readable_types(hint: Any) -> tuple[type, ...]:
 
 
 _SHAPE = {name: _readable_types(hint) for name, hint in get_type_hints(ResponseFields).items() if name in _FIELDS}
+_NUMBERS = tuple(
+    (place, name)
+    for place, name in enumerate(InvocationResponse.__struct_fields__)
+    if name in _SHAPE and _SHAPE[name] and _SHAPE[name][0] in (int, float)
+)
+"""The fields that hold numbers, with their places in a response."""
 _GOOD_SHAPES: set[tuple[type, ...]] = set()
 """Combinations of types that were checked before: there are few, and looking one up is cheap."""
 
@@ -187,7 +194,9 @@ def _failed(error: BaseException, partial: Any, retries: int) -> InvocationRespo
     """An answer that says what went wrong, with as much of the real one as there is."""
     try:
         response = _checked(copy(partial)) if partial is not None else InvocationResponse()
-    except TypeError:  # what a target reports of a failure may be as broken as the rest
+    except TargetError as bad:  # what a target reports of a failure may be as broken as the rest
+        response = bad.partial or InvocationResponse()
+    except TypeError:
         response = InvocationResponse()
     response.error, response.error_type, response.retries = describe(error), type(error).__name__, retries
     return response
@@ -216,14 +225,43 @@ def _checked(returned: Any) -> InvocationResponse:
     response = returned
     if type(returned) is not InvocationResponse:  # a subclass may have fields that a record does not have
         response = InvocationResponse(**{name: getattr(returned, name) for name in ("id", *_FIELDS)})
-    if tuple(map(type, astuple(response))) not in _GOOD_SHAPES:
+    values = astuple(response)
+    if tuple(map(type, values)) not in _GOOD_SHAPES:
         _coerce_types(response)
-        _GOOD_SHAPES.add(tuple(map(type, astuple(response))))
+        values = astuple(response)
+        _GOOD_SHAPES.add(tuple(map(type, values)))
+    for place, _ in _NUMBERS:
+        number = values[place]
+        if number is not None and not -MAX_NUMBER <= number <= MAX_NUMBER:
+            _refuse_numbers(response)
     if response.messages is not None and not all(isinstance(message, dict) for message in response.messages):
         raise TypeError("the response's messages are not all objects")
     if response.error is None and response.error_type is not None:
         response.error = response.error_type
     return response
+
+
+def _refuse_numbers(response: InvocationResponse) -> None:
+    """Leave out numbers that no figure can hold. NaN means that there is none; any other is an error.
+
+    The error keeps the rest of the response.
+    """
+    bad = []
+    for _, name in _NUMBERS:
+        number = getattr(response, name)
+        if number is not None and not -MAX_NUMBER <= number <= MAX_NUMBER:
+            setattr(response, name, None if type(None) in _SHAPE[name] else 0)
+            if isinstance(number, int) or not math.isnan(number):
+                bad.append(f"{name} is {_shown(number)}")
+    if bad:
+        problem = f"the response's {', '.join(bad)}: numbers must be within ±{MAX_NUMBER:.0e}"
+        raise TargetError(problem, partial=response)
+
+
+def _shown(number: float) -> str:
+    if isinstance(number, int):
+        return f"a whole number of {number.bit_length():,} bits"
+    return f"{number:g}"
 
 
 def _coerce_types(response: InvocationResponse) -> None:
