@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import numbers
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from copy import copy, deepcopy
 from datetime import datetime
+from numbers import Real
+from operator import itemgetter
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -52,8 +53,11 @@ _NUMBERS = tuple(
     if name in _SHAPE and _SHAPE[name] and _SHAPE[name][0] in (int, float)
 )
 """The fields that hold numbers, with their places in a response."""
-_GOOD_SHAPES: set[tuple[type, ...]] = set()
-"""Combinations of types that were checked before: there are few, and looking one up is cheap."""
+_GOOD_SHAPES: dict[tuple[type, ...], Callable[[tuple[Any, ...]], tuple[float, ...]]] = {}
+"""Combinations of types that were checked before, and what picks the numbers out of such a response.
+
+There are few, and looking one up is cheap.
+"""
 
 
 class CaseRunner:
@@ -226,19 +230,28 @@ def _checked(returned: Any) -> InvocationResponse:
     if type(returned) is not InvocationResponse:  # a subclass may have fields that a record does not have
         response = InvocationResponse(**{name: getattr(returned, name) for name in ("id", *_FIELDS)})
     values = astuple(response)
-    if tuple(map(type, values)) not in _GOOD_SHAPES:
+    numbers_of = _GOOD_SHAPES.get(tuple(map(type, values)))
+    if numbers_of is None:
         _coerce_types(response)
         values = astuple(response)
-        _GOOD_SHAPES.add(tuple(map(type, values)))
-    for place, _ in _NUMBERS:
-        number = values[place]
-        if number is not None and not -MAX_NUMBER <= number <= MAX_NUMBER:
-            _refuse_numbers(response)
+        places = [place for place, _ in _NUMBERS if values[place] is not None]
+        # The first one twice: of a single place an itemgetter would make no tuple.
+        numbers_of = _GOOD_SHAPES[tuple(map(type, values))] = itemgetter(places[0], *places)
+    if not _are_small(numbers_of(values)):
+        _refuse_numbers(response)
     if response.messages is not None and not all(isinstance(message, dict) for message in response.messages):
         raise TypeError("the response's messages are not all objects")
     if response.error is None and response.error_type is not None:
         response.error = response.error_type
     return response
+
+
+def _are_small(numbers: tuple[float, ...]) -> bool:
+    """Whether each number is surely within the limit: none is larger than the length of them all as a vector."""
+    try:
+        return math.hypot(*numbers) <= MAX_NUMBER
+    except OverflowError:
+        return False
 
 
 def _refuse_numbers(response: InvocationResponse) -> None:
@@ -280,7 +293,7 @@ def _coerced(name: str, value: Any, wanted: type) -> Any:
         return str.__str__(value)
     if wanted is list and isinstance(value, (list, tuple)):
         return list(value)
-    if wanted in (int, float) and isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if wanted in (int, float) and isinstance(value, Real) and not isinstance(value, bool):
         number = float(value)
         plain = wanted(number) if math.isfinite(number) else number
         if plain == value and type(plain) is wanted:
