@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 
 NODE_PACKAGES := "axe-core@^4.10" "eslint@^9" "@eslint/js@^9" "globals@^16"
 
-.PHONY: demo quick test check lint-js node unit structure browser bench verify-statistics peers docs screenshots format clean
+.PHONY: demo quick test check lint-js node unit structure browser bench verify-statistics soak peers docs screenshots format clean
 
 demo: $(VENV)/.run-ready
 	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is resumed
@@ -60,6 +60,10 @@ bench: $(VENV)/.dev-ready
 # Every promise of docs/statistics.md, by simulation and enumeration: some minutes on one core.
 verify-statistics: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks.verify_statistics
+
+# Faults by the hundred, seeded: what must not hang, be lost or be left running. Some minutes.
+soak: $(VENV)/.dev-ready
+	$(BIN)/python -m benchmarks.soak
 
 # The same jobs for other tools, each in a separate environment: an hour, and some gigabytes.
 peers: $(VENV)/.dev-ready

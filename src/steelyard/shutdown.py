@@ -10,6 +10,9 @@ from __future__ import annotations
 INTERRUPT_SECONDS = 5.0
 """From the first signal to the end of the process."""
 
+SAME_SIGNAL_SECONDS = 0.2
+"""A second signal this soon after the first is the same request: `timeout` sends two within microseconds."""
+
 # The steps of an interrupted run on the command line, in this order.
 CALLS_SECONDS = 2.5
 """Cancelled calls may take this long to end; then they are abandoned."""

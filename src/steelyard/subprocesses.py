@@ -53,6 +53,7 @@ class Reaper:
         self._pid = 0
         self._pipe: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._has_programs = False
 
     @property
     def environment(self) -> dict[str, str]:
@@ -90,6 +91,7 @@ class Reaper:
 
     def started(self, pid: int) -> None:
         """Report a program, which leads a process group."""
+        self._has_programs = True
         self._report(f"+ {pid} {reaper.start_time(pid) or 0}\n")
 
     def ended(self, pid: int) -> None:
@@ -106,12 +108,12 @@ class Reaper:
                 os.write(self._pipe, line.encode())
 
     def close(self) -> None:
-        """Let the reaper end what is left, and wait for it."""
+        """Let the reaper end what is left, and wait for it if there were programs."""
         with self._lock:
             pipe, self._pipe = self._pipe, None
             if pipe is not None and self._pid == os.getpid():
                 os.close(pipe)
-                if self._process is not None:
+                if self._process is not None and self._has_programs:
                     with suppress(subprocess.TimeoutExpired):
                         self._process.wait(timeout=REAP_SECONDS)
             self._pid = 0

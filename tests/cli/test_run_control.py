@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+from benchmarks import soak
 
 from steelyard.cli.run_control import allow_calls, raise_limit
+from steelyard.shutdown import SAME_SIGNAL_SECONDS
 from tests.support.cli import STEELYARD, Ended, Workshop, finish, start, wait_until
 
 pytestmark = pytest.mark.slow
@@ -106,6 +108,14 @@ def interrupt(process: subprocess.Popen[str], number: signal.Signals) -> tuple[E
     return ended, time.monotonic() - began
 
 
+def wait_for_the_answer(process: subprocess.Popen[str]) -> None:
+    """Wait until the first signal was answered, and until a second one counts as a second one."""
+    assert process.stderr is not None
+    while "to quit immediately" not in process.stderr.readline():
+        pass
+    time.sleep(SAME_SIGNAL_SECONDS)
+
+
 def resume_command(ended: Ended) -> list[str]:
     (line,) = [line for line in ended.err.splitlines() if "resume with: " in line]
     return shlex.split(line.partition("resume with: ")[2])
@@ -158,9 +168,7 @@ def test_a_second_signal_ends_the_programs_too(shop: Workshop) -> None:
     process = started(shop, "program")
     child = int((shop.folder / "child.pid").read_text())
     process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    while "to quit immediately" not in process.stderr.readline():
-        pass
+    wait_for_the_answer(process)
     interrupt(process, signal.SIGINT)
     try:
         wait_until(lambda: not is_alive(child), seconds=2)
@@ -188,13 +196,107 @@ def test_json_of_an_interrupted_run_is_whole(shop: Workshop) -> None:
 def test_a_second_signal_kills_at_once_and_loses_nothing_finished(shop: Workshop, kind: str) -> None:
     process = started(shop, kind)
     process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    while "to quit immediately" not in process.stderr.readline():
-        pass
+    wait_for_the_answer(process)
     ended, seconds = interrupt(process, signal.SIGINT)
     assert ended.code == 130
     assert seconds < 1.0
     resume(shop, ended)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_two_signals_close_together_end_the_run_once_and_hang_nothing(tmp_path: Path, seed: int) -> None:
+    """A dozen pairs each; `make soak` sends hundreds."""
+    assert soak.signal_pairs(tmp_path, pairs=12, seed=seed) == []
+
+
+HELD = """
+import asyncio, re
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def note(case_id):
+    with open(HERE / "calls.txt", "a") as calls:
+        calls.write(case_id + "\\n")
+    return case_id >= "c3" and not (HERE / "calm").exists()
+
+def backtrack():
+    re.match("(a|aa)+$", "a" * 60 + "b")  # holds the GIL for hours: no other thread runs, and no signal handler
+
+def thread(case):
+    if note(case.id):
+        backtrack()
+    return case.prompt.upper()
+
+async def coroutine(case):
+    if note(case.id):
+        backtrack()
+    return case.prompt.upper()
+
+async def endless(case):
+    while note(case.id):
+        while True:
+            pass
+    return case.prompt.upper()
+
+def answer(case):
+    note(case.id)
+    return case.prompt.upper()
+
+def scorer(case, response):
+    if case.id >= "c3" and not (HERE / "calm").exists():
+        backtrack()
+    return True
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("thread", signal.SIGINT),
+        ("coroutine", signal.SIGTERM),
+        ("endless", signal.SIGINT),
+        ("scorer", signal.SIGTERM),
+    ],
+)
+def test_code_that_never_lets_go_cannot_keep_a_signal_from_ending_the_process(
+    shop: Workshop, kind: str, number: signal.Signals
+) -> None:
+    shop.agent(HELD)
+    scored = kind == "scorer"
+    shop.suite(
+        target={"python": f"agent.py:{'answer' if scored else kind}"},
+        scorers=[{"python": "agent.py:scorer"}] if scored else ["exact"],
+    )
+    process = start(shop.folder, "run", "suite.yaml", "--out", "RUN", "-j", "1")
+    calls = shop.folder / "calls.txt"
+    wait_until(lambda: calls.exists() and "c3" in calls.read_text())
+    ended, seconds = interrupt(process, number)
+    assert ended.code in (128 + number, -signal.SIGKILL), ended.err
+    assert seconds < LIMIT
+    (shop.folder / "calm").touch()
+    shop.asked()
+    done = finish(start(shop.folder, "run", "suite.yaml", "--out", "RUN"))
+    assert done.code == 0, done.err
+    assert "c2" not in shop.asked()
+    assert shop.metrics()["counts"]["ok"] == 6
+
+
+def test_a_pool_of_forked_workers_can_be_ended_while_the_run_goes_on(shop: Workshop) -> None:
+    """Their signals are theirs: the reaper does not take them for the runner's, and they end by SIGTERM."""
+    shop.agent("""
+        import multiprocessing
+        def square(number):
+            return number * number
+        async def answer(case):
+            pool = multiprocessing.get_context("fork").Pool(1)
+            pool.map(square, [1])
+            pool.terminate()
+            pool.join()
+            return case.prompt.upper()
+    """)
+    ended = finish(start(shop.folder, "run", "suite.yaml", "--out", "RUN", "-j", "1"), timeout=30)
+    assert ended.code == 0, ended.err
 
 
 def test_a_signal_while_a_retry_is_waited_for_ends_the_run(shop: Workshop) -> None:

@@ -22,8 +22,8 @@ from steelyard.shutdown import BLOCKED_WRITE_SECONDS, WRITE_SECONDS
 _CONTROL = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _CLEAR_BAR = "\r\x1b[J"
 
-_limited = threading.Event()
-"""Set when writes may only take a moment: after a signal."""
+_limited = False
+"""Whether writes may only take a moment: after a signal. A plain flag, as signal handlers set it."""
 _last_writes: dict[str, _Write] = {}
 """The last limited write to each stream."""
 
@@ -48,17 +48,19 @@ def accept_any_text() -> None:
 
 def limit_writes() -> None:
     """Limit the time of each write from now on: a full pipe that nobody reads must not block the exit."""
-    _limited.set()
+    global _limited
+    _limited = True
 
 
 def allow_slow_writes() -> None:
     """Let writes take their time again: for the next command in the same process."""
-    _limited.clear()
+    global _limited
+    _limited = False
 
 
 def show(text: str) -> None:
     """Print a result. A reader that has gone (`| head`) does not end the command."""
-    if _limited.is_set():
+    if _limited:
         _write_in_time("stdout", lambda: click.echo(text))
         return
     try:
@@ -99,7 +101,7 @@ def say(text: str, *, over_bar: bool = False) -> None:
             clear = _CLEAR_BAR if over_bar and sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
             click.echo(f"{clear}steelyard: {lines}", err=True)
 
-    _write_in_time("stderr", write) if _limited.is_set() else write()
+    _write_in_time("stderr", write) if _limited else write()
 
 
 def flush_in_time() -> None:

@@ -10,12 +10,14 @@ import contextlib
 import gc
 import logging
 import os
+import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
@@ -40,12 +42,21 @@ from steelyard.shutdown import (
     EXIT_SECONDS,
     JOURNAL_SECONDS,
     POLL_SECONDS,
+    SAME_SIGNAL_SECONDS,
 )
 from steelyard.stats.formatting import safe_text
 from steelyard.stats.metrics import Metrics, figures
-from steelyard.subprocesses import kill_all
+from steelyard.subprocesses import REAPER, kill_all
 
-T = TypeVar("T")
+
+class Outcome(Protocol):
+    """What a run or a sweep returns."""
+
+    @property
+    def complete(self) -> bool: ...
+
+
+T = TypeVar("T", bound=Outcome)
 
 
 class Ending(msgspec.Struct, Generic[T], frozen=True):
@@ -62,36 +73,102 @@ class Interruptible(Protocol):
 
 
 class _Signals:
-    """Cancels a token at the first signal, exits at the second."""
+    """Cancels a token at the first signal, exits at the second.
+
+    A handler may interrupt any line of the main thread, another handler included. So it takes no lock, starts no
+    thread and writes nothing that could block; what there is to say, the main thread says in `report`.
+    """
 
     def __init__(self, token: CancellationToken, resume_with: str) -> None:
         self._token = token
-        self._resume_with = resume_with
-        self.code = 0
-        self.deadline = float("inf")
+        self._quit_message = f"steelyard: Quit immediately; resume with: {safe_text(resume_with)}\n".encode(
+            "utf-8", "replace"
+        )
+        self._taken: list[tuple[float, int]] = []
+        """When each signal came, and its number. Appending is one step: two handlers agree on which one was first."""
+        self._reported = False
+        self.run_is_complete = False
+        """Whether the run was complete, whatever signal came: the process goes on."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's signature
-        # Stop first, print second: a pipe that nobody reads may be full, and then printing blocks.
+        now = time.monotonic()
+        self._taken.append((now, number))
+        since, first = self._taken[0]
+        self._token.cancel(signal.Signals(first).name)
         limit_writes()
-        if self.code:
-            say(f"Quit immediately; resume with: {self._resume_with}", over_bar=True)
+        if now - since > SAME_SIGNAL_SECONDS:
+            _write_if_read(self._quit_message)
             exit_now(self.code)
-        self.code = 128 + number
-        self.deadline = time.monotonic() + CALLS_SECONDS + CLOSE_SECONDS
-        name = signal.Signals(number).name
-        self._token.cancel(name)
-        cause, again = ("", "Press Ctrl-C again") if number == signal.SIGINT else (f" ({name})", "Send it again")
+
+    @property
+    def code(self) -> int:
+        """The exit code for the first signal; 0 when none has come."""
+        return 128 + self._taken[0][1] if self._taken else 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether an interrupted run should have ended by now."""
+        return bool(self._taken) and time.monotonic() > self._taken[0][0] + CALLS_SECONDS + CLOSE_SECONDS
+
+    def report(self) -> None:
+        """Say once that a signal has come."""
+        if self._reported or not self._taken:
+            return
+        self._reported = True
+        first = signal.Signals(self._taken[0][1])
+        cause, again = ("", "Press Ctrl-C again") if first == signal.SIGINT else (f" ({first.name})", "Send it again")
         say(f"Interrupted{cause}: cancelling calls in flight. {again} to quit immediately.", over_bar=True)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the signals, and restore the handlers from before."""
+        """Handle the signals, and have the reaper kill this process if it does not end in time after one.
+
+        The reaper reads of a signal in its pipe, written by C code that needs no GIL. After a run that a signal ended,
+        all of it stays until the process has ended; otherwise the handlers from before are restored.
+        """
         before = {number: signal.signal(number, self) for number in _stop_signals()}
+        pipe, wakeup = REAPER.start(), -1
+        if pipe is not None:
+            wakeup = signal.set_wakeup_fd(pipe, warn_on_full_buffer=False)
+        _handled_here[:] = before
+        _reset_signals_in_forks()
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            if self.run_is_complete or not self._taken:
+                _handled_here.clear()
+                if pipe is not None:
+                    signal.set_wakeup_fd(wakeup)
+                    REAPER.calm()
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+
+_handled_here: list[signal.Signals] = []
+"""The signals that have handlers of ours."""
+
+
+@cache
+def _reset_signals_in_forks() -> None:
+    """Have forked processes, such as a pool's workers, end by signals: their handlers would be copies of ours.
+
+    Their signals would also reach the reaper, which would take them for the runner's.
+    """
+    os.register_at_fork(after_in_child=_reset_signals)
+
+
+def _reset_signals() -> None:
+    if _handled_here:
+        signal.set_wakeup_fd(-1)
+        for number in _handled_here:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _write_if_read(message: bytes) -> None:
+    """Write to stderr from a signal handler, unless that could block: a full pipe, a terminal that was stopped."""
+    with suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, message)
 
 
 def _stop_signals() -> Iterator[signal.Signals]:
@@ -122,11 +199,15 @@ def run_interruptibly(
     with signals.installed():
         running = LoopThread(start(), loop_factory())
         while not running.wait(POLL_SECONDS):
-            if time.monotonic() > signals.deadline:
+            signals.report()
+            if signals.is_late:
                 say("a call does not end when it is cancelled; exiting without it")
                 return Ending(_read_in_time(read_partial, token.reason), signals.code)
+        signals.report()
         try:
-            return Ending(running.result(), signals.code)
+            result = running.result()
+            signals.run_is_complete = result.complete
+            return Ending(result, signals.code)
         except RunCancelled as error:
             say(str(error))
             return Ending(None, signals.code)
@@ -186,9 +267,8 @@ def _end_children() -> None:
     """End what would outlive this process: programs have their own session, and workers of a pool wait forever."""
     kill_all()
     if "multiprocessing.process" in sys.modules:
-        from multiprocessing import active_children
-
-        for child in active_children():
+        # Not imported here: a signal handler must not wait for the lock of an import.
+        for child in sys.modules["multiprocessing.process"].active_children():
             child.kill()
 
 

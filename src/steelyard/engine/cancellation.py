@@ -4,39 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 
 
 class CancellationToken:
     """Cooperative cancellation: `cancel(reason)` once, then `cancelled` is true and every `wait()` returns.
 
-    Safe to use from other threads, other event loops and signal handlers.
+    Safe to use from other threads, other event loops and signal handlers: there is no lock that a handler could wait
+    for while the code that it interrupted holds it. Each step is one operation on a list, which nothing can divide.
     """
 
     def __init__(self) -> None:
-        # Reentrant: a signal handler may call cancel() while this very thread is inside on_cancel().
-        self._lock = threading.RLock()
-        self._reason: str | None = None
+        self._reasons: list[str] = []
         self._callbacks: list[Callable[[], None]] = []
 
     @property
     def cancelled(self) -> bool:
-        return self._reason is not None
+        return bool(self._reasons)
 
     @property
     def reason(self) -> str | None:
         """The reason given by the first caller of `cancel`."""
-        return self._reason
+        return self._reasons[0] if self._reasons else None
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop what observes this token. The first reason stays; later calls change nothing."""
-        with self._lock:
-            if self._reason is not None:
+        self._reasons.append(reason)
+        while True:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:
                 return
-            self._reason = reason
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
             callback()
 
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -45,20 +43,19 @@ class CancellationToken:
         def forget() -> None:
             self._forget(callback)
 
-        with self._lock:
-            self._callbacks.append(callback)
-        # Checked only now: a signal handler may have cancelled in between, with or without this callback.
-        if self._reason is not None and self._forget(callback):
+        self._callbacks.append(callback)
+        # Checked only now: whoever cancels in between either finds this callback or leaves it to us.
+        if self._reasons and self._forget(callback):
             callback()
         return forget
 
     def _forget(self, callback: Callable[[], None]) -> bool:
         """Unregister a callback; False when it was called or unregistered before."""
-        with self._lock:
-            if callback not in self._callbacks:
-                return False
+        try:
             self._callbacks.remove(callback)
-            return True
+        except ValueError:
+            return False
+        return True
 
     async def wait(self) -> str:
         """Return the reason as soon as there is one."""
@@ -78,5 +75,4 @@ class CancellationToken:
             await woken
         finally:
             forget()
-        assert self._reason is not None
-        return self._reason
+        return self._reasons[0]
