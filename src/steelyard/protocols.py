@@ -49,6 +49,14 @@ class Clock(Protocol):
     def start(self) -> None: ...
 
 
+class StartedPrograms(Protocol):
+    """Where a target writes down the programs that it starts, so that a later launch can end what was left of them."""
+
+    def started(self, pid: int) -> None: ...
+
+    def ended(self, pid: int) -> None: ...
+
+
 class Session(msgspec.Struct, forbid_unknown_fields=True):
     """What a case begins with: whatever the target makes of `data`, and messages that come before the case's own."""
 
@@ -76,6 +84,8 @@ class InvocationContext(msgspec.Struct):
     """The case's time limit: stopped while it waits for a send permit."""
     retry_errors: list[FailedAttempt] | None = None
     """The attempts so far that failed and were retried, the latest of them."""
+    programs: StartedPrograms | None = None
+    """Where to write down programs that are started for this case; None in a run without a directory."""
 
     @property
     def rng(self) -> random.Random:

@@ -110,7 +110,7 @@ def kill_marked(marker: str) -> int:
     """Kill every process whose environment has the marker; how many there were."""
     wanted = f"{MARKER_PREFIX}{marker}=1".encode()
     found = 0
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit() and int(name) != os.getpid() and _carries(int(name), wanted):
             descriptor = _open_pid(int(name))
             if descriptor is None:

@@ -16,13 +16,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from steelyard import reaper
+from steelyard.protocols import StartedPrograms
 from steelyard.shutdown import PROGRAM_DRAIN_SECONDS as DRAIN_SECONDS
 from steelyard.shutdown import PROGRAM_GRACE_SECONDS as GRACE_SECONDS
 from steelyard.shutdown import PROGRAM_REAP_SECONDS as REAP_SECONDS
@@ -135,7 +136,7 @@ class ProcessLog:
 
     def ended(self, pid: int) -> None:
         """Write down that it was ended."""
-        self._append({"pid": pid, "ended": True})
+        self._append({**_this_machine(), "pid": pid, "ended": True})
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         line = json.dumps(entry).encode() + b"\n"
@@ -150,9 +151,11 @@ class ProcessLog:
         """End the programs of earlier launches that still run here; their process ids. The log begins again."""
         here, running, markers = _this_machine(), dict[int, dict[str, Any]](), set[str]()
         for entry in _entries(self._path):
+            if {name: entry.get(name) for name in here} != here or not isinstance(entry.get("pid"), int):
+                continue
             if entry.get("ended"):
-                running.pop(entry.get("pid", 0), None)
-            elif {name: entry.get(name) for name in here} == here and isinstance(entry.get("pid"), int):
+                running.pop(entry["pid"], None)
+            else:
                 running[entry["pid"]] = entry
                 markers.add(str(entry.get("marker")))
         left = [pid for pid, entry in running.items() if reaper.start_time(pid) == entry.get("start") is not None]
@@ -164,17 +167,27 @@ class ProcessLog:
             self._path.unlink(missing_ok=True)
         return left
 
+    def remove_if_all_ended(self) -> None:
+        """Remove the log of a launch that leaves no program behind, on any machine."""
+        running = set()
+        for entry in _entries(self._path):
+            known = (entry.get("host"), entry.get("pid_namespace"), entry.get("pid"))
+            running.discard(known) if entry.get("ended") else running.add(known)
+        if not running:
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
 
-def _entries(path: Path) -> list[dict[str, Any]]:
-    """The readable lines of a process log."""
-    found = []
+
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the readable lines of a process log."""
     with suppress(OSError), open(path, "rb") as file:
         for line in file:
-            with suppress(ValueError):
+            try:
                 entry = json.loads(line)
-                if isinstance(entry, dict):
-                    found.append(entry)
-    return found
+            except ValueError:
+                continue
+            if isinstance(entry, dict):
+                yield entry
 
 
 def _this_machine() -> dict[str, Any]:
@@ -229,7 +242,7 @@ class ChildProcess:
         env: Mapping[str, str],
         cwd: Path | None,
         max_output_bytes: int,
-        log: ProcessLog | None = None,
+        log: StartedPrograms | None = None,
     ) -> None:
         self._log = log
         self._loop = asyncio.get_running_loop()

@@ -264,6 +264,44 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the reaper needs /proc")
+def test_the_next_launch_ends_what_a_killed_run_and_a_killed_reaper_left(shop: Workshop) -> None:
+    (shop.folder / "program.py").write_text(
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "sys.stdin.read()\n"
+        "calm = Path('calm').exists()\n"
+        "for place in Path().glob('pid-*') if calm else ():\n"
+        "    stat = Path('/proc', place.name[4:], 'stat')\n"
+        "    if stat.exists() and stat.read_text().rpartition(')')[2].split()[0] != 'Z':\n"
+        "        Path('met-' + place.name).touch()\n"
+        "if not calm:\n"
+        "    Path(f'pid-{os.getpid()}').touch()\n"
+        "    time.sleep(60)\n"
+        "print('x')\n"
+    )
+    shop.suite("c0 c1", target={"command": {"argv": [sys.executable, "program.py"]}}, scorers=[])
+    words = ("run", "suite.yaml", "--out", "RUN", "-j", "2", "--no-progress")
+    process = start(shop.folder, *words)
+    wait_until(lambda: len(list(shop.folder.glob("pid-*"))) == 2)
+    (reaper,) = [child for child in psutil.Process(process.pid).children() if "reaper.py" in " ".join(child.cmdline())]
+    reaper.kill()
+    process.kill()
+    process.communicate()
+    left = [int(path.name.removeprefix("pid-")) for path in shop.folder.glob("pid-*")]
+    try:
+        assert all(map(is_running, left))
+        (shop.folder / "calm").touch()
+        ended = finish(start(shop.folder, *words))
+        assert ended.code == 0, ended.err
+        assert "ended 2 programs of an earlier launch" in ended.err
+        assert not any(map(is_running, left))
+        assert not list(shop.folder.glob("met-*"))
+        assert not (shop.run / "processes.jsonl").exists()
+    finally:
+        end(left)
+
+
 def test_leaving_ends_the_programs_that_still_run(tmp_path: Path) -> None:
     script = tmp_path / "leaves.py"
     script.write_text(

@@ -27,6 +27,7 @@ DAMAGED = "damaged.jsonl"
 REPORT = "report.html"
 SWEEP = "sweep.json"
 SWEEP_PARTIAL = "sweep.partial.json"
+PROCESSES = "processes.jsonl"
 LOCK = ".lock"
 PREVIOUS = "previous"
 

@@ -19,7 +19,7 @@ from msgspec.structs import asdict, astuple
 
 from steelyard.engine.deadlines import Deadlines
 from steelyard.errors import TargetError, describe
-from steelyard.protocols import Cancellation, Emit, InvocationContext, RemoteTarget, Session, Target
+from steelyard.protocols import Cancellation, Emit, InvocationContext, RemoteTarget, Session, StartedPrograms, Target
 from steelyard.records import (
     MAX_NUMBER,
     RECORD_VERSION,
@@ -74,6 +74,7 @@ class CaseRunner:
         token: Cancellation | None = None,
         waits: bool = False,
         remotes: Sequence[RemoteTarget] = (),
+        programs: StartedPrograms | None = None,
         answered: Callable[[str, int], None] | None = None,
         tracebacks: bool = True,
     ) -> None:
@@ -89,6 +90,7 @@ class CaseRunner:
         self._session = session
         self._token = token
         self._remotes = remotes
+        self._programs = programs
 
     async def open(self, parallelism: int) -> None:
         """Have the endpoints ready in a process that is not the run's own; ConfigurationError where one cannot be."""
@@ -112,7 +114,7 @@ class CaseRunner:
     async def __call__(self, job: Job, emit: Emit) -> None:
         """Ask (unless the response is already stored), score, emit."""
         started = time.perf_counter()
-        context = InvocationContext(job.case.id, job.trial, 1, self._seed, self._token)
+        context = InvocationContext(job.case.id, job.trial, 1, self._seed, self._token, programs=self._programs)
         if job.stored is not None:
             response, attempts, before = job.stored.response, job.stored.attempts, job.stored.elapsed
             failures: list[FailedAttempt] | None = job.stored.retry_errors

@@ -20,6 +20,7 @@ from steelyard.journal.files import (
     METRICS,
     OUTPUTS,
     PARTIAL,
+    PROCESSES,
     RunState,
     clear_drafts,
     create,
@@ -44,6 +45,7 @@ from steelyard.stats.formatting import counted
 from steelyard.stats.metrics import Metrics
 from steelyard.stats.scores import verdict
 from steelyard.stats.trials import TrialStats
+from steelyard.subprocesses import ProcessLog
 from steelyard.suite.evalset import EvalSet
 
 log = logging.getLogger("steelyard")
@@ -74,6 +76,15 @@ class RunDirectory:
         self._reader: RecordReader | None = None
         self._answers: AnswerLog | None = None
         self._earlier_load: ClientLoad | None = None
+        self.programs = ProcessLog(path.absolute() / PROCESSES)
+        """The programs that this run's targets start."""
+        self._end_leftovers()
+
+    def _end_leftovers(self) -> None:
+        """End programs of earlier launches: they would go on spending beside those of this one."""
+        if left := self.programs.end_leftovers():
+            pids = ", ".join(map(str, left))
+            log.warning("%s: ended %s of an earlier launch: %s", self.path, counted(len(left), "program"), pids)
 
     @property
     def earlier_client_load(self) -> ClientLoad | None:
@@ -223,6 +234,7 @@ class RunDirectory:
                 self.commit()
             if self._reader is not None:
                 self._reader.close()
+            self.programs.remove_if_all_ended()
         finally:
             self._lock.release()
 

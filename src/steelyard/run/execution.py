@@ -286,6 +286,7 @@ class Execution:
             tracebacks=options.tracebacks,
             waits=send_policy.waits,
             remotes=send_policy.remotes,
+            programs=self._directory.programs if self._directory is not None else None,
             answered=DriverCallback(send_policy.permits.answered) if send_policy.permits is not None else None,
         )
 

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from steelyard.errors import ConfigurationError, TargetError, TransientError, nearest
-from steelyard.protocols import Identity, InvocationContext
+from steelyard.protocols import Identity, InvocationContext, StartedPrograms
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.subprocesses import ChildProcess
 from steelyard.targets.wire import time_per_output_token
@@ -87,7 +87,7 @@ class Command:
         """Run the program for one case; a failing program raises, an unreadable answer is kept with its error."""
         payload = _payload(case, context)
         request_time = datetime.now(UTC)
-        child = self._start(payload)
+        child = self._start(payload, context.programs)
         try:
             await child.finished()
         except GeneratorExit:  # the event loop is gone: waiting is impossible
@@ -103,7 +103,7 @@ class Command:
         response.request_time = response.request_time or request_time
         return response
 
-    def _start(self, payload: bytes) -> ChildProcess:
+    def _start(self, payload: bytes, programs: StartedPrograms | None) -> ChildProcess:
         try:
             return ChildProcess(
                 self.argv,
@@ -111,6 +111,7 @@ class Command:
                 env={**os.environ, **self._env},
                 cwd=self.cwd,
                 max_output_bytes=self.max_output_bytes,
+                log=programs,
             )
         except OSError as error:
             kind = TransientError if error.errno in _OUT_OF_RESOURCES else TargetError
