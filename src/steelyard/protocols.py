@@ -279,6 +279,8 @@ class Tally(msgspec.Struct, kw_only=True):
     finished: int = 0
     cancelled: int = 0
     peak_in_flight: int = 0
+    interrupted_by: str | None = None
+    """The case whose target or scorer raised KeyboardInterrupt, which ended the work."""
 
 
 class Permits(Protocol):

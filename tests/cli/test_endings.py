@@ -264,6 +264,90 @@ def is_running(pid: int) -> bool:
         return False
 
 
+RAISES = """
+from steelyard import EvalCase, EvalSet, Runner
+
+async def closes(case):
+    if case.id == "c3":
+        raise GeneratorExit
+    return case.prompt.upper()
+
+async def interrupts(case):
+    if case.id == "c3":
+        raise KeyboardInterrupt
+    return case.prompt.upper()
+
+async def answers(case):
+    return case.prompt.upper()
+
+async def scorer(case, response):
+    if case.id == "c3":
+        raise KeyboardInterrupt
+    return True
+
+def cases():
+    yield EvalCase(id="c0", prompt="p")
+    raise OSError("the table is gone")
+
+lazy = Runner(answers, EvalSet("lazy", cases))
+once = Runner(answers, EvalSet("once", cases()))
+"""
+
+
+def test_a_target_that_raises_generator_exit_is_one_bad_case(shop: Workshop) -> None:
+    shop.agent(RAISES)
+    shop.suite(target={"python": "agent.py:closes"})
+    ended = finish(start(shop.folder, "run", "suite.yaml", "--out", "RUN", "-j", "1", "--max-error-rate", "0.5"))
+    assert ended.code == 0, ended.err
+    assert shop.metrics()["counts"]["ok"] == 5
+    assert shop.metrics()["errors"] == {"GeneratorExit": 1}
+
+
+@pytest.mark.parametrize(
+    ("target", "scorers"), [("interrupts", ["exact"]), ("answers", [{"python": "agent.py:scorer"}])]
+)
+def test_keyboard_interrupt_from_the_suites_code_ends_the_run_as_ctrl_c_does(
+    shop: Workshop, target: str, scorers: list[object]
+) -> None:
+    shop.agent(RAISES)
+    shop.suite(target={"python": f"agent.py:{target}"}, scorers=scorers)
+    ended = finish(start(shop.folder, "run", "suite.yaml", "--out", "RUN", "-j", "1"))
+    assert ended.code == 130, ended.err
+    assert "Traceback" not in ended.err
+    assert "KeyboardInterrupt, raised by the target or a scorer of case c3" in ended.err
+    assert "resume with: " in ended.err
+    partial = json.loads((shop.run / "partial.json").read_bytes())
+    assert partial["counts"] == {"planned": 6, "ok": 3, "error": 0, "cancelled": 1, "not_started": 2}
+    assert "KeyboardInterrupt" in partial["stopped"]
+
+
+@pytest.mark.parametrize("name", ["lazy", "once"])
+def test_a_generator_of_cases_that_raises_is_a_problem_of_the_suite(shop: Workshop, name: str) -> None:
+    shop.agent(RAISES)
+    ended = finish(start(shop.folder, "run", f"agent.py:{name}", "--out", "RUN"))
+    assert ended.code == 2, ended.err
+    assert (
+        "the code that makes the cases failed after 1 of them: OSError: the table is gone (agent.py, line" in ended.err
+    )
+    assert "Traceback" not in ended.err
+
+
+def test_a_signal_that_meets_a_run_as_it_completes_stops_nothing(shop: Workshop) -> None:
+    shop.agent("""
+        import os, signal, time
+        async def answer(case):
+            if case.id == "c5":
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.3)  # the main thread takes the signal; this answer is finished without an await
+            return case.prompt.upper()
+    """)
+    ended = finish(start(shop.folder, "run", "suite.yaml", "--out", "RUN", "-j", "1"))
+    assert ended.code == 0, ended.err
+    assert shop.metrics()["complete"] is True
+    assert shop.metrics()["stopped"] is None
+    assert "resume with" not in ended.err
+
+
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the reaper needs /proc")
 def test_the_next_launch_ends_what_a_killed_run_and_a_killed_reaper_left(shop: Workshop) -> None:
     (shop.folder / "program.py").write_text(

@@ -264,7 +264,7 @@ def test_a_spool_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> 
         raise RuntimeError("the source broke")
 
     (tmp_path / "cases.jsonl").write_text("old")
-    with pytest.raises(RuntimeError, match="the source broke"):
+    with pytest.raises(SuiteError, match="failed after 1 of them: RuntimeError: the source broke"):
         EvalSet("s", broken()).spool(tmp_path / "cases.jsonl")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 

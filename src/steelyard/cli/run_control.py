@@ -24,14 +24,14 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import msgspec
 
-from steelyard.cli.main import FAILED_GATE, TOO_MANY_ERRORS
+from steelyard.cli.main import FAILED_GATE, INTERRUPTED, TOO_MANY_ERRORS
 from steelyard.cli.output import limit_writes, say
 from steelyard.engine.base import Engine
 from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.engine.loop_thread import LoopThread
 from steelyard.errors import ConfigurationError, RunCancelled, SteelyardError
-from steelyard.journal.files import PARTIAL, write_json
+from steelyard.journal.files import PARTIAL, read_json_object, write_json
 from steelyard.report.rules import Leave, check_rule, parse_rule, refuse_misspelt
 from steelyard.run.config import Gate, build_gate
 from steelyard.run.result import Result
@@ -116,6 +116,9 @@ class _Signals:
             return
         self._reported = True
         first = signal.Signals(self._taken[0][1])
+        if self.run_is_complete:
+            say(f"{first.name} came when the run was already complete; nothing was cancelled", over_bar=True)
+            return
         cause, again = ("", "Press Ctrl-C again") if first == signal.SIGINT else (f" ({first.name})", "Send it again")
         say(f"Interrupted{cause}: cancelling calls in flight. {again} to quit immediately.", over_bar=True)
 
@@ -203,11 +206,15 @@ def run_interruptibly(
             if signals.is_late:
                 say("a call does not end when it is cancelled; exiting without it")
                 return Ending(_read_in_time(read_partial, token.reason), signals.code)
-        signals.report()
         try:
             result = running.result()
             signals.run_is_complete = result.complete
+            signals.report()
             return Ending(result, signals.code)
+        except KeyboardInterrupt as error:  # the suite's own code raised it; what finished is in partial.json
+            reason = str(error) or "KeyboardInterrupt"
+            say(f"interrupted: {reason}")
+            return Ending(_read_in_time(read_partial, reason), signals.code or INTERRUPTED)
         except RunCancelled as error:
             say(str(error))
             return Ending(None, signals.code)
@@ -231,7 +238,8 @@ def partial_result(path: Path, reason: str | None) -> Result:
     """Read the result of a run that could not write it itself from its journal; also writes partial.json."""
     result = Result.load(path)
     result.typed_metrics.stopped = reason
-    write_json(path / PARTIAL, result.typed_metrics)
+    if (read_json_object(path / PARTIAL) or {}).get("stopped") != reason:  # the run itself could tell more
+        write_json(path / PARTIAL, result.typed_metrics)
     return result
 
 

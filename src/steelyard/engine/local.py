@@ -170,6 +170,11 @@ class _Pool:
             except asyncio.CancelledError:
                 if self._stopping:
                     raise
+            except KeyboardInterrupt:
+                # Not let out of this task: asyncio would leave its event loop there and then, with nothing written.
+                tally.interrupted_by = tally.interrupted_by or job.case.id
+                self._end()
+                return
             finally:
                 calls.pop(number, None)
                 if gate is not None:

@@ -162,9 +162,11 @@ class CaseRunner:
                 if deadlines is not None:
                     late = deadlines.end(task)
             return _checked(response)
-        except (KeyboardInterrupt, GeneratorExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # a target is the user's code: its crash is data
+            if isinstance(error, GeneratorExit) and not _is_running(task):
+                raise  # this coroutine is being closed, and may not await anything more
             partial = getattr(error, "partial", None)
             if isinstance(error, asyncio.CancelledError):
                 if late:
@@ -193,6 +195,14 @@ class CaseRunner:
             return True
         while task.uncancel():
             pass
+        return False
+
+
+def _is_running(task: asyncio.Task[Any]) -> bool:
+    """Whether the event loop is running this task: it is not while the task is thrown away."""
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:  # no event loop
         return False
 
 

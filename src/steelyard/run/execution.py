@@ -36,7 +36,7 @@ from steelyard.scoring.judge.calibration import calibration_of, is_trusted
 from steelyard.scoring.judge.verdict import is_verdict
 from steelyard.scoring.limits import is_immediate
 from steelyard.scoring.pipeline import ScoringPipeline
-from steelyard.stats.formatting import counted
+from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.metrics import JudgeCalibration, Metrics
 from steelyard.stats.prices import over_budget
 from steelyard.stats.spec import parse_progress_bar_stats
@@ -190,7 +190,11 @@ class Execution:
         finally:
             if not self._engine.runs_in_other_processes:
                 await self._send_policy.close()
-        return self._finish(tally)
+        if tally.interrupted_by is None:
+            return self._finish(tally)
+        self._stopped = f"KeyboardInterrupt, raised by the target or a scorer of case {safe_text(tally.interrupted_by)}"
+        self._finish(tally)
+        raise KeyboardInterrupt(self._stopped)
 
     async def _run_shown(self, work: CaseRunner) -> Tally:
         display = LiveDisplay(
@@ -223,6 +227,8 @@ class Execution:
             token=self._token,
             permits=send_policy.permits,
         )
+        if tally.interrupted_by is not None:
+            raise RunCancelled("KeyboardInterrupt, raised by the target in the warm-up")
         return tally.finished
 
     async def _run_engine(self, work: CaseRunner) -> Tally:
@@ -349,9 +355,12 @@ class Execution:
         directory, recorder = self._directory, self._recorder
         if directory is not None:
             directory.commit()
+        counts = recorder.close(tally, stopped)
+        if counts.complete:  # whatever came just then stopped nothing
+            stopped = None
         metrics = compose(
             about=about_run(self._manifest, directory.path if directory is not None else None),
-            counts=recorder.close(tally, stopped),
+            counts=counts,
             stats=recorder.stats,
             scores=recorder.scores,
             errors=recorder.errors,

@@ -216,9 +216,11 @@ async def run_scorers(
                 if inspect.isawaitable(answer):
                     answer = await answer
                 scores.extend(_checked(answer, scorer.name))
-        except (KeyboardInterrupt, GeneratorExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:
+            if isinstance(error, GeneratorExit) and not _in_a_task():
+                raise  # this coroutine is being closed, and may not await anything more
             if isinstance(error, asyncio.CancelledError) and _being_cancelled():
                 raise
             failed = _failed_score(scorer.name, error)
@@ -239,6 +241,14 @@ def _failed_score(name: str, error: BaseException) -> Score:
         return Score(name, errors=[describe(error)])
     retries = int(notes[-1].removeprefix(_RETRIED))
     return Score(name, errors=[f"{describe(error)} (tried {retries + 1} times)"], retries=retries)
+
+
+def _in_a_task() -> bool:
+    """Whether an event loop is running this: it is not while a task is thrown away."""
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:  # no event loop
+        return False
 
 
 def _being_cancelled() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import msgspec
 
-from steelyard.errors import ConfigurationError, SuiteError, nearest, reject_unknown
+from steelyard.errors import ConfigurationError, SteelyardError, SuiteError, describe, nearest, reject_unknown
 from steelyard.records import EvalCase
 from steelyard.suite.identity import BadCase, Marks
 
@@ -385,16 +386,31 @@ class MemorySource:
                 "that returns a new iterator, or spool() them before the first reading"
             )
         self._taken = True
-        cases = self._cases if isinstance(self._cases, Iterable) else self._cases()
-        if not isinstance(cases, Iterable):
-            raise ConfigurationError(f"the function for cases must return an iterable, got {found(cases)}")
-        for index, row in enumerate(cases):
+        for index, row in enumerate(self._cases if self.settled else self._produced()):  # type: ignore[arg-type]
             line = self._lines[index] if self._lines else None
             try:
                 case = checked(row) if type(row) is EvalCase else self._case(row, index, line)
             except BadCase as error:
                 raise self.problem(str(error), index, line) from error
             yield line, case
+
+    def _produced(self) -> Iterator[Any]:
+        """Yield what the user's own code makes; what it raises is a problem of the suite, and says where it is."""
+        count = 0
+        try:
+            cases = self._cases if isinstance(self._cases, Iterable) else self._cases()
+            if not isinstance(cases, Iterable):
+                raise ConfigurationError(f"the function for cases must return an iterable, got {found(cases)}")
+            for row in cases:
+                yield row
+                count += 1
+        except SteelyardError:
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+            message = f"the code that makes the cases failed after {count:,} of them: {describe(error)}{place}"
+            raise SuiteError(message) from error
 
     def problem(self, message: str, index: int, line: int | None) -> SuiteError:
         """Return a problem with one case as an error that names its place."""
