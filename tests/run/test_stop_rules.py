@@ -33,6 +33,27 @@ def test_the_same_lasting_refusal_of_the_first_calls_ends_a_run_once(status: int
     ]
 
 
+def refused(status: int, text: str) -> Record:
+    return a_record(status="error", error=f"TargetError: {text}", error_type="TargetError", http_status=status)
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_first_calls_that_are_all_refused_in_the_same_words_end_a_run(status: int) -> None:
+    """A wrong model, at many gateways; ids of requests in the message do not make it another one."""
+    records = [refused(status, f"unknown model 'gpt-9' (request 4f9a{number:08x})") for number in range(20)]
+    assert reasons(*records[:19], most=20) == []
+    (reason,) = reasons(*records, most=20)
+    assert reason.startswith("every call is refused: the first 20 all failed, the last with TargetError: unknown model")
+
+
+@pytest.mark.parametrize("other", [refused(400, "too long"), refused(422, "unknown model"), failed(401), a_record()])
+@pytest.mark.parametrize("place", [0, 1, 10])
+def test_bad_requests_that_differ_are_faults_of_their_cases(other: Record, place: int) -> None:
+    records = [refused(400, "unknown model")] * 20
+    records.insert(place, other)
+    assert reasons(*records, most=20) == []
+
+
 @pytest.mark.parametrize("kind", ["CannotConnect", "CannotResolve", "TlsFailed", "TimedOut", "ConnectionRefusedError"])
 def test_tries_to_connect_count_one_by_one(kind: str) -> None:
     assert reasons(failed(kind=kind, attempts=2)) == []

@@ -362,7 +362,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             flags=("--stop-first-errors",),
-            help="Stop when the first N calls all meet 401, 403, 404 or no connection [default: 20; 0: go on].",
+            help="Stop when the first N calls all meet the same refusal, or no connection [default: 20; 0: go on].",
             metavar="N",
             check=_at_least_0,
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,11 @@ from steelyard.transport import errors
 
 _LASTING_STATUSES = frozenset({401, 402, 403, 404, 405})
 """A wrong key, an unpaid bill, a model or a path that does not exist."""
+_BAD_REQUEST_STATUSES = frozenset({400, 422})
+"""Often the fault of one case; of all cases where the endpoint words it the same each time: a wrong model, a wrong
+option."""
+_VARYING = re.compile(r"[0-9a-f-]{8,}|\d+", re.IGNORECASE)
+"""What differs between two messages of one fault: request ids, numbers."""
 _NO_CONNECTION = frozenset(
     kind.__name__
     for kind in (
@@ -28,6 +34,7 @@ _NO_CONNECTION = frozenset(
     )
 )
 _UNREACHED = "no connection"
+_BAD_REQUEST = "bad request"
 _WAIT_FACTOR = 10
 """How many times the limit may fail while an older call could still be answered."""
 _MIN_REQUESTS = 50
@@ -65,7 +72,8 @@ class FirstErrors:
     """Detects that the first `limit` calls of a launch all failed for one lasting reason; 0 switches it off.
 
     Each attempt of a case counts. The first answer, or an error of another kind, shows that the endpoint works: from
-    then on a case that fails fails alone. A refusal comes sooner than an answer: while a call is in flight that was
+    then on a case that fails fails alone. Bad requests (400, 422) count only while their messages are the same, too.
+    A refusal comes sooner than an answer: while a call is in flight that was
     sent before the first of them failed, it is waited for, until ten times as many have failed.
     """
 
@@ -88,6 +96,9 @@ class FirstErrors:
             return None
         now = time.monotonic()
         if reason != self._reason:
+            if self._reason and _BAD_REQUEST in (reason[: len(_BAD_REQUEST)], self._reason[: len(_BAD_REQUEST)]):
+                self.is_over = True  # refused in another way than the calls before: each request is looked at
+                return None
             self._calls, self._reason, self._since = 0, reason, now
         self._calls += record.attempts
         if self._calls < self._limit or (now - oldest < self._since and self._calls < _WAIT_FACTOR * self._limit):
@@ -103,4 +114,6 @@ def _lasting_reason(record: Record) -> str | None:
         return None
     if record.error_type in _NO_CONNECTION:
         return _UNREACHED
+    if record.http_status in _BAD_REQUEST_STATUSES:
+        return f"{_BAD_REQUEST} {record.http_status}: {_VARYING.sub('#', record.error or '')}"
     return f"HTTP {record.http_status}" if record.http_status in _LASTING_STATUSES else None
