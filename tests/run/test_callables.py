@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 import subprocess
@@ -11,10 +12,38 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 from steelyard import EvalCase, InvocationContext, Runner
+from steelyard.report.summary import summary
 from tests.support.engine import make_suite, wait_for
 
 QUIET: dict[str, Any] = {"progress": "off"}
+
+
+def test_an_async_function_that_blocks_the_event_loop_is_reported() -> None:
+    async def blocks(case: EvalCase) -> str:
+        time.sleep(0.1)  # noqa: ASYNC251 - the mistake that is reported
+        return "x"
+
+    suite = make_suite(12)
+    result = Runner(blocks, suite, parallelism=5, progress="off").run_sync()
+    told = (
+        "asked for 5 at a time, at most 1 was in flight: your async function blocks the event loop; use `def`, or await"
+    )
+    assert result.metrics["parallelism_shortfall"] == told
+    assert told in summary(result.typed_metrics)
+
+
+@pytest.mark.parametrize("parallelism", [1, 5, 50])
+def test_a_function_that_awaits_reaches_its_parallelism(parallelism: int) -> None:
+    async def awaits(case: EvalCase) -> str:
+        await asyncio.sleep(0.02)
+        return "x"
+
+    suite = make_suite(12)
+    result = Runner(awaits, suite, parallelism=parallelism, progress="off").run_sync()
+    assert "parallelism_shortfall" not in result.metrics
 
 
 def test_sync_calls_run_at_once_and_never_more_than_asked_for() -> None:

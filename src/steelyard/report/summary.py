@@ -78,6 +78,8 @@ def _sending(metrics: Metrics) -> list[str]:
     client, load = metrics.client, metrics.load
     if client and client.bottleneck:
         lines += [f"  the client was the bottleneck: {client.reason}", "  the times below are its own, in part"]
+    if metrics.parallelism_shortfall:
+        lines.append(f"  {metrics.parallelism_shortfall}")
     if metrics.parallelism_history:
         _, last, _ = metrics.parallelism_history[-1]
         lines.append(f"  parallelism auto: {last:,} at the end, {metrics.peak_in_flight:,} in flight at most")

@@ -14,7 +14,7 @@ from steelyard.engine.rate_limit import CallPermits, EndpointLimits, FixedPermit
 from steelyard.protocols import Pace, RemoteTarget, RepeatedJudge, Scorer, Tally, Target
 from steelyard.run.options import RunOptions
 from steelyard.scoring.pipeline import samples_per_answer
-from steelyard.stats.client_load import ClientLoad, LoopMonitor, judge_client, with_earlier
+from steelyard.stats.client_load import LATE, MIN_SECONDS, ClientLoad, LoopMonitor, judge_client, with_earlier
 from steelyard.stats.costs import Spending
 from steelyard.stats.metrics import LoadMetrics, SendCounts
 from steelyard.stats.prices import Priced, Prices, check_budget, is_paid, read_prices
@@ -149,6 +149,8 @@ class SendPolicy:
             "parallelism": "auto" if self.permits is not None else self.parallelism,
             "peak_in_flight": tally.peak_in_flight,
         }
+        if (shortfall := self._shortfall(tally, stats)) is not None:
+            metrics["parallelism_shortfall"] = shortfall
         if self.permits is not None:
             metrics["parallelism_history"] = list(self.permits.history)
         if self._load is not None:
@@ -157,6 +159,24 @@ class SendPolicy:
         if self._options.is_load or warmed_up:
             metrics["load"] = self._load_metrics(tally, warmed_up)
         return metrics
+
+    def _shortfall(self, tally: Tally, stats: Mapping[str, float | None]) -> str | None:
+        """Say that fewer calls were in flight than asked for, and why; None where that is as it should be.
+
+        Calls that end as soon as they begin are never many at once, and nobody waits for them.
+        """
+        wanted, peak = min(self.parallelism, tally.started), tally.peak_in_flight
+        load, median = self._load, stats["time_to_last_token-p50"]
+        if peak >= wanted or load is None or self.permits is not None or self._schedule is not None:
+            return None
+        found = f"asked for {self.parallelism:,} at a time, at most {peak:,} {'was' if peak == 1 else 'were'} in flight"
+        if load.loop_lag_sustained >= LATE and load.seconds >= MIN_SECONDS:
+            if isinstance(self._target, RemoteTarget):
+                return f"{found}: something blocks the event loop, such as a scorer that does not await"
+            return f"{found}: your async function blocks the event loop; use `def`, or await"
+        if median is not None and median >= LATE:
+            return f"{found}: calls ended sooner than new ones were started"
+        return None
 
     def _judged(self, load: ClientLoad, stats: Mapping[str, float | None]) -> ClientLoad:
         """Mark the load when the client was the bottleneck; a target in this process keeps it busy by its nature."""

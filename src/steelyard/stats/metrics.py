@@ -246,6 +246,8 @@ class Metrics(msgspec.Struct, kw_only=True):
     nodes: dict[str, NodeMetrics] | UnsetType = UNSET
     parallelism: Annotated[int | Literal["auto"] | UnsetType, _COUNT] = UNSET
     peak_in_flight: Annotated[int | UnsetType, _COUNT] = UNSET
+    parallelism_shortfall: str | UnsetType = UNSET
+    """Why fewer calls were in flight than asked for, in words; only where work was left for more."""
     parallelism_history: list[tuple[float, int, str]] | UnsetType = UNSET
     client: ClientLoad | UnsetType = UNSET
     load: LoadMetrics | UnsetType = UNSET
