@@ -117,6 +117,8 @@ class Reaper:
                 if self._process is not None and self._has_programs:
                     with suppress(subprocess.TimeoutExpired):
                         self._process.wait(timeout=REAP_SECONDS)
+                elif self._process is not None:
+                    self._process.returncode = 0  # ends by itself: Popen need not warn that it was not waited for
             self._pid = 0
 
 
