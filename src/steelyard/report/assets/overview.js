@@ -76,7 +76,7 @@ function passTile(metrics) {
   const sure = interval ? `, 95\u00a0%\u00a0CI ${(interval[0] * 100).toFixed(1)}\u2013${percent(interval[1])}` : "";
   const open = Object.entries(metrics.scores || {})
     .filter(([, score]) => score.by && !score.advisory && !score.calibrated).map(([name]) => name);
-  const mark = open.length ? `; judge ${visible(open.join(", "))} is not calibrated` : "";
+  const mark = open.length ? `; judge ${escapeInvisible(open.join(", "))} is not calibrated` : "";
   const note = `${number(metrics.passed)} of ${number(metrics.scored)} scored${sure}${mark}`;
   const drawn = interval ? div("whisker", whisker(metrics.pass_rate, interval)) : null;
   return tile("Pass rate", percent(metrics.pass_rate), "", note, drawn);
