@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 
 CASES, RUNS, PARALLELISM = 12, 3, 4
 AGENT_SECONDS, JUDGE_SECONDS = 0.02, 0.01
-WHOLE = CASES / PARALLELISM * (AGENT_SECONDS + RUNS * JUDGE_SECONDS)
+WHOLE = CASES / PARALLELISM * (AGENT_SECONDS + JUDGE_SECONDS)
+"""The least that the run takes: the samples of one answer are asked for at once."""
 """Seconds that an undisturbed run takes at least."""
 
 

@@ -174,7 +174,7 @@ class SendPolicy:
             if isinstance(self._target, RemoteTarget):
                 return f"{found}: something blocks the event loop, such as a scorer that does not await"
             return f"{found}: your async function blocks the event loop; use `def`, or await"
-        if median is not None and median >= LATE:
+        if median is not None and median >= LATE and load.seconds >= MIN_SECONDS:
             return f"{found}: calls ended sooner than new ones were started"
         return None
 
