@@ -69,15 +69,33 @@ def answers_on_disk(directory: Path, cache: Path | None) -> set[str]:
     """The cases whose answers a cancelled run has left: in its records, before their judgement, or in the cache."""
     lines = lines_of(directory, "outputs.jsonl") + lines_of(directory, "answers.jsonl")
     kept = {line["id"] for line in lines if "response_text" in line}
-    stored = [] if cache is None else [json.loads(path.read_bytes()) for path in cache.rglob("*.json")]
-    return kept | {entry["case_id"] for entry in stored}
+    answers, _ = cached(cache)
+    return kept | {entry["case_id"] for entry in answers}
+
+
+def cached(folder: Path | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What the cache holds: answers, and replies of judges."""
+    entries = [] if folder is None else [json.loads(path.read_bytes()) for path in folder.rglob("*.json")]
+    replies = [entry for entry in entries if "#" in entry["case_id"]]
+    return [entry for entry in entries if entry not in replies], replies
+
+
+def cached_samples(folder: Path | None) -> set[tuple[str, int, int]]:
+    """The samples of judges in the cache, by case, trial and number."""
+    samples = set()
+    for entry in cached(folder)[1]:
+        case_id, trial, _ = entry["case_id"].split("#")
+        reply = json.loads(entry["response"]["response_text"])
+        samples.add((case_id, int(trial), int(reply["reason"].removeprefix("run "))))
+    return samples
 
 
 def check_cache(folder: Path, answered: int) -> None:
     """Only whole answers, and no more of them than were given."""
-    stored = [path.read_text() for path in folder.rglob("*.json")]
-    assert all("answer to c" in text and json.loads(text)["response"].get("error") is None for text in stored)
-    assert len(stored) <= answered
+    answers, replies = cached(folder)
+    assert all("answer to c" in entry["response"]["response_text"] for entry in answers)
+    assert all(entry["response"].get("error") is None for entry in (*answers, *replies))
+    assert len(answers) <= answered
 
 
 @pytest.mark.parametrize("number", range(25))
@@ -95,7 +113,7 @@ def test_a_run_cancelled_at_any_moment_can_be_finished_without_paying_twice(numb
     check_what_is_left(tmp_path / "run", partial.metrics["counts"])
     if cache is not None:
         check_cache(cache, len(agent.answered))
-    kept = journalled(tmp_path / "run")
+    kept = journalled(tmp_path / "run") | cached_samples(cache)
     on_disk = answers_on_disk(tmp_path / "run", cache)
     in_flight = len(agent.calls) - sum(when < moment.when for when in agent.answered)
     assert in_flight <= PARALLELISM
