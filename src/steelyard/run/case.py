@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from copy import copy, deepcopy
 from datetime import datetime
 from numbers import Real
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -53,11 +53,24 @@ _NUMBERS = tuple(
     if name in _SHAPE and _SHAPE[name] and _SHAPE[name][0] in (int, float)
 )
 """The fields that hold numbers, with their places in a response."""
-_GOOD_SHAPES: dict[tuple[type, ...], Callable[[tuple[Any, ...]], tuple[float, ...]]] = {}
-"""Combinations of types that were checked before, and what picks the numbers out of such a response.
 
-There are few, and looking one up is cheap.
-"""
+
+class _Shape:
+    """A combination of types that a response's fields may have: which of them have a value, and which are numbers."""
+
+    __slots__ = ("names", "numbers_of", "values_of")
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        places = [place for place, _ in _NUMBERS if values[place] is not None]
+        # The first one twice: of a single place an itemgetter would make no tuple.
+        self.numbers_of: Callable[[tuple[Any, ...]], tuple[float, ...]] = itemgetter(places[0], *places)
+        fields = zip(InvocationResponse.__struct_fields__, values, strict=True)
+        self.names = [name for name, value in fields if value is not None and name != "id"]
+        self.values_of: Callable[[InvocationResponse], tuple[Any, ...]] = attrgetter(*self.names)
+
+
+_GOOD_SHAPES: dict[tuple[type, ...], _Shape] = {}
+"""Combinations of types that were checked before. There are few, and looking one up is cheap."""
 
 
 class CaseRunner:
@@ -114,14 +127,16 @@ class CaseRunner:
     async def __call__(self, job: Job, emit: Emit) -> None:
         """Ask (unless the response is already stored), score, emit."""
         started = time.perf_counter()
+        shape: _Shape | None = None
         context = InvocationContext(job.case.id, job.trial, 1, self._seed, self._token, programs=self._programs)
         if job.stored is not None:
             response, attempts, before = job.stored.response, job.stored.attempts, job.stored.elapsed
             failures: list[FailedAttempt] | None = job.stored.retry_errors
         else:
-            response, before = await self._ask(job, context), None
+            response, shape = await self._ask(job, context)
+            before = None
             if context.waiting or context.backoff or job.planned_at is not None:
-                response = _with_waits(response, context, job.planned_at)
+                response, shape = _with_waits(response, context, job.planned_at), None
             attempts = 0 if response.cached else context.attempt
             failures = context.retry_errors
         if self._answered is not None:
@@ -136,14 +151,14 @@ class CaseRunner:
             def keep_answer() -> None:
                 if before is None:
                     elapsed = time.perf_counter() - started
-                    emit(UnscoredAnswer(_record(job, response, [], attempts, elapsed, failures)))
+                    emit(UnscoredAnswer(_record(job, response, [], attempts, elapsed, failures, shape)))
 
             scores = await self._pipeline.score(job, response, context, keep_answer, emit)
         elapsed = time.perf_counter() - started if before is None else before
-        emit(_record(job, response, scores, attempts, elapsed, failures))
+        emit(_record(job, response, scores, attempts, elapsed, failures, shape))
 
-    async def _ask(self, job: Job, context: InvocationContext) -> InvocationResponse:
-        """The target's answer; whatever it raises becomes an answer that says so."""
+    async def _ask(self, job: Job, context: InvocationContext) -> tuple[InvocationResponse, _Shape | None]:
+        """The target's answer and its shape, where known; whatever it raises becomes an answer that says so."""
         task = asyncio.current_task()
         assert task is not None
         deadlines = self._deadlines
@@ -178,7 +193,7 @@ class CaseRunner:
             response = _failed(error, partial, context.attempt - 1)
             if self._tracebacks:
                 response.error_traceback = user_traceback(error)
-            return response
+            return response, None
 
     def _begin_session(self, case: EvalCase, context: InvocationContext) -> EvalCase:
         """The case after the session's messages; the context gets its own copy of the session."""
@@ -209,7 +224,7 @@ def _is_running(task: asyncio.Task[Any]) -> bool:
 def _failed(error: BaseException, partial: Any, retries: int) -> InvocationResponse:
     """An answer that says what went wrong, with as much of the real one as there is."""
     try:
-        response = _checked(copy(partial)) if partial is not None else InvocationResponse()
+        response = _checked(copy(partial))[0] if partial is not None else InvocationResponse()
     except TargetError as bad:  # what a target reports of a failure may be as broken as the rest
         response = bad.partial or InvocationResponse()
     except TypeError:
@@ -234,28 +249,28 @@ def _with_waits(
     )
 
 
-def _checked(returned: Any) -> InvocationResponse:
-    """The response if its fields have the types that can be read back from the journal; else raise TypeError."""
+def _checked(returned: Any) -> tuple[InvocationResponse, _Shape | None]:
+    """The response, if its fields have types that can be read back from the journal, and its shape; else TypeError."""
     if not isinstance(returned, InvocationResponse):
         raise TypeError(f"the target returned {type(returned).__name__}, not an InvocationResponse")
     response = returned
     if type(returned) is not InvocationResponse:  # a subclass may have fields that a record does not have
         response = InvocationResponse(**{name: getattr(returned, name) for name in ("id", *_FIELDS)})
     values = astuple(response)
-    numbers_of = _GOOD_SHAPES.get(tuple(map(type, values)))
-    if numbers_of is None:
+    shape: _Shape | None = _GOOD_SHAPES.get(tuple(map(type, values)))
+    if shape is None:
         _coerce_types(response)
         values = astuple(response)
-        places = [place for place, _ in _NUMBERS if values[place] is not None]
-        # The first one twice: of a single place an itemgetter would make no tuple.
-        numbers_of = _GOOD_SHAPES[tuple(map(type, values))] = itemgetter(places[0], *places)
-    if not _are_small(numbers_of(values)):
+        shape = _GOOD_SHAPES[tuple(map(type, values))] = _Shape(values)
+    if not _are_small(shape.numbers_of(values)):
         _refuse_numbers(response)
+        shape = None
     if response.messages is not None and not all(isinstance(message, dict) for message in response.messages):
         raise TypeError("the response's messages are not all objects")
     if response.error is None and response.error_type is not None:
         response.error = response.error_type
-    return response
+        shape = None
+    return response, shape
 
 
 def _are_small(numbers: tuple[float, ...]) -> bool:
@@ -320,9 +335,13 @@ def _record(
     attempts: int,
     elapsed: float,
     failures: list[FailedAttempt] | None,
+    shape: _Shape | None,
 ) -> Record:
-    fields = asdict(response)
-    del fields["id"]
+    if shape is None:
+        fields = asdict(response)
+        del fields["id"]
+    else:  # only what has a value: a record has None for the rest by itself
+        fields = dict(zip(shape.names, shape.values_of(response), strict=True))
     if failures:
         fields["retry_errors"] = failures
     return Record(
