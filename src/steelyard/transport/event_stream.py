@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-from steelyard.transport.sse import Clock, ServerSentEvent
+from steelyard.transport.sse import ArrivalClock, ServerSentEvent
 
 MEDIA_TYPE = "application/vnd.amazon.eventstream"
 MAX_FRAME_BYTES = 25 * 2**20
@@ -29,7 +29,7 @@ def frames(chunks: Sequence[bytes], arrivals: Sequence[float]) -> list[ServerSen
     off is left out.
     """
     body = memoryview(b"".join(chunks))
-    clock = Clock(chunks, arrivals)
+    clock = ArrivalClock(chunks, arrivals)
     found: list[ServerSentEvent] = []
     start = 0
     while start + _PRELUDE.size + _CRC.size <= len(body):

@@ -33,7 +33,7 @@ _Found: TypeAlias = tuple[list[ServerSentEvent], _Fields | None]
 """The complete events, and the fields of a last, unterminated one."""
 
 
-class Clock:
+class ArrivalClock:
     """Returns when the byte at a position arrived; positions must be asked for in order."""
 
     def __init__(self, chunks: Sequence[bytes], arrivals: Sequence[float]) -> None:
@@ -51,7 +51,7 @@ class Clock:
 def events(chunks: Sequence[bytes], arrivals: Sequence[float]) -> list[ServerSentEvent]:
     """Parse the events of a whole stream, however it was cut into chunks; only event names are decoded."""
     body = b"".join(chunks)
-    clock = Clock(chunks, arrivals)
+    clock = ArrivalClock(chunks, arrivals)
     start = len(_BYTE_ORDER_MARK) if body.startswith(_BYTE_ORDER_MARK) else 0
     found, rest = _of_any_lines(body, start, clock) if b"\r" in body else _of_plain_lines(body, start, clock)
     if rest is not None:
@@ -60,7 +60,7 @@ def events(chunks: Sequence[bytes], arrivals: Sequence[float]) -> list[ServerSen
     return found
 
 
-def _of_plain_lines(body: bytes, start: int, clock: Clock) -> _Found:
+def _of_plain_lines(body: bytes, start: int, clock: ArrivalClock) -> _Found:
     """Parse events whose lines all end in `\\n`, as nearly all servers write them: twice as fast."""
     found: list[ServerSentEvent] = []
     *blocks, last = body[start:].split(b"\n\n")
@@ -85,7 +85,7 @@ def _fields(block: bytes) -> _Fields:
     return data, name
 
 
-def _of_any_lines(body: bytes, start: int, clock: Clock) -> _Found:
+def _of_any_lines(body: bytes, start: int, clock: ArrivalClock) -> _Found:
     """Parse events with any line endings, `\\r` and `\\r\\n` included."""
     found: list[ServerSentEvent] = []
     data: list[bytes] = []
