@@ -25,14 +25,14 @@ _INSTALLED = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("pur
 def user_traceback(error: BaseException) -> str | None:
     """The traceback of an exception and of its causes without Steelyard's own frames.
 
-    None when there is no frame of anyone else's code: an endpoint's error is told by its message.
+    None when there is no frame of anyone else's code: an endpoint's error is trace by its message.
     """
     try:
         if not _has_user_frame(error):
             return None
-        told = traceback.TracebackException.from_exception(error, limit=-_MAX_FRAMES, compact=True)
-        _drop_own_frames(told)
-        text = environment_masker().text("".join(told.format()).rstrip("\n"))
+        trace = traceback.TracebackException.from_exception(error, limit=-_MAX_FRAMES, compact=True)
+        _drop_own_frames(trace)
+        text = environment_masker().text("".join(trace.format()).rstrip("\n"))
     except Exception:  # noqa: BLE001 - whatever an exception does when it is looked at, its record is written
         return None
     return text if len(text) <= MAX_TRACEBACK else _CUT + text[len(_CUT) - MAX_TRACEBACK :]
@@ -72,8 +72,8 @@ def _is_users(file: str) -> bool:
     return file.startswith(_INSTALLED) or not file.startswith(_STANDARD)
 
 
-def _drop_own_frames(told: traceback.TracebackException) -> None:
-    left = [told]
+def _drop_own_frames(trace: traceback.TracebackException) -> None:
+    left = [trace]
     while left:
         one = left.pop()
         one.stack = traceback.StackSummary.from_list(

@@ -207,10 +207,10 @@ def _label(row: dict[str, Any], line: int) -> tuple[tuple[str, int], Label]:
     trial = row.get("trial")
     names_trial = trial is not None and trial != ""
     # Of several labellers each labels what they like; a file with one column has a label in each row.
-    said = [name for name in columns if row[name] is not None and row[name] != ""] if len(columns) > 1 else columns
-    if not said:
+    labelled = [name for name in columns if row[name] is not None and row[name] != ""] if len(columns) > 1 else columns
+    if not labelled:
         raise ValueError(f"has no label: {', '.join(columns)} are empty")
-    votes = {name: _value(row[name]) for name in said}
+    votes = {name: _value(row[name]) for name in labelled}
     stratum, size = row.get("stratum") or None, row.get("stratum_size")
     if stratum is not None and stratum not in STRATA:
         raise ValueError(f"stratum must be one of {', '.join(STRATA)}, got {found(stratum)}")
@@ -235,8 +235,8 @@ def _draw(run: Path, count: int, seed: int, out: Path | None) -> int:
     rows.writerow(["id", "trial", _LABEL, "stratum", "stratum_size", "answer"])
     rows.writerows([one.id, one.trial, "", one.stratum, sizes[one.stratum], cell(one.answer)] for one in drawn)
     write_text(out, text.getvalue())
-    told = ", ".join(f"{name} {size:,}" for name, size in sorted(sizes.items()))
-    say(f"{counted(len(drawn), 'answer')} to label in {out} (of {told}): say pass or fail in the column `label`")
+    shown = ", ".join(f"{name} {size:,}" for name, size in sorted(sizes.items()))
+    say(f"{counted(len(drawn), 'answer')} to label in {out} (of {shown}): say pass or fail in the column `label`")
     return 0
 
 
@@ -250,8 +250,8 @@ def _audited(run: Path, labels: Labels, path: Path) -> list[Stratum] | None:
             message = f"stratum {label.stratum!r} had {label.stratum_size:,} answers when it was drawn from, and has "
             raise SuiteError(f"{message}{sizes[label.stratum]:,} now: draw again", path=path, line=label.line)
     known = {name: size for name, size in sizes.items() if name is not None}
-    told = [(label.stratum or "", label.value > PASS_FROM) for label in labels.values() if label.value != PASS_FROM]
-    return labelled_strata(known, told)
+    labelled = [(label.stratum or "", label.value > PASS_FROM) for label in labels.values() if label.value != PASS_FROM]
+    return labelled_strata(known, labelled)
 
 
 def _weighted(run: Path, strata: list[Stratum], key: JudgeKey) -> ErrorRates | None:
@@ -445,10 +445,10 @@ def _row(name: str, text: str) -> str:
 
 def _rate(name: str, kind: KindAgreement) -> str:
     """How often the judge agrees about the answers that people passed, or about those that they failed."""
-    said = "pass" if name == "sensitivity" else "fail"
+    kind_of_label = "pass" if name == "sensitivity" else "fail"
     if kind.rate is None:
-        return _row(name, f"–       no label says {said}")
-    return _row(name, f"{kind.rate:.3f}   lower end {kind.lower:.3f}   {counted(kind.labels, 'label')} {said}")
+        return _row(name, f"–       no label says {kind_of_label}")
+    return _row(name, f"{kind.rate:.3f}   lower end {kind.lower:.3f}   {counted(kind.labels, 'label')} {kind_of_label}")
 
 
 def _people(ceiling: HumanCeiling) -> list[str]:

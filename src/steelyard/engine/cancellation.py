@@ -44,7 +44,7 @@ class CancellationToken:
             self._forget(callback)
 
         self._callbacks.append(callback)
-        # Checked only now: whoever cancels in between either finds this callback or leaves it to us.
+        # Checked only now: a cancellation in between either finds this callback or leaves it to us.
         if self._reasons and self._forget(callback):
             callback()
         return forget

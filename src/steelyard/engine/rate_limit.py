@@ -54,7 +54,7 @@ class CallPermits(Protocol):
 
 
 class FixedPermits:
-    """At most so many calls at once to an endpoint that several callers share: a target and its judge, say."""
+    """Limit the calls in flight at an endpoint that several callers share: a target and its judge, say."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

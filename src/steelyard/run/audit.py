@@ -38,7 +38,7 @@ def stratum_of(record: Record) -> str | None:
 
 
 def draw(records: Iterable[Record], count: int, seed: int) -> tuple[list[Drawn], dict[str, int]]:
-    """Draw so many answers at random from each stratum, and count how large the strata are.
+    """Draw `count` answers at random from each stratum, and count how large the strata are.
 
     The draw depends on the seed and on the answers' ids alone, not on their order. Memory holds what is drawn.
     """

@@ -326,7 +326,7 @@ def _build_judge(file: SuiteFile, arguments: Any, where: str) -> Scorer:
 
 
 def _build_jury(file: SuiteFile, given: dict[str, Any], where: str) -> Scorer:
-    """Several judges with one question, each with a model of its own."""
+    """Several judges with one question, each with another model."""
     from steelyard.scoring.judge.calibration import calibration_file
     from steelyard.scoring.judge.jury import Jury
 

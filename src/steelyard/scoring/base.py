@@ -36,7 +36,7 @@ class ScorerLimits(msgspec.Struct, frozen=True):
     """The limits of one scorer; None means no limit. `retries` are those after a TransientError."""
 
     timeout: float | None = 600.0
-    """Seconds for one answer, a retry beginning anew."""
+    """Seconds for one answer; each retry has them again."""
     parallelism: int | None = None
     retries: int | None = 2
     """None: as many as the run's `retries`, for a judge."""

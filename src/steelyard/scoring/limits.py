@@ -24,7 +24,7 @@ _MAX_WAIT = 30.0
 
 
 class Turns:
-    """At most so many at once on one event loop; picklable, as a copy starts with all turns free."""
+    """Limit how many run at once on one event loop; picklable: a copy starts with all turns free."""
 
     def __init__(self, parallelism: int | None) -> None:
         self._parallelism = parallelism
@@ -96,7 +96,7 @@ class LimitedScorer:
 
 
 def is_immediate(scorer: object) -> bool:
-    """Whether a scorer says that it only computes, as most built-in ones do, and has no limits of its own.
+    """Whether a scorer says that it only computes, as most built-in ones do, and sets no limits.
 
     It can neither wait nor block nor crash. An answer is on disk before any other scorer sees it.
     """

@@ -184,8 +184,8 @@ class Bedrock(EndpointTarget):
     def _refuses_key(self, reply: HttpReply) -> bool:
         if reply.status != 403:
             return super()._refuses_key(reply)
-        told = reply.headers.get("x-amzn-errortype", "").encode() + reply.body[:2000]
-        return any(word in told for word in (b"ExpiredToken", b"UnrecognizedClient", b"expired"))
+        problem = reply.headers.get("x-amzn-errortype", "").encode() + reply.body[:2000]
+        return any(word in problem for word in (b"ExpiredToken", b"UnrecognizedClient", b"expired"))
 
     def _fixed_fields(self) -> dict[str, Any]:
         own = {name: value for name, value in self.params.items() if name in _OWN_FIELDS}

@@ -134,7 +134,7 @@ class EndpointTarget(ABC):
     tool_shape: ClassVar[ToolShape]
     stream_type: ClassVar[str] = "text/event-stream"
     takes_back_all: ClassVar[bool] = False
-    """Whether this API takes back every field of its own turns, so that none is left out when one is refused."""
+    """Whether this API takes back every field of its turns, so that none is left out when one is refused."""
 
     def __init__(
         self,

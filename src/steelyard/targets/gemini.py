@@ -267,9 +267,9 @@ class _Turn:
                     self._block(candidate, "the answer", reason)
             return
 
-    def _block(self, told: Mapping[str, Any], what: str, reason: object) -> None:
-        message = told.get("blockReasonMessage") or told.get("finishMessage")
-        ratings = told.get("safetyRatings")
+    def _block(self, part: Mapping[str, Any], what: str, reason: object) -> None:
+        message = part.get("blockReasonMessage") or part.get("finishMessage")
+        ratings = part.get("safetyRatings")
         named = (
             [str(one.get("category")) for one in ratings if isinstance(one, dict) and one.get("blocked")]
             if isinstance(ratings, list)

@@ -155,7 +155,7 @@ class KeySource:
             text, life = read_key(self._output())
         except TransientError as error:
             outcome: Secret | Exception = error
-        except Exception as error:  # noqa: BLE001 - the user's function: whoever waits for the key must hear of it
+        except Exception as error:  # noqa: BLE001 - the user's function: every call that waits for the key gets the error
             outcome = TransientError(f"{self.name} failed: {_without_tokens(describe(error))}")
         else:
             outcome = Secret(text)

@@ -79,7 +79,7 @@ class OpenAIEndpoint(EndpointTarget):
         return azure or super()._usual_base_url()
 
     def _key_header(self, key: str) -> tuple[str, str]:
-        """Azure takes its own keys in a header of its own; tokens of Entra ID are bearer tokens everywhere."""
+        """Azure takes its own keys in another header; tokens of Entra ID are bearer tokens everywhere."""
         return ("api-key", key) if self._is_azure and not is_access_token(key) else super()._key_header(key)
 
     def _make_url(self) -> str:
