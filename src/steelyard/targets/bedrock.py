@@ -29,6 +29,7 @@ from steelyard.targets.wire import (
     CONTENT_FILTER,
     Call,
     Conversation,
+    Media,
     ModelAnswer,
     Reader,
     TextParts,
@@ -39,9 +40,9 @@ from steelyard.targets.wire import (
     encoded,
     expect_object,
     lenient_int,
-    media_of,
     merge_fields,
     reported_error,
+    translated_parts,
     usage_fields,
 )
 from steelyard.transport.event_stream import DAMAGED, MEDIA_TYPE, frames
@@ -340,20 +341,11 @@ def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _blocks(content: Any) -> list[dict[str, Any]]:
-    if isinstance(content, list):
-        return [_block(part) for part in content]
-    return [{"text": content}] if content else []
+    return translated_parts(content, _image)
 
 
-def _block(part: Any) -> dict[str, Any]:
-    """Return a part of a message in this API's shape: texts and images are translated, anything else is unchanged."""
-    if not isinstance(part, Mapping):
-        return {"text": str(part)}
-    if part.get("type") in ("text", "input_text", "output_text"):
-        return {"text": part.get("text", "")}
-    media = media_of(part)
-    if media is None:
-        return dict(part)
+def _image(media: Media) -> dict[str, Any]:
+    """Return an image in this API's shape."""
     kind = _IMAGE_FORMATS.get(media.media_type or "")
     if kind is None:
         raise TargetError(

@@ -19,6 +19,7 @@ from steelyard.targets.wire import (
     CONTENT_FILTER,
     Call,
     Conversation,
+    Media,
     ModelAnswer,
     Reader,
     TextParts,
@@ -29,8 +30,8 @@ from steelyard.targets.wire import (
     encoded,
     expect_object,
     is_blank,
-    media_of,
     reported_error,
+    translated_parts,
     usage_fields,
 )
 from steelyard.transport.sse import ServerSentEvent
@@ -188,20 +189,11 @@ def _function_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
-    if isinstance(content, list):
-        return [_part(part) for part in content]
-    return [{"text": content}] if content else []
+    return translated_parts(content, _image)
 
 
-def _part(part: Any) -> dict[str, Any]:
-    """Return a part of a message in this API's shape: texts and images are translated, anything else is unchanged."""
-    if not isinstance(part, Mapping):
-        return {"text": str(part)}
-    if part.get("type") in ("text", "input_text", "output_text"):
-        return {"text": part.get("text", "")}
-    media = media_of(part)
-    if media is None:
-        return dict(part)
+def _image(media: Media) -> dict[str, Any]:
+    """Return an image in this API's shape."""
     if media.data is not None:
         return {"inlineData": {"mimeType": media.media_type, "data": media.data}}
     kind = {} if media.media_type is None else {"mimeType": media.media_type}

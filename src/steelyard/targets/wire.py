@@ -6,7 +6,7 @@ import json
 import math
 import mimetypes
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate
 from typing import Any, Generic, Literal, TypeVar
@@ -140,6 +140,22 @@ class Media(msgspec.Struct, frozen=True):
 
 
 _is_data_url = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.-]+)*;base64,(.*)", re.DOTALL).fullmatch
+
+
+def translated_parts(content: Any, translate: Callable[[Media], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts of a message as `{"text": …}` and what `translate` makes of images; anything else is unchanged."""
+    if not isinstance(content, list):
+        return [{"text": content}] if content else []
+    return [_translated_part(part, translate) for part in content]
+
+
+def _translated_part(part: Any, translate: Callable[[Media], dict[str, Any]]) -> dict[str, Any]:
+    if not isinstance(part, Mapping):
+        return {"text": str(part)}
+    if part.get("type") in ("text", "input_text", "output_text"):
+        return {"text": part.get("text", "")}
+    media = media_of(part)
+    return dict(part) if media is None else translate(media)
 
 
 def media_of(part: Mapping[str, Any]) -> Media | None:
