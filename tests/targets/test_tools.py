@@ -14,8 +14,8 @@ from steelyard.errors import ConfigurationError, TargetError, TransientError
 from steelyard.protocols import HttpRequest, InvocationContext
 from steelyard.scoring.trajectory import Trajectory, tool_calls
 from steelyard.targets import AnthropicMessages, OpenAIChat, OpenAIResponses
+from steelyard.targets.conversation import Call
 from steelyard.targets.tools import Functions, schema_of
-from steelyard.targets.wire import Call
 from tests.support.scripted_transport import (
     CONTEXT,
     ScriptedTransport,

@@ -8,22 +8,16 @@ from typing import Any
 import msgspec
 
 from steelyard.records import EvalCase
+from steelyard.targets.conversation import Call, Conversation, ModelAnswer, TokenUsage, asked_turns, encoded, media_of
 from steelyard.targets.endpoint import EndpointTarget
 from steelyard.targets.keys import is_access_token
 from steelyard.targets.wire import (
-    Call,
-    Conversation,
-    ModelAnswer,
     Reader,
     TextParts,
-    TokenUsage,
-    asked_turns,
     before_done,
     earliest,
-    encoded,
     is_blank,
     lenient_int,
-    media_of,
     reported_error,
     usage_fields,
 )

@@ -24,25 +24,27 @@ from steelyard.protocols import HttpReply, HttpRequest, RequestSigning
 from steelyard.records import EvalCase
 from steelyard.targets.anthropic import input_object
 from steelyard.targets.auth import Headers, check_texts
-from steelyard.targets.endpoint import EndpointConnection, EndpointTarget
-from steelyard.targets.wire import (
+from steelyard.targets.conversation import (
     CONTENT_FILTER,
     Call,
     Conversation,
     Media,
     ModelAnswer,
+    TokenUsage,
+    asked_turns,
+    encoded,
+    translated_parts,
+)
+from steelyard.targets.endpoint import EndpointConnection, EndpointTarget
+from steelyard.targets.wire import (
     Reader,
     TextParts,
-    TokenUsage,
     as_arguments,
-    asked_turns,
     earliest,
-    encoded,
     expect_object,
     lenient_int,
     merge_fields,
     reported_error,
-    translated_parts,
     usage_fields,
 )
 from steelyard.transport.event_stream import DAMAGED, MEDIA_TYPE, frames

@@ -20,7 +20,7 @@ from steelyard.errors import ConfigurationError, TargetError, TransientError, ne
 from steelyard.protocols import Identity, InvocationContext, StartedPrograms
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.subprocesses import ChildProcess
-from steelyard.targets.wire import time_per_output_token
+from steelyard.targets.conversation import time_per_output_token
 
 MALFORMED = "MalformedOutput"
 """The `error_type` of an answer that came back but cannot be read."""

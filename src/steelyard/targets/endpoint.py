@@ -32,6 +32,19 @@ from steelyard.targets.auth import (
     checked_params,
     checked_tags,
 )
+from steelyard.targets.conversation import (
+    Call,
+    Conversation,
+    ModelAnswer,
+    encoded,
+    filtered_answer,
+    partial_of,
+    raise_if_incomplete,
+    refused_field,
+    response_of,
+    separate_thinking,
+    time_per_output_token,
+)
 from steelyard.targets.keys import KeyFunction
 from steelyard.targets.tools import (
     Functions,
@@ -43,22 +56,7 @@ from steelyard.targets.tools import (
     merged_tools,
     run_loop,
 )
-from steelyard.targets.wire import (
-    UNREADABLE,
-    Call,
-    Conversation,
-    ModelAnswer,
-    encoded,
-    filtered_answer,
-    form_of,
-    partial_of,
-    raise_if_incomplete,
-    refused_field,
-    response_of,
-    separate_thinking,
-    time_per_output_token,
-    unreadable,
-)
+from steelyard.targets.wire import UNREADABLE, form_of, unreadable
 from steelyard.tokens import count_input, count_words, load_counter
 from steelyard.transport.errors import content_filter_message, status_error
 from steelyard.transport.sse import ServerSentEvent, events

@@ -21,7 +21,7 @@ from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError, TargetError
 from steelyard.protocols import Identity, InvocationContext, Target
 from steelyard.records import EvalCase, InvocationResponse
-from steelyard.targets.wire import time_per_output_token
+from steelyard.targets.conversation import time_per_output_token
 
 Ask: TypeAlias = Callable[[EvalCase, InvocationContext], Any]
 

@@ -13,25 +13,27 @@ import msgspec
 
 from steelyard.records import EvalCase
 from steelyard.targets.anthropic import input_object
-from steelyard.targets.endpoint import EndpointTarget
-from steelyard.targets.keys import is_access_token
-from steelyard.targets.wire import (
+from steelyard.targets.conversation import (
     CONTENT_FILTER,
     Call,
     Conversation,
     Media,
     ModelAnswer,
-    Reader,
-    TextParts,
     TokenUsage,
     asked_turns,
+    encoded,
+    translated_parts,
+)
+from steelyard.targets.endpoint import EndpointTarget
+from steelyard.targets.keys import is_access_token
+from steelyard.targets.wire import (
+    Reader,
+    TextParts,
     before_done,
     earliest,
-    encoded,
     expect_object,
     is_blank,
     reported_error,
-    translated_parts,
     usage_fields,
 )
 from steelyard.transport.sse import ServerSentEvent

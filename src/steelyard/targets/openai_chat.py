@@ -12,18 +12,14 @@ import msgspec
 from steelyard.errors import TargetError, TransientError, TransportError
 from steelyard.protocols import HttpReply
 from steelyard.records import EvalCase
+from steelyard.targets.conversation import Call, Conversation, ModelAnswer, TokenUsage, asked_turns
 from steelyard.targets.endpoint import EndpointConnection, EndpointTarget
 from steelyard.targets.keys import is_access_token
 from steelyard.targets.wire import (
     NOTHING,
-    Call,
-    Conversation,
-    ModelAnswer,
     Reader,
     TextParts,
-    TokenUsage,
     as_arguments,
-    asked_turns,
     before_done,
     earliest,
     expect_object,

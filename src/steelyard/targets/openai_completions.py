@@ -9,19 +9,9 @@ import msgspec
 
 from steelyard.errors import ConfigurationError, TargetError
 from steelyard.records import EvalCase
+from steelyard.targets.conversation import Call, Conversation, ModelAnswer, encoded
 from steelyard.targets.openai_chat import StreamUsage, read_usage
-from steelyard.targets.wire import (
-    NOTHING,
-    Call,
-    Conversation,
-    ModelAnswer,
-    Reader,
-    TextParts,
-    before_done,
-    encoded,
-    is_blank,
-    reported_error,
-)
+from steelyard.targets.wire import NOTHING, Reader, TextParts, before_done, is_blank, reported_error
 from steelyard.transport.sse import ServerSentEvent
 
 

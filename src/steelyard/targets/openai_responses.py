@@ -8,20 +8,15 @@ from typing import Any
 import msgspec
 
 from steelyard.records import EvalCase
+from steelyard.targets.conversation import Call, Conversation, ModelAnswer, TokenUsage, asked_turns, encoded
 from steelyard.targets.openai_chat import OpenAIEndpoint
 from steelyard.targets.wire import (
     UNREADABLE,
-    Call,
-    Conversation,
-    ModelAnswer,
     Reader,
     TextParts,
-    TokenUsage,
     as_arguments,
-    asked_turns,
     before_done,
     earliest,
-    encoded,
     is_blank,
     lenient_int,
     reported_error,

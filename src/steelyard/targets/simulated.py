@@ -15,7 +15,7 @@ import msgspec
 from steelyard.errors import ConfigurationError, TargetError, TransientError
 from steelyard.protocols import Identity, InvocationContext, derived_rng
 from steelyard.records import EvalCase, InvocationResponse
-from steelyard.targets.wire import time_per_output_token
+from steelyard.targets.conversation import time_per_output_token
 
 _TOKENS_PER_WORD = 1.3
 _OUTPUT_SPREAD = 0.25

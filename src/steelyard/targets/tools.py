@@ -15,7 +15,7 @@ from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError, TargetError, describe
 from steelyard.protocols import InvocationContext, Target, TargetWrapper
 from steelyard.records import EvalCase, InvocationResponse
-from steelyard.targets.wire import Call
+from steelyard.targets.conversation import Call
 
 ToolShape: TypeAlias = Literal["chat", "responses", "anthropic"]
 
