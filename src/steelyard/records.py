@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, SupportsIndex, overload
 
 import msgspec
 
@@ -62,6 +63,50 @@ class Score(msgspec.Struct, omit_defaults=True, gc=False):
     """Of a jury: what each model said, by its name; None for one that gave no verdict."""
     error_traceback: str | None = None
     """Where the scorer failed, in the user's code; None for an error that came from elsewhere."""
+
+
+class Scores(list[Score]):
+    """The scores of a record, in the scorers' order; by position as in any list, or by name: `scores["exact"]`."""
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Score: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Score]: ...
+    @overload
+    def __getitem__(self, key: str) -> Score: ...
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        for score in self:
+            if score.name == key:
+                return score
+        raise KeyError(f"no score {key!r}; there are: {', '.join(score.name for score in self) or 'none'}")
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(item, str):
+            return any(score.name == item for score in self)
+        return super().__contains__(item)
+
+
+def verdict(scores: Iterable[Score]) -> bool | None:
+    """Whether a case passed: every score that decides must have passed.
+
+    None, for "unscored", when no score decides or when one could not be made. A score without `passed` is only
+    a measurement and decides nothing; nor does one that was overruled, or an advisory one. A judge that was asked only
+    because the others had failed the answer, and gave no verdict, leaves it failed.
+    """
+    passes: bool | None = None
+    for score in scores:
+        if score.overruled or score.advisory:
+            continue
+        if score.value is None and score.errors:
+            if score.escalated:
+                continue
+            return None
+        passed = score.passed
+        if passed is not None and passes is not False:
+            passes = passed
+    return passes
 
 
 class FailedAttempt(msgspec.Struct, kw_only=True, gc=False):
@@ -169,6 +214,11 @@ class Record(_RecordHead, kw_only=True, omit_defaults=True, gc=False):
     notes: list[str] = []
     retry_errors: list[FailedAttempt] = []
     """The attempts before the last one, the latest of them."""
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the case passed; None when no score decides, or when it has no answer."""
+        return None if self.error is not None else verdict(self.scores)
 
     @property
     def response(self) -> InvocationResponse:

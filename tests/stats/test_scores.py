@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.records import Score
+from steelyard.records import Score, verdict
 from steelyard.stats.intervals import bootstrap_mean, wilson
-from steelyard.stats.scores import ScoreStats, verdict
+from steelyard.stats.scores import ScoreStats
 from tests.support.metrics import plain
 
 PASS, FAIL = Score("exact", 1.0, True), Score("number", 0.0, False)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from steelyard.cli.output import discard, show, show_json
-from steelyard.errors import ConfigurationError, JournalError, SteelyardError, describe
+from steelyard.errors import ConfigurationError, JournalError
 from steelyard.journal.files import REPORT
 from steelyard.plugins import BUILT_IN, find
-from steelyard.report.sweep.page import checked_sweep
+from steelyard.report.formats import report_metrics, report_pieces
 
 if TYPE_CHECKING:
     from steelyard.suite.evalset import EvalSet
@@ -60,101 +60,10 @@ def command(runs: tuple[Path, ...], form: str, output: str | None, case_id: str 
     if form == "html":
         return _write_pages(runs, output, cases)
     if form == "json" and output in (None, "-"):
-        show_json(_metrics(runs))
+        show_json(report_metrics(runs))
         return 0
-    pieces = _pieces(runs, form, cases) if form in BUILT_IN["reports"] else _by_plugin(runs, form)
-    _write(pieces, output)
+    _write(report_pieces(runs, form, cases), output)
     return 0
-
-
-def _by_plugin(runs: tuple[Path, ...], form: str) -> Iterator[str | bytes]:
-    """What a package's own format makes of each run: text or bytes."""
-    from steelyard.run.result import Result
-
-    report = find("reports", form)
-    if not callable(report):
-        raise ConfigurationError(f"the report format {form!r} must be a function of a Result, got {report!r:.100}")
-    for run in runs:
-        if checked_sweep(run) is not None:
-            raise ConfigurationError(f"{run} is a sweep: the format {form!r} shows runs; report one of its levels")
-        try:
-            made = report(Result.load(run))
-        except SteelyardError:
-            raise
-        except Exception as error:
-            raise ConfigurationError(f"the report format {form!r} failed on {run}: {describe(error)}") from error
-        if not isinstance(made, (str, bytes)):
-            raise ConfigurationError(f"the report format {form!r} must return text or bytes, got {type(made).__name__}")
-        yield made
-
-
-def _pieces(runs: tuple[Path, ...], form: str, cases: EvalSet | None) -> Iterator[str]:
-    """The report in a format other than HTML, piece by piece; imported when it is asked for."""
-    if form == "csv":
-        yield from _rows(runs)
-    elif form == "junit":
-        yield from _tests(runs)
-    elif form == "json":
-        import msgspec
-
-        yield msgspec.json.format(msgspec.json.encode(_metrics(runs)), indent=2).decode() + "\n"
-    else:
-        for number, run in enumerate(runs):
-            yield "\n" if number else ""
-            yield from _one(run, form, cases)
-
-
-def _rows(runs: tuple[Path, ...]) -> Iterator[str]:
-    """A table of records, or of levels: not both, as their columns are others."""
-    from steelyard.report.csv import table_csv
-    from steelyard.report.sweep.table import sweep_csv
-
-    sweeps = [(str(run), sweep) for run in runs if (sweep := checked_sweep(run)) is not None]
-    if sweeps and len(sweeps) < len(runs):
-        raise ConfigurationError(f"csv has other columns for a sweep than for a run: leave out {sweeps[0][0]}")
-    yield from sweep_csv(sweeps) if sweeps else table_csv(runs)
-
-
-def _tests(runs: tuple[Path, ...]) -> Iterator[str]:
-    from steelyard.report.junit import junit
-
-    for run in runs:
-        if checked_sweep(run) is not None:
-            raise ConfigurationError(f"{run} is a sweep, which has no tests: report one of its levels as junit")
-    yield from junit(runs)
-
-
-def _one(run: Path, form: str, cases: EvalSet | None) -> Iterator[str]:
-    sweep = checked_sweep(run)
-    if sweep is not None:
-        yield _one_sweep(run, sweep, form)
-    elif form == "md":
-        from steelyard.report.markdown import markdown
-
-        yield from markdown(run, cases)
-    else:
-        from steelyard.report.summary import summary
-        from steelyard.run.result import Result
-
-        yield summary(Result.load(run).typed_metrics, str(run)) + "\n"
-
-
-def _one_sweep(run: Path, sweep: dict[str, Any], form: str) -> str:
-    if form == "md":
-        from steelyard.report.sweep.table import sweep_markdown
-
-        return sweep_markdown(sweep, str(run))
-    from steelyard.report.sweep.table import sweep_table
-
-    return sweep_table(sweep, str(run)) + "\n"
-
-
-def _metrics(runs: tuple[Path, ...]) -> object:
-    """The metrics of one run as they are, of several as a list."""
-    from steelyard.run.result import Result
-
-    found = [checked_sweep(run) or Result.load(run).metrics for run in runs]
-    return found[0] if len(found) == 1 else found
 
 
 def _show_case(runs: tuple[Path, ...], form: str, output: str | None, case_id: str, cases: EvalSet | None) -> int:
@@ -179,21 +88,10 @@ def _write_pages(runs: tuple[Path, ...], output: str | None, cases: EvalSet | No
         place = str(run / REPORT) if output is None else output
         if output not in (None, "-") and Path(place).is_dir():
             place = str(Path(place) / f"{run.resolve().name}.html")
-        _write(_page(run, cases), place)
+        _write(report_pieces([run], "html", cases), place)
         if place != "-":
             show(place)
     return 0
-
-
-def _page(run: Path, cases: EvalSet | None) -> Iterator[str]:
-    if (sweep := checked_sweep(run)) is not None:
-        from steelyard.report.sweep.page import sweep_page
-
-        yield sweep_page(sweep, str(run))
-    else:
-        from steelyard.report.page.page import page
-
-        yield from page(run, cases)
 
 
 def _write(pieces: Iterable[str | bytes], place: str | None) -> None:

@@ -15,8 +15,7 @@ from steelyard.disk import sync_directory
 from steelyard.errors import ConfigurationError, RunDamaged
 from steelyard.journal.files import DAMAGED, INDEX, OUTPUTS
 from steelyard.journal.index import ROWS, Rows, pack_row, read_index, winners
-from steelyard.records import Record, id_digest
-from steelyard.stats.scores import verdict
+from steelyard.records import Record, id_digest, verdict
 
 Places: TypeAlias = npt.NDArray[np.int64]
 

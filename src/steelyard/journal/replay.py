@@ -18,11 +18,11 @@ from steelyard.errors import RunRefused
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import id_digests, pack_row
 from steelyard.journal.reader import BadLine, Entry, EntryBlock, damage, entries_backward, readable_end
-from steelyard.records import RECORD_VERSION, Score
+from steelyard.records import RECORD_VERSION, Score, verdict
 from steelyard.stats.costs import Spending
 from steelyard.stats.errors import ErrorName, error_name
 from steelyard.stats.running import RunningStats
-from steelyard.stats.scores import ScoreStats, verdict
+from steelyard.stats.scores import ScoreStats
 
 
 class SlotState(IntEnum):

@@ -15,8 +15,7 @@ from steelyard.journal.files import CASES, OUTPUTS
 from steelyard.journal.index import FAILED, PASSED, ROWS, UNSCORED, Rows, winners
 from steelyard.journal.manifest import Manifest
 from steelyard.journal.reader import RecordReader, index_rows
-from steelyard.records import EvalCase, Record, id_digest
-from steelyard.stats.scores import verdict
+from steelyard.records import EvalCase, Record, id_digest, verdict
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.identity import BadCase, as_hex, canonical, case_fingerprint, grading_fingerprint
 from steelyard.suite.suite_file import read_suite_file

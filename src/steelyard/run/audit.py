@@ -10,9 +10,8 @@ import msgspec
 
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import derived_rng
-from steelyard.records import Record
+from steelyard.records import Record, verdict
 from steelyard.stats.correction import MIN_AUDIT, Stratum
-from steelyard.stats.scores import verdict
 
 STRATA = {"passed": True, "failed": False, "judge overruled": True, "judge confirmed": False}
 """The ways an answer goes through the scorers, and whether it passes: without a `when: failed` judge the first two."""

@@ -37,13 +37,12 @@ from steelyard.journal.manifest import Launch, Manifest, compare, now, read_mani
 from steelyard.journal.reader import RecordReader, repair_tail, salvage
 from steelyard.journal.replay import Replay, SlotState
 from steelyard.journal.writer import JournalWriter
-from steelyard.records import Score, id_digest
+from steelyard.records import Score, id_digest, verdict
 from steelyard.run.plan import Plan
 from steelyard.run.recorder import OpenJournal
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.formatting import counted
 from steelyard.stats.metrics import Metrics
-from steelyard.stats.scores import verdict
 from steelyard.stats.trials import TrialStats
 from steelyard.subprocesses import ProcessLog
 from steelyard.suite.evalset import EvalSet

@@ -16,14 +16,14 @@ from steelyard.journal.reader import RecordReader
 from steelyard.journal.replay import STARTED, Replay, SlotState
 from steelyard.journal.writer import JournalWriter, encode_record
 from steelyard.protocols import Tally
-from steelyard.records import Job, Record, StoredSample, UnscoredAnswer
+from steelyard.records import Job, Record, StoredSample, UnscoredAnswer, verdict
 from steelyard.run.metrics import Errors, RunCounts
 from steelyard.run.plan import Plan
 from steelyard.stats.costs import Spending
 from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.metrics import TrialMetrics
 from steelyard.stats.running import RunningStats
-from steelyard.stats.scores import ScoreStats, is_scoring_error, verdict
+from steelyard.stats.scores import ScoreStats, is_scoring_error
 from steelyard.stats.trials import TrialStats
 
 log = logging.getLogger("steelyard")

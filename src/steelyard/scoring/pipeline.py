@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from steelyard.protocols import Emit, InvocationContext, RepeatedJudge, Scorer
-from steelyard.records import InvocationResponse, Job, Sample, Score, StoredSample
+from steelyard.records import InvocationResponse, Job, Sample, Score, StoredSample, verdict
 from steelyard.scoring.base import limits_of, run_scorers
 from steelyard.scoring.limits import Turns, is_immediate, limited
-from steelyard.stats.scores import verdict
 
 
 class ScoringPipeline:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET
 
-from steelyard.records import Score
+from steelyard.records import Score, verdict
 from steelyard.stats.intervals import Interval, mean_interval, wilson
 from steelyard.stats.metrics import JuryMetrics, ScoreMetrics
 from steelyard.stats.sketch import Blocks
@@ -22,27 +22,6 @@ _MAX_EXAMPLE = 300
 def is_scoring_error(score: Score) -> bool:
     """Whether the scorer failed instead of scoring: that says nothing about the answer."""
     return score.value is None and bool(score.errors)
-
-
-def verdict(scores: Iterable[Score]) -> bool | None:
-    """Whether a case passed: every score that decides must have passed.
-
-    None, for "unscored", when no score decides or when one could not be made. A score without `passed` is only
-    a measurement and decides nothing; nor does one that was overruled, or an advisory one. A judge that was asked only
-    because the others had failed the answer, and gave no verdict, leaves it failed.
-    """
-    passes: bool | None = None
-    for score in scores:
-        if score.overruled or score.advisory:
-            continue
-        if score.value is None and score.errors:
-            if score.escalated:
-                continue
-            return None
-        passed = score.passed
-        if passed is not None and passes is not False:
-            passes = passed
-    return passes
 
 
 def verdict_without(scores: Sequence[Score], judge: str) -> bool | None:

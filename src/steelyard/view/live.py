@@ -29,10 +29,10 @@ from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import ROWS, UNSCORED, Rows, id_digests, short_fingerprint
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import Entry, decode_entry, read_exactly
+from steelyard.records import verdict
 from steelyard.report.headline import live_state
 from steelyard.stats.errors import error_name
 from steelyard.stats.formatting import counted, one_line
-from steelyard.stats.scores import verdict
 from steelyard.view.pages import in_case_order, live_figures
 from steelyard.view.runs import sayable, signature_of
 

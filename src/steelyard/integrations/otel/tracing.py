@@ -36,11 +36,20 @@ from steelyard.protocols import (
     Target,
     Work,
 )
-from steelyard.records import EvalCase, InvocationResponse, Job, Record, Sample, Score, StoredSample, UnscoredAnswer
+from steelyard.records import (
+    EvalCase,
+    InvocationResponse,
+    Job,
+    Record,
+    Sample,
+    Score,
+    StoredSample,
+    UnscoredAnswer,
+    verdict,
+)
 from steelyard.run.runner import Runner
 from steelyard.scoring.base import LIMIT_NAMES
 from steelyard.stats.client_load import ClientLoad
-from steelyard.stats.scores import verdict
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
