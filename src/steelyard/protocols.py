@@ -207,6 +207,14 @@ class HttpReply(msgspec.Struct, gc=False):
         return b"".join(self.chunks)
 
 
+class ReplyReceiver(Protocol):
+    """Gets a reply as it arrives. Called while libcurl reads: it must neither raise nor call the transport."""
+
+    def on_head(self, status: int, headers: dict[str, str]) -> None: ...
+
+    def on_chunk(self, data: bytes) -> None: ...
+
+
 class Transport(Protocol):
     """Sends requests over pooled connections; raises TransportError when no whole answer comes.
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steelyard.mock.http import BadRequest, Request, RequestReader
+from steelyard.transport.http_server import BadRequest, Request, RequestReader
 from tests.support.mock import Mock, chat_request, read_all, read_until, request, running_mock
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from steelyard.errors import ConfigurationError, SuiteError
 from steelyard.mock import MockOptions, MockServer
-from steelyard.mock.http import Request, parse_head
 from steelyard.mock.service import Service
+from steelyard.transport.http_server import Request, parse_head
 from tests.support.mock import Mock, chat_request, read_until, request, running_mock
 
 FAULTS: dict[str, Any] = {

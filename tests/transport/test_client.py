@@ -535,3 +535,73 @@ def test_closing_hands_over_all_that_is_left() -> None:
         return all(one.done() for one in waiting)
 
     assert asyncio.run(main())
+
+
+class Pieces:
+    """A receiver that keeps what it is given, and says when something has come."""
+
+    def __init__(self) -> None:
+        self.heads: list[tuple[int, dict[str, str]]] = []
+        self.chunks: list[bytes] = []
+        self.came = asyncio.Event()
+
+    def on_head(self, status: int, headers: dict[str, str]) -> None:
+        self.heads.append((status, headers))
+        self.came.set()
+
+    def on_chunk(self, data: bytes) -> None:
+        self.chunks.append(data)
+        self.came.set()
+
+    async def wait(self) -> None:
+        await self.came.wait()
+        self.came.clear()
+
+
+@each_loop
+def test_a_receiver_gets_the_head_and_each_chunk_before_the_next_is_sent(new_loop) -> None:
+    async def main() -> tuple[HttpReply, HttpReply, Pieces]:
+        pieces = Pieces()
+
+        async def script(visit: Visit) -> None:
+            await visit.request()
+            await visit.send(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + CHUNKED)
+            await pieces.wait()
+            for data in (b"one", b"two"):
+                await visit.send(chunk(data))
+                await pieces.wait()
+            await visit.send(b"0\r\nlate: trailer\r\n\r\n")
+            await visit.request()
+            await visit.send(OK)
+
+        async with RawServer(script) as server, transport(1) as client:
+            streamed = await client.send(post(server.url()), pieces)
+            return streamed, await client.send(post(server.url())), pieces
+
+    streamed, plain, pieces = run(main(), new_loop)
+    assert [status for status, _ in pieces.heads] == [200]
+    assert pieces.heads[0][1]["transfer-encoding"] == "chunked"
+    assert pieces.chunks == streamed.chunks == [b"one", b"two"]
+    assert plain.body == b"hello"  # on the same handle, whose receiver is gone
+
+
+def test_a_receiver_gets_nothing_more_after_its_call_was_cancelled() -> None:
+    async def main() -> Pieces:
+        pieces = Pieces()
+
+        async def script(visit: Visit) -> None:
+            await visit.request()
+            await visit.send(CHUNKED + chunk(b"one"))
+            await visit.gone()
+
+        async with RawServer(script) as server, transport(1) as client:
+            call = asyncio.create_task(client.send(post(server.url()), pieces))
+            while not pieces.chunks:
+                await pieces.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await server.until_open(0)
+        return pieces
+
+    assert run(main()).chunks == [b"one"]

@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Any, TypeAlias, cast
 
 from steelyard.errors import ConfigurationError
-from steelyard.mock.http import BadRequest, Reply, Request, RequestReader
+from steelyard.mock.http import Reply
 from steelyard.mock.options import MockOptions
 from steelyard.mock.service import Service, Times
+from steelyard.transport.http_server import BadRequest, Request, RequestReader
 
 _BACKLOG = 4096
 """A sweep opens a thousand connections at once; those beyond the queue would wait a second to try again."""

@@ -15,9 +15,10 @@ import msgspec
 from steelyard.errors import ConfigurationError
 from steelyard.mock.answers import ParsedRequest, SimulatedAnswer, compose, read_answer_file
 from steelyard.mock.dialects import Dialect, Route, route
-from steelyard.mock.http import JSON, BadRequest, Head, Reply, Request, reply_head
+from steelyard.mock.http import JSON, Reply, reply_head
 from steelyard.mock.options import MockOptions, RequestOptions, Tear, default_request_options, request_options
 from steelyard.mock.randomness import RandomNumbers, RandomSource, RequestRandomness, hits, pick
+from steelyard.transport.http_server import BadRequest, Head, Request
 from steelyard.units import parse_rate
 
 _TEARS: tuple[Tear, ...] = ("cut", "end")

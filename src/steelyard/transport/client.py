@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pycurl
 
 from steelyard.errors import ConfigurationError, TargetError, TransportError
-from steelyard.protocols import HttpReply, HttpRequest, RequestSigning
+from steelyard.protocols import HttpReply, HttpRequest, ReplyReceiver, RequestSigning
 from steelyard.transport.connections import (
     LOST_CODES,
     WATCH_SECONDS,
@@ -48,10 +48,18 @@ Waiting: TypeAlias = asyncio.Future[HttpReply]
 class _Call:
     """A request: waiting for a free connection while `transfer` is None."""
 
-    __slots__ = ("called", "done", "headers", "request", "resent", "transfer", "url")
+    __slots__ = ("called", "done", "headers", "receiver", "request", "resent", "transfer", "url")
 
-    def __init__(self, request: HttpRequest, url: bytes, headers: list[bytes], done: asyncio.Future[HttpReply]) -> None:
+    def __init__(
+        self,
+        request: HttpRequest,
+        url: bytes,
+        headers: list[bytes],
+        done: asyncio.Future[HttpReply],
+        receiver: ReplyReceiver | None,
+    ) -> None:
         self.request = request
+        self.receiver = receiver
         self.url = url
         self.headers = headers
         self.done = done
@@ -107,12 +115,12 @@ class CurlTransport:
         self._url: tuple[str | None, bytes] = (None, b"")
         self._closed = False
 
-    async def send(self, request: HttpRequest) -> HttpReply:
+    async def send(self, request: HttpRequest, receiver: ReplyReceiver | None = None) -> HttpReply:
         """Send a request and return the reply, whatever its status; without a whole reply raise a TransportError
-        (retryable) or another TargetError (final)."""
+        (retryable) or another TargetError (final). A `receiver` gets each part of the reply as it arrives, too."""
         if self._closed or asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("the transport is closed" if self._closed else "the transport belongs to another loop")
-        call = _Call(request, *self._checked(request), self._loop.create_future())
+        call = _Call(request, *self._checked(request), self._loop.create_future(), receiver)
         self._waiting.append(call)
         self._start_soon()
         try:
@@ -176,6 +184,8 @@ class CurlTransport:
             transfer = self._free.pop() if self._free else Transfer(self._settings)
             fresh = call.resent > 0 or self._kept.endpoint(call.url).closes
             transfer.prepare(call.request, call.url, call.headers, call.called, fresh=fresh)
+            if call.receiver is not None:
+                transfer.stream_to(call.receiver)
             call.transfer = transfer
             self._running[transfer.handle] = (call, transfer)
             handles.append(transfer.handle)
@@ -310,6 +320,7 @@ class Transfer:
         "_long",
         "_method",
         "_read",
+        "_receiver",
         "_signing",
         "_url",
         "called",
@@ -330,6 +341,7 @@ class Transfer:
         self.opened: list[OpenedSocket] = []
         """Sockets that this transfer opened: none where it reused a connection."""
         self._signing: RequestSigning | None = None
+        self._receiver: ReplyReceiver | None = None
         self.clear()
         for option, value in settings.options():
             self.handle.setopt(option, value)
@@ -412,8 +424,28 @@ class Transfer:
         self._arrivals.append(perf_counter())
         self._chunks.append(data)
 
+    def stream_to(self, receiver: ReplyReceiver | None) -> None:
+        """Have the next reply passed on as it arrives, or no longer."""
+        self._receiver = receiver
+        self.handle.setopt(pycurl.HEADERFUNCTION, self._on_header if receiver is None else self._pass_header)
+        self.handle.setopt(pycurl.WRITEFUNCTION, self._on_body if receiver is None else self._pass_body)
+
+    def _pass_header(self, line: bytes) -> None:
+        self._on_header(line)
+        if line in (b"\r\n", b"\n") and not self._chunks and self._receiver is not None:
+            status, headers = read_head(self._head)
+            if status >= 200:  # not an interim one
+                self._receiver.on_head(status, headers)
+
+    def _pass_body(self, data: bytes) -> None:
+        self._on_body(data)
+        if self._receiver is not None:
+            self._receiver.on_chunk(data)
+
     def clear(self) -> None:
         """Forget what was received, so that the handle can be reused."""
+        if self._receiver is not None:
+            self.stream_to(None)
         self._head: list[bytes] = []
         self._headed = 0.0
         self._chunks: list[bytes] = []
