@@ -42,7 +42,7 @@ def test_libcurl_is_called_when_it_asked_to_be_and_never_before(new_loop, millis
         multi = bridge._multi = PretendMulti()
         for wish in milliseconds:
             asked = monotonic()
-            bridge._on_timer(wish)
+            bridge._note_timeout(wish)
         await multi.wake.wait()
         await asyncio.sleep(0.02)
         bridge.close()
@@ -58,7 +58,7 @@ def test_libcurl_is_called_again_when_its_clock_runs_behind(new_loop) -> None:
         bridge = Bridge(1, lambda *_: None, pytest.fail)
         bridge._multi.close()
         multi = bridge._multi = PretendMulti(2, 3)
-        bridge._on_timer(1)
+        bridge._note_timeout(1)
         while multi.still_due:
             multi.wake.clear()
             await multi.wake.wait()

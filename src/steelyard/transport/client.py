@@ -111,8 +111,10 @@ class CurlTransport:
         self._starting: asyncio.Handle | None = None
         self._kept = KeptConnections()
         self._watching: tuple[Endpoint, OpenedSocket] | None = None
-        self._headers: tuple[tuple[tuple[str, str], ...], list[bytes]] = ((), checked_headers(()))
-        self._url: tuple[str | None, bytes] = (None, b"")
+        self._url: str | None = None
+        self._headers: tuple[tuple[str, str], ...] = ()
+        self._checked_url = b""
+        self._checked_headers = checked_headers(())
         self._closed = False
 
     async def send(self, request: HttpRequest, receiver: ReplyReceiver | None = None) -> HttpReply:
@@ -120,9 +122,12 @@ class CurlTransport:
         (retryable) or another TargetError (final). A `receiver` gets each part of the reply as it arrives, too."""
         if self._closed or asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("the transport is closed" if self._closed else "the transport belongs to another loop")
-        call = _Call(request, *self._checked(request), self._loop.create_future(), receiver)
+        if request.url is not self._url or request.headers is not self._headers or request.method != "POST":
+            self._check(request)
+        call = _Call(request, self._checked_url, self._checked_headers, self._loop.create_future(), receiver)
         self._waiting.append(call)
-        self._start_soon()
+        if self._starting is None:
+            self._start_soon()
         try:
             return await call.done
         except asyncio.CancelledError:
@@ -145,14 +150,13 @@ class CurlTransport:
         self._waiting.clear()
         self._drop_bridge()
 
-    def _checked(self, request: HttpRequest) -> tuple[bytes, list[bytes]]:
-        """Return the request's URL and headers for libcurl; checked again only when they change."""
-        if request.url is not self._url[0]:
-            self._url = (request.url, checked_url(request.url))
-        if request.headers is not self._headers[0]:
-            self._headers = (request.headers, checked_headers(request.headers))
+    def _check(self, request: HttpRequest) -> None:
+        """Check the method, and the URL and headers where they differ from those of the last request."""
         check_method(request)
-        return self._url[1], self._headers[1]
+        if request.url is not self._url:
+            self._checked_url, self._url = checked_url(request.url), request.url
+        if request.headers is not self._headers:
+            self._checked_headers, self._headers = checked_headers(request.headers), request.headers
 
     def _start_soon(self) -> None:
         if self._starting is None and not self._closed and len(self._running) < self._connections:
@@ -177,17 +181,16 @@ class CurlTransport:
             self._start_soon()
             return
         self._kept.sweep()
-        room = min(self._connections - len(self._running), _MAX_STARTS, len(self._waiting))
+        waiting, running, free, kept = self._waiting, self._running, self._free, self._kept
         handles = []
-        for _ in range(room):
-            call = self._waiting.popleft()
-            transfer = self._free.pop() if self._free else Transfer(self._settings)
-            fresh = call.resent > 0 or self._kept.endpoint(call.url).closes
+        for _ in range(min(self._connections - len(running), _MAX_STARTS, len(waiting))):
+            call = waiting.popleft()
+            call.transfer = transfer = free.pop() if free else Transfer(self._settings)
+            fresh = call.resent > 0 or kept.endpoint(call.url).closes
             transfer.prepare(call.request, call.url, call.headers, call.called, fresh=fresh)
             if call.receiver is not None:
                 transfer.stream_to(call.receiver)
-            call.transfer = transfer
-            self._running[transfer.handle] = (call, transfer)
+            running[transfer.handle] = (call, transfer)
             handles.append(transfer.handle)
         self._bridge.start(handles)
         if self._waiting:
@@ -211,38 +214,39 @@ class CurlTransport:
         call.transfer = None
         transfer.clear()
         self._free.append(transfer)
-        if self._waiting:
+        if self._waiting and self._starting is None:
             self._start_soon()
 
     def _on_finished(self, handle: pycurl.Curl, code: int, words: str) -> None:
         call, transfer = self._running[handle]
-        reply = transfer.reply() if code == 0 else None
-        outcome: Outcome = reply or transfer.fail(code, words, call.request.url)
+        reply = transfer.reply(call.resent) if code == 0 else None
         if reply is not None:
-            reply.resent = call.resent
-            self._after_reply(call, transfer, reply)
-        elif self._may_resend(call, transfer, code, words):
-            call.resent += 1
+            endpoint, headers = self._kept.endpoint(call.url), reply.headers
+            endpoint.requests += 1
+            if transfer.opened:
+                self._after_connecting(transfer, endpoint, headers)
+            elif "connection" in headers or not ("content-length" in headers or "transfer-encoding" in headers):
+                self._after_unusual(transfer, headers)
             self._release(call, transfer)
+            self._handover.give(call.done, reply)
+            return
+        failure = transfer.fail(code, words, call.request.url)
+        resends = self._may_resend(call, transfer, code, words)
+        self._release(call, transfer)
+        if resends:
+            call.resent += 1
             self._waiting.appendleft(call)
             self._start_soon()
-            return
-        self._release(call, transfer)
-        self._handover.give(call.done, outcome)
+        else:
+            self._handover.give(call.done, failure)
 
-    def _after_reply(self, call: _Call, transfer: Transfer, reply: HttpReply) -> None:
-        """Note the connection, if it is new, and watch it if it is the endpoint's first stream."""
-        endpoint = self._kept.endpoint(call.url)
-        endpoint.requests += 1
-        headers = reply.headers
-        if transfer.opened:
-            if not endpoint.watched and headers.get("content-type", "").startswith("text/event-stream"):
-                endpoint.watched = True
-                if transfer.opened[-1].is_open and not endpoint.closes:
-                    self._watching = (endpoint, transfer.opened[-1])
-            self._kept.adopt(transfer.opened, transfer.handle.getinfo(pycurl.LOCAL_PORT))
-        elif "connection" in headers or not ("content-length" in headers or "transfer-encoding" in headers):
-            self._after_unusual(transfer, headers)
+    def _after_connecting(self, transfer: Transfer, endpoint: Endpoint, headers: dict[str, str]) -> None:
+        """Note a new connection, and watch it if it is the endpoint's first stream."""
+        if not endpoint.watched and headers.get("content-type", "").startswith("text/event-stream"):
+            endpoint.watched = True
+            if transfer.opened[-1].is_open and not endpoint.closes:
+                self._watching = (endpoint, transfer.opened[-1])
+        self._kept.adopt(transfer.opened, transfer.handle.getinfo(pycurl.LOCAL_PORT))
 
     def _after_unusual(self, transfer: Transfer, headers: dict[str, str]) -> None:
         """Let go of a reused connection whose reply says, or shows, that it is its last."""
@@ -455,7 +459,7 @@ class Transfer:
         """Return the error that ended the transfer."""
         return curl_error(code, words, url, self.reply(), proxy_status=self.handle.getinfo(pycurl.HTTP_CONNECTCODE))
 
-    def reply(self) -> HttpReply | None:
+    def reply(self, resent: int = 0) -> HttpReply | None:
         """Return the reply, whole or partial; None when not even a status arrived."""
         if not self._head:
             return None
@@ -471,22 +475,37 @@ class Transfer:
         ended = min((getinfo(pycurl.TOTAL_TIME_T) - last_sent) / 1e6, perf_counter() - sent)
         if arrivals and arrivals[-1] > ended:
             ended = arrivals[-1]
-        return HttpReply(status, headers, self._chunks, arrivals, ended, max(0.0, sent - self.called))
+        return HttpReply(status, headers, self._chunks, arrivals, ended, max(0.0, sent - self.called), resent)
 
 
 def read_head(lines: list[bytes]) -> tuple[int, dict[str, str]]:
     """Parse the last status in these lines (interim ones may precede it) and its headers, names in lower case."""
+    if lines[-1] == b"\r\n" and (status := _status(lines[0])):
+        headers = dict(map(_field, lines[1:-1]))
+        if len(headers) == len(lines) - 2 and b"\r\n" not in lines[1:-1]:
+            return status, headers  # one head, and no name in it twice: nearly all replies
+    return _read_any_head(lines)
+
+
+def _read_any_head(lines: list[bytes]) -> tuple[int, dict[str, str]]:
     status, within = 0, False
     headers: dict[str, str] = {}
     for line in lines:
-        if not within and (found := _STATUS_LINE.match(line)):
-            status, within, headers = int(found[1]), True, {}
+        if not within and (found := _status(line)):
+            status, within, headers = found, True, {}
         elif line in (b"\r\n", b"\n"):
             within = False  # after the blank line come trailers
         elif within:
             name, value = _field(line)
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return status, headers
+
+
+@lru_cache(maxsize=32)
+def _status(line: bytes) -> int:
+    """Return the status of a status line, 0 for any other line; cached, since few occur."""
+    found = _STATUS_LINE.match(line)
+    return int(found[1]) if found else 0
 
 
 @lru_cache(maxsize=512)

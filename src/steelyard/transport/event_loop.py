@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import select
 import selectors
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
 from time import monotonic
 from typing import Protocol
 
@@ -41,25 +42,22 @@ class Bridge:
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
         self._due: float | None = None
-        self._starting = False
         self._given_up = False
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._poller.on_socket)
-        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
         self._multi.setopt(pycurl.M_MAXCONNECTS, connections)
         self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, connections)
         # One request per connection: multiplexed requests would wait for each other's bytes.
         self._multi.setopt(pycurl.M_PIPELINING, 0)
         self._loop.add_reader(self._poller.fileno(), self._on_ready)
 
-    def start(self, handles: Iterable[pycurl.Curl]) -> None:
+    def start(self, handles: Sequence[pycurl.Curl]) -> None:
         """Start these transfers; those with an open connection are sent now."""
-        self._starting = True
+        add_handle = self._multi.add_handle
         for handle in handles:
-            self._multi.add_handle(handle)
-            self._attached += 1
-        self._starting = False
-        self._act(pycurl.SOCKET_TIMEOUT, 0)
+            add_handle(handle)
+        self._attached += len(handles)
+        self._act(((pycurl.SOCKET_TIMEOUT, 0),))
 
     def stop(self, handle: pycurl.Curl) -> None:
         """Remove a transfer; its connection is closed unless the transfer had finished."""
@@ -78,10 +76,8 @@ class Bridge:
         self._multi.close()
         self._poller.close()
 
-    def _on_timer(self, milliseconds: int) -> None:
+    def _note_timeout(self, milliseconds: int) -> None:
         """Note when libcurl wants to be called; a timer that is set too early is kept, and set again when it fires."""
-        if self._starting:
-            return  # `start` calls libcurl right away
         if milliseconds < 0:
             self._due = None
             return
@@ -99,27 +95,31 @@ class Bridge:
         self._timer = None
         if self._due is None:
             return
-        if self._due > monotonic():  # called early, libcurl would do nothing and not set another timer
+        if self._due > monotonic():
             self._set_timer(self._due)
             return
-        self._due = None
-        self._act(pycurl.SOCKET_TIMEOUT, 0)
-        if self._due is None and not self._given_up:
-            # libcurl's clock may be slightly behind this one: nothing was due yet, so ask for the timeout again.
-            self._on_timer(self._multi.timeout())
+        self._act(((pycurl.SOCKET_TIMEOUT, 0),))
 
     def _on_ready(self) -> None:
-        for descriptor, events in self._poller.ready():
-            self._act(descriptor, events)
+        self._act(self._poller.ready())
 
-    def _act(self, descriptor: int, events: int) -> None:
+    def _act(self, ready: Iterable[tuple[int, int]]) -> None:
+        """Have libcurl serve these sockets; then ask it once when it wants to be called next.
+
+        A timer callback would be called twice for each transfer.
+        """
+        socket_action = self._multi.socket_action
+        running = self._attached
         try:
-            _, running = self._multi.socket_action(descriptor, events)
+            for descriptor, events in ready:
+                _, running = socket_action(descriptor, events)
+            milliseconds = self._multi.timeout()
         except pycurl.error as error:
             self._give_up(error)
             return
         if running < self._attached and self._collecting is None:
             self._collecting = self._loop.call_soon(self._collect)
+        self._note_timeout(milliseconds)
 
     def _give_up(self, error: Exception) -> None:
         if not self._given_up:
@@ -137,7 +137,7 @@ class Bridge:
         left = 1
         while left and not self._given_up:
             left, finished, failed = self._multi.info_read()
-            for handle, code, words in (*((handle, 0, "") for handle in finished), *failed):
+            for handle, code, words in chain(zip(finished, repeat(0), repeat("")), failed):
                 self.stop(handle)
                 if self._given_up:
                     return
@@ -172,17 +172,18 @@ class EpollPoller:
         return self._epoll.fileno()
 
     def on_socket(self, what: int, descriptor: int, _multi: object, _data: object) -> None:
-        known, interest = self._interests.get(descriptor, 0), what & (READ | WRITE)
+        interests, interest = self._interests, what & (READ | WRITE)
         try:
-            if known and not interest:
-                del self._interests[descriptor]
+            if descriptor not in interests:
+                if interest:
+                    self._epoll.register(descriptor, self._MASKS[interest])
+                    interests[descriptor] = interest
+            elif not interest:
+                del interests[descriptor]
                 self._epoll.unregister(descriptor)
-            elif interest and not known:
-                self._epoll.register(descriptor, self._MASKS[interest])
-                self._interests[descriptor] = interest
-            elif interest != known:
+            elif interest != interests[descriptor]:
                 self._epoll.modify(descriptor, self._MASKS[interest])
-                self._interests[descriptor] = interest
+                interests[descriptor] = interest
         except OSError as error:
             self._failed(error)
 
