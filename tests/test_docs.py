@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 NOT_ON_EVERY_MACHINE = ("jq",)
-NEEDED = {"integrations.md": ("mlflow", "opentelemetry.sdk")}
+NEEDED = {"integrations.md": ("mlflow", "opentelemetry.sdk"), "results.md": ("pandas",)}
 
 _BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

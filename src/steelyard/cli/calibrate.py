@@ -17,11 +17,12 @@ import msgspec
 import numpy as np
 
 from steelyard.cli.main import FAILED_GATE
-from steelyard.cli.output import say, show, show_json, write_text
+from steelyard.cli.output import say, show, show_json
 from steelyard.errors import ConfigurationError, SuiteError, suggestion
 from steelyard.journal.files import write_json
 from steelyard.journal.manifest import now
 from steelyard.records import Record, Score
+from steelyard.report.formats import write_text
 from steelyard.run.audit import STRATA, draw, labelled_strata, stratum_of
 from steelyard.run.result import Result
 from steelyard.scoring.judge.calibration import (

@@ -44,7 +44,7 @@ def command(
     if output is None:
         show(text.removesuffix("\n"))
     else:
-        from steelyard.cli.output import write_text
+        from steelyard.report.formats import write_text
 
         write_text(output, text)
     return 0

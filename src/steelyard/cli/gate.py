@@ -138,7 +138,7 @@ def _print(gated: Gated, flags: GateFlags) -> None:
 
 
 def _write_files(gated: Gated, flags: GateFlags) -> None:
-    from steelyard.cli.output import write_text
+    from steelyard.report.formats import write_text
     from steelyard.report.gate import gate_junit, gate_markdown
 
     if flags.junit is not None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from steelyard.cli.output import show, write_text
+from steelyard.cli.output import show
 from steelyard.errors import ConfigurationError
+from steelyard.report.formats import write_text
 
 _FILES = {
     "suite.yaml": "suite.yaml",

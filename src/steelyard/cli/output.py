@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import click
 
-from steelyard.errors import ConfigurationError, JournalError
+from steelyard.errors import JournalError
 from steelyard.shutdown import BLOCKED_WRITE_SECONDS, WRITE_SECONDS
 
 # What controls a terminal and is not escaped in JSON: DEL and C1, bidi marks, the two line separators.
@@ -150,32 +148,3 @@ def discard(stream: TextIO) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
-
-
-_NOT_A_DISK_FAILURE = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EPERM)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one step."""
-    write_pieces(path, [text])
-
-
-def write_pieces(path: Path, pieces: Iterable[str | bytes]) -> None:
-    """Write a file that appears under its name once it is complete.
-
-    A path that cannot be written is a configuration error, a full disk is not.
-    """
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            with draft.open("wb") as file:
-                for piece in pieces:
-                    file.write(piece if isinstance(piece, bytes) else piece.encode("utf-8", "replace"))
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        message = f"cannot write {path}: {error.strerror or error}"
-        if error.errno in _NOT_A_DISK_FAILURE:
-            raise ConfigurationError(message) from error
-        raise JournalError(error.errno, message) from error

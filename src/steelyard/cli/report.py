@@ -101,7 +101,7 @@ def _write(pieces: Iterable[str | bytes], place: str | None) -> None:
     if place in (None, "-"):
         _to_stdout(pieces)
         return
-    from steelyard.cli.output import write_pieces
+    from steelyard.report.formats import write_pieces
 
     write_pieces(Path(str(place)), pieces)
 

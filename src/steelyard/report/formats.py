@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steelyard.errors import ConfigurationError, SteelyardError, describe
+from steelyard.errors import ConfigurationError, JournalError, SteelyardError, describe
 from steelyard.plugins import BUILT_IN, find
 from steelyard.report.sweep.page import checked_sweep
 
@@ -120,3 +122,32 @@ def _page(run: Path, cases: EvalSet | None) -> Iterator[str]:
         from steelyard.report.page.page import page
 
         yield from page(run, cases)
+
+
+_NOT_A_DISK_FAILURE = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EPERM)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step."""
+    write_pieces(path, [text])
+
+
+def write_pieces(path: Path, pieces: Iterable[str | bytes]) -> None:
+    """Write a file that appears under its name once it is complete.
+
+    A path that cannot be written is a configuration error, a full disk is not.
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with draft.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece if isinstance(piece, bytes) else piece.encode("utf-8", "replace"))
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error}"
+        if error.errno in _NOT_A_DISK_FAILURE:
+            raise ConfigurationError(message) from error
+        raise JournalError(error.errno, message) from error

@@ -43,19 +43,28 @@ class Gated(msgspec.Struct, kw_only=True):
     def broken(self) -> list[Checked]:
         return [check for check in self.checks if not check.ok]
 
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        return gate_lines(self.checks, mark=True)
+
 
 def hold_to(
-    run: Path,
+    run: Path | Metrics,
     rules: Sequence[Rule],
     *,
     baseline: Path | None = None,
     allowance: Allowance | None = None,
     leave: Leave | None = None,
 ) -> Gated:
-    """The run checked against every rule; a name that no figure has is a ConfigurationError before any is judged."""
+    """The run, or its figures alone, checked against every rule.
+
+    A name that no figure has is a ConfigurationError before any is judged.
+    """
     leave = leave or Leave()
-    cases = None if baseline is None else RunCases(run)
-    metrics = Result.load(run).typed_metrics if cases is None else cases.metrics
+    cases = None if baseline is None or isinstance(run, Metrics) else RunCases(run)
+    metrics = run if isinstance(run, Metrics) else cases.metrics if cases else Result.load(run).typed_metrics
     known = figures(metrics)
     checks = [_complete(metrics.complete, metrics.n, metrics.counts.planned, leave)]
     checks += [check_rule(rule, metrics, known, leave) for rule in rules]
@@ -65,7 +74,7 @@ def hold_to(
         checks += more
         differences = [*notes(pairs), *_unpaired(pairs)]
     return Gated(
-        run=str(run),
+        run="" if isinstance(run, Metrics) else str(run),
         baseline=None if baseline is None else str(baseline),
         suite=metrics.suite,
         model_id=metrics.model_id,

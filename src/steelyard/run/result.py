@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -18,11 +18,15 @@ from steelyard.journal.files import MANIFEST, METRICS, OUTPUTS, RunState, read_j
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import iter_records
 from steelyard.journal.replay import Replay, SlotState
-from steelyard.records import Record
+from steelyard.records import Record, Scores
+from steelyard.run.frames import to_arrow, to_pandas, to_polars
 from steelyard.run.metrics import Errors, RunCounts, compose
 from steelyard.stats.costs import Spending
 from steelyard.stats.metrics import Metrics
 from steelyard.stats.prices import read_prices
+
+if TYPE_CHECKING:
+    from steelyard.report.gate import Gated
 
 
 class Result:
@@ -34,7 +38,7 @@ class Result:
         self.typed_metrics = metrics
         """The figures as a `Metrics`, by attribute."""
         self.path = path
-        self.responses = responses
+        self.responses = [_with_named_scores(record) for record in responses]
         """The records in case order; empty after a low-memory run or `Result.load`: see `load_responses`."""
         self.cancelled = cancelled
 
@@ -55,6 +59,11 @@ class Result:
         """Whether every planned case has a record."""
         return self.typed_metrics.complete
 
+    @property
+    def pass_rate(self) -> float | None:
+        """The share of the scored cases that passed; None when nothing was scored."""
+        return self.typed_metrics.pass_rate
+
     def load_responses(self) -> list[Record]:
         """All records, in case order: from memory if they are there, else from disk."""
         return list(self.iter_responses())
@@ -63,7 +72,69 @@ class Result:
         """The same, one at a time."""
         if self.responses or self.path is None:
             return iter(self.responses)
-        return iter_records(self.path)
+        return map(_with_named_scores, iter_records(self.path))
+
+    def iter_failures(self, *, errors: bool = True) -> Iterator[Record]:
+        """The records of cases that did not pass: failed or, unless `errors` is False, without an answer."""
+        for record in self.iter_responses():
+            if record.passed is False or (errors and record.error is not None):
+                yield record
+
+    def failures(self, *, errors: bool = True) -> list[Record]:
+        """The same as a list."""
+        return list(self.iter_failures(errors=errors))
+
+    def to_pandas(self) -> Any:
+        """All records as a pandas.DataFrame, a row each: ids and text stay text, `score.NAME` for each score."""
+        return to_pandas(self.iter_responses())
+
+    def to_polars(self) -> Any:
+        """All records as a polars.DataFrame; lists and objects are JSON text."""
+        return to_polars(self.iter_responses())
+
+    def to_arrow(self) -> Any:
+        """All records as a pyarrow.Table; lists and objects are JSON text."""
+        return to_arrow(self.iter_responses())
+
+    def summary(self) -> str:
+        """What the command line prints at the end of a run."""
+        from steelyard.report.summary import summary
+
+        return summary(self.typed_metrics, None if self.path is None else str(self.path))
+
+    def report(self, form: str = "html", output: str | Path | None = None) -> Path:
+        """Write a report and return where it is: html, md, text, json, csv, junit, or a plugin's format.
+
+        It goes to `output`, by default to a file `report.…` in the run directory.
+        """
+        from steelyard.report.formats import SUFFIXES, report_pieces, write_pieces
+
+        if self.path is None:
+            raise ConfigurationError("a report is made of a run directory: give the run an output_path")
+        place = self.path / f"report.{SUFFIXES.get(form, form)}" if output is None else Path(output)
+        write_pieces(place, report_pieces([self.path], form))
+        return place
+
+    def gate(self, *rules: str, baseline: str | Path | Result | None = None) -> Gated:
+        """Check rules such as `pass_rate>=0.8`, and that it is not worse than a baseline: true when all are kept.
+
+        `print` shows each rule and what was found.
+        """
+        from steelyard.report.gate import hold_to
+        from steelyard.report.rules import parse_rule
+
+        if not rules and baseline is None:
+            raise ConfigurationError('nothing to check: give a rule such as "pass_rate>=0.8", or a baseline')
+        other = baseline.path if isinstance(baseline, Result) else None if baseline is None else Path(baseline)
+        if baseline is not None and (other is None or self.path is None):
+            raise ConfigurationError("a run is compared with a baseline by their directories: give both an output_path")
+        return hold_to(self.path or self.typed_metrics, [parse_rule(rule) for rule in rules], baseline=other)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from steelyard.report.notebook import result_html
+
+        return result_html(self)
 
     @classmethod
     def load(cls, path: str | Path) -> Result:
@@ -79,8 +150,15 @@ class Result:
     def __repr__(self) -> str:
         metrics = self.typed_metrics
         state = "complete" if self.complete else "incomplete"
+        rate = "" if metrics.pass_rate is None else f" pass_rate={metrics.pass_rate:.1%}"
         counted = f"n={metrics.n} ok={metrics.counts.ok} error={metrics.counts.error}"
-        return f"<Result {state} {counted} path={self.path}>"
+        return f"<Result {state}{rate} {counted} path={self.path}>"
+
+
+def _with_named_scores(record: Record) -> Record:
+    """The same record, its scores by name too: `record.scores["exact"]`."""
+    record.scores = Scores(record.scores)
+    return record
 
 
 def load_metrics(run: Path) -> Metrics | None:
