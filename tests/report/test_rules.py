@@ -251,3 +251,15 @@ def test_a_broken_rule_says_the_value_in_its_own_unit(metrics: dict[str, Any]) -
 def test_a_score_may_have_any_name(name: str, operator: str, limit: int) -> None:
     rule = parse_rule(f"score.{name}.n{operator}{limit}")
     assert (rule.name, rule.operator, rule.limit) == (f"score.{name}.n", operator, limit)
+
+
+def test_a_percentile_among_timeouts_is_not_known_to_be_below_a_limit() -> None:
+    def slow(case: EvalCase) -> str:
+        raise TimeoutError("no answer")
+
+    suite = EvalSet("one", [EvalCase(id=str(number), prompt="?") for number in range(3)])
+    metrics = Runner(slow, suite, progress="off", retries=0).run_sync().metrics
+    found = checked("latency_p99<100s", metrics)
+    assert not found.ok
+    assert "is at least" in found.reason
+    assert "it lies among calls that timed out" in found.reason

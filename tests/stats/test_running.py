@@ -244,3 +244,74 @@ def test_errors_and_hits_tell_no_details() -> None:
     stats.update(InvocationResponse(error="x", time_queued=1.0))
     stats.update(InvocationResponse(cached=True, time_queued=1.0))
     assert "time_queued-p50" not in stats.to_stats()
+
+
+class Timed(InvocationResponse, kw_only=True):
+    """A response that says how long its case took, as a record does."""
+
+    elapsed: float = 0.0
+
+
+def answer(seconds: float) -> Timed:
+    return Timed(time_to_first_token=seconds / 2, time_to_last_token=seconds, elapsed=seconds)
+
+
+def timeout(seconds: float = 0.6) -> Timed:
+    return Timed(error="no answer", error_type="TimeoutError", elapsed=seconds)
+
+
+def test_calls_that_timed_out_are_longer_than_the_answers_not_absent() -> None:
+    times = [0.3 + 0.0005 * n for n in range(520)]
+    stats = stats_of([*map(answer, times), *(timeout() for _ in range(20))])
+    p99 = stats.to_latency()["time_to_last_token"].p99
+    assert (p99.value, p99.at_least) == (0.6, True)
+    assert stats.to_stats()["time_to_last_token-p99"] == 0.6
+    assert p99.ci95 is not None
+    assert p99.ci95[1] is None
+    p50 = stats.to_latency()["time_to_last_token"].p50
+    assert not p50.at_least
+    assert p50.ci95 is not None
+    assert p50.ci95[0] < p50.value < p50.ci95[1]
+    assert stats.to_latency()["time_to_last_token"].timeouts == 20
+
+
+def test_other_errors_are_no_observations_of_a_time() -> None:
+    stats = stats_of([*map(answer, [0.1] * 40), Timed(error="429", error_type="TransientError", elapsed=9.0)])
+    assert (stats.to_latency()["time_to_last_token"].n, stats.failed_requests) == (40, 1)
+
+
+def test_a_first_token_that_came_before_the_timeout_is_known() -> None:
+    late = timeout()
+    late.time_to_first_token = 0.2
+    latency = stats_of([answer(0.1), late]).to_latency()
+    assert (latency["time_to_first_token"].timeouts, latency["time_to_last_token"].timeouts) == (0, 1)
+
+
+@pytest.mark.parametrize(("percent", "needed"), [("p50", 6), ("p90", 36), ("p95", 72), ("p99", 368)])
+def test_a_percentile_has_an_interval_from_as_many_requests_as_it_needs(percent: str, needed: int) -> None:
+    rng = random.Random(4)
+    enough = stats_of([answer(rng.random()) for _ in range(needed)]).to_latency()["time_to_last_token"]
+    fewer = stats_of([answer(rng.random()) for _ in range(needed - 1)]).to_latency()["time_to_last_token"]
+    assert getattr(enough, percent).ci95 is not None
+    assert getattr(fewer, percent).ci95 is None
+    assert getattr(fewer, percent).needed == needed
+
+
+def test_under_load_answers_that_are_alike_count_for_fewer() -> None:
+    rng = random.Random(4)
+    waves = [1.0 + math.sin(n / 60) + 0.1 * rng.random() for n in range(600)]
+    quiet, loaded = (stats_of([answer(t) for t in waves]).to_latency(load=load) for load in (False, True))
+    narrow, wide = (each["time_to_last_token"].p50.ci95 for each in (quiet, loaded))
+    assert narrow is not None
+    assert wide is None or (wide[0] < narrow[0] and wide[1] > narrow[1])
+    assert loaded["time_to_last_token"].effective_n["p50"] < 300
+
+
+def test_timeouts_survive_merging_pickling_and_many_at_once() -> None:
+    one_by_one = stats_of([answer(0.1), timeout(), answer(0.2), timeout(0.7)])
+    at_once = RunningStats()
+    at_once.update_all([answer(0.1), timeout(), answer(0.2), timeout(0.7)])
+    merged = stats_of([answer(0.1), timeout()])
+    merged.merge(stats_of([answer(0.2), timeout(0.7)]))
+    for stats in (at_once, merged, pickle.loads(pickle.dumps(one_by_one))):
+        assert stats.to_latency() == one_by_one.to_latency()

@@ -20,8 +20,8 @@ from steelyard.journal.index import id_digests, pack_row
 from steelyard.journal.reader import BadLine, Entry, EntryBlock, damage, entries_backward, readable_end
 from steelyard.records import RECORD_VERSION, Score, verdict
 from steelyard.stats.costs import Spending
-from steelyard.stats.errors import ErrorName, error_name
-from steelyard.stats.running import RunningStats
+from steelyard.stats.errors import TIMEOUTS, ErrorName, error_name
+from steelyard.stats.running import RunningStats, timed_out_after
 from steelyard.stats.scores import ScoreStats
 
 
@@ -98,6 +98,8 @@ class Replay:
         self._kinds = _ErrorKinds()
         self.left_out = 0
         self._offsets: array[int] | None = None
+        self._timed_out = array("d")
+        """After how many seconds each slot timed out, 0 for one that did not; empty while none has."""
         self._on_done = on_done
 
     def read(self, check: Callable[[], None] = lambda: None) -> None:
@@ -120,6 +122,13 @@ class Replay:
     def forget_error(self, slot: int) -> None:
         """Remove the error of a slot that has a newer record now."""
         self._kinds.remove(slot)
+
+    def timeouts(self) -> npt.NDArray[np.float64]:
+        """After how many seconds those slots were given up that have only a timeout so far."""
+        seconds = np.array(self._timed_out)
+        states = np.frombuffer(self.states, dtype=np.uint8)[: len(seconds)] & ~np.uint8(STARTED)
+        found: npt.NDArray[np.float64] = seconds[(states == _ERRORED) & (seconds > 0)]
+        return found
 
     def stored_at(self, slot: int) -> int:
         """Return the offset of the record whose answer is to be scored again, of a slot that is UNSCORED."""
@@ -199,6 +208,8 @@ class Replay:
         if entry.status == "error":
             self.states[slot] = _ERRORED
             self._kinds.add(slot, error_name(entry))
+            if entry.error_type in TIMEOUTS:
+                self._note_timeout(slot, timed_out_after(entry))
             return True
         if state == _ERRORED:
             self._kinds.remove(slot)
@@ -217,6 +228,11 @@ class Replay:
             if self._on_done is not None:
                 self._on_done(slot, entry.scores)
         return True
+
+    def _note_timeout(self, slot: int, seconds: float | None) -> None:
+        if slot >= len(self._timed_out):
+            self._timed_out.frombytes(bytes(8 * (max(slot + 1, len(self.states)) - len(self._timed_out))))
+        self._timed_out[slot] = seconds or 0.0
 
 
 class _ErrorKinds:

@@ -12,11 +12,12 @@ from steelyard.records import Record
 from steelyard.report.case import as_text, question
 from steelyard.report.headline import notices
 from steelyard.report.records import Expectations, RunRecords, SuiteCase, open_suite, state_of, why_failed
+from steelyard.report.summary import interval_of
 from steelyard.run.result import Result
 from steelyard.stats.costs import format_money
 from steelyard.stats.errors import error_rows
-from steelyard.stats.formatting import format_number, format_seconds, one_line
-from steelyard.stats.metrics import ErrorExample, Metrics
+from steelyard.stats.formatting import format_number, format_time, one_line
+from steelyard.stats.metrics import ErrorExample, Metrics, percentile_of
 from steelyard.suite.evalset import EvalSet
 
 # All that Markdown or GitHub could make something of: emphasis, code, links, tables, mentions, references, formulas.
@@ -101,12 +102,19 @@ def _figures(metrics: Metrics) -> Iterator[list[str]]:
 def _latencies(metrics: Metrics) -> Iterator[str]:
     stats, columns = metrics.stats, ("p50", "p90", "p99", "max")
     rows = [
-        [label, *(format_seconds(stats[f"{name}-{column}"] or 0.0) for column in columns)]
+        [label, *(_time(metrics, f"{name}-{column}") for column in columns)]
         for name, label in _TIMES.items()
         if stats[f"{name}-average"] is not None
     ]
     if rows:
         yield markdown_table(["time to", *columns], rows) + "\n\n"
+
+
+def _time(metrics: Metrics, name: str) -> str:
+    """A time, with the interval of a percentile where there is one."""
+    found = percentile_of(metrics, name)
+    text = format_time(metrics.stats[name] or 0.0, found is not None and found.at_least)
+    return text if found is None or found.ci95 is None else f"{text} ({interval_of(found)})"
 
 
 def _errors(metrics: Metrics) -> Iterator[str]:

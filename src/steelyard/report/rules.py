@@ -8,7 +8,7 @@ import msgspec
 
 from steelyard.errors import ConfigurationError, nearest
 from steelyard.stats.formatting import counted
-from steelyard.stats.metrics import Metrics, figure_of, fixed_figures
+from steelyard.stats.metrics import Metrics, figure_of, fixed_figures, percentile_of
 from steelyard.stats.rules import COMPARISONS, Rule, is_unit, read_rule, show, show_distinctly, unit_problem
 from steelyard.stats.spec import SECONDS, SHORT_NAMES
 
@@ -96,6 +96,9 @@ def _not_usable(rule: Rule, value: float | None, metrics: Metrics, leave: Leave)
         return f"is not known: {_why_unknown(rule, metrics)}"
     if rule.of_speed and not leave.client_bottleneck and (why := bottleneck(metrics)) is not None:
         return f"is {show(value, rule.unit)}, which says nothing of the target: {why}"
+    found = percentile_of(metrics, rule.name)
+    if found is not None and found.at_least and rule.holds(value) and not rule.operator.startswith(">"):
+        return f"is at least {show(value, rule.unit)}: it lies among calls that timed out"
     if rule.of_cost and not rule.operator.startswith(">") and (missing := _without_cost(metrics)):
         return f"is {show(value, rule.unit)} or more: the cost of {missing} is not known"
     return None

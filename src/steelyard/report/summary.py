@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
 from steelyard.stats.costs import format_money
 from steelyard.stats.errors import error_rows
-from steelyard.stats.formatting import counted, format_number, format_seconds, safe_text, trim
+from steelyard.stats.formatting import counted, format_number, format_seconds, format_time, safe_text, trim
 from steelyard.stats.metrics import (
     JuryMetrics,
+    LatencyMetrics,
     Metrics,
     NodeMetrics,
+    PercentileMetrics,
     ScoreMetrics,
     SendCounts,
     TrialMetrics,
     TrialScoreMetrics,
+    percentile_of,
     without_judge,
 )
 
@@ -172,12 +175,12 @@ def _speed(metrics: Metrics) -> list[str]:
     rows = []
     for metric, label in {**_TIMES, **_reasoning_details(stats), **_TOKENS}.items():
         if stats[f"{metric}-average"] is not None:
-            show = _format_tokens if metric in _TOKENS else format_seconds
-            rows.append([label, *(show(stats[f"{metric}-{column}"] or 0.0) for column in _COLUMNS)])
+            rows.append([label, *(_cell(metrics, metric, column) for column in _COLUMNS)])
     lines = []
     if rows:
         lines = [f"  {'':<22}" + "".join(f"{column:>9}" for column in _COLUMNS)]
         lines += [f"  {row[0]:<22}" + "".join(f"{cell:>9}" for cell in row[1:]) for row in rows]
+        lines += _intervals(metrics)
     if metrics.scored_from:
         lines.append(f"  answers and times of {safe_text(metrics.scored_from)}; nothing was asked")
     elif stats["requests_per_minute"] is not None and metrics.n:
@@ -185,6 +188,44 @@ def _speed(metrics: Metrics) -> list[str]:
         active = format_seconds(metrics.active_seconds)
         lines.append(f"  {stats['requests_per_minute']:,.0f} requests/min{tokens} over {active}")
     return lines
+
+
+def _cell(metrics: Metrics, metric: str, column: str) -> str:
+    value = metrics.stats[f"{metric}-{column}"] or 0.0
+    if metric in _TOKENS:
+        return _format_tokens(value)
+    found = percentile_of(metrics, f"{metric}-{column}")
+    return format_time(value, found is not None and found.at_least)
+
+
+def _intervals(metrics: Metrics) -> list[str]:
+    """How far the percentiles of the two main times may be from the truth, and how many calls timed out."""
+    lines = []
+    for metric in ("time_to_first_token", "time_to_last_token"):
+        latency = metrics.latency.get(metric)
+        if latency is not None:
+            text = f"95 % CI, {_TIMES[metric].removeprefix('time to ')}: {percentile_intervals(latency)}"
+            lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")
+    timeouts = metrics.latency["time_to_last_token"].timeouts if "time_to_last_token" in metrics.latency else 0
+    if timeouts:
+        lines.append(f"  {counted(timeouts, 'call')} timed out: in the percentiles, as longer than that")
+    return lines
+
+
+def percentile_intervals(latency: LatencyMetrics, names: Sequence[str] = ("p50", "p90", "p99")) -> str:
+    """`p50 412ms – 431ms; n too small for p99`: the intervals of some percentiles in words."""
+    found = {name: getattr(latency, name) for name in names}
+    known = ", ".join(f"{name} {interval_of(one)}" for name, one in found.items() if one.ci95 is not None)
+    small = ", ".join(name for name, one in found.items() if one.ci95 is None)
+    return "; ".join(part for part in (known, small and f"n too small for {small}") if part)
+
+
+def interval_of(found: PercentileMetrics) -> str:
+    """A percentile's interval in words; that n is too small where it has none."""
+    if found.ci95 is None:
+        return f"n too small ({found.needed:,} needed)"
+    low, high = found.ci95
+    return f"{format_seconds(low)} – {'?' if high is None else format_seconds(high)}"
 
 
 def _reasoning_details(stats: Mapping[str, float | None]) -> dict[str, str]:

@@ -368,6 +368,7 @@ class Execution:
             stopped=stopped,
             trials=recorder.trial_metrics(),
             spending=recorder.spending,
+            load=self._options.is_load,
             sent=partial(
                 self._send_policy.to_metrics,
                 tally,

@@ -98,11 +98,13 @@ def compose(
     stopped: str | None,
     trials: TrialMetrics | None = None,
     spending: Spending | None = None,
+    load: bool = False,
     sent: Callable[[Mapping[str, float | None]], Mapping[str, Any]] | None = None,
 ) -> Metrics:
     """The metrics of a run. The counts are checked first.
 
-    `sent` says, given the statistics, under which conditions the calls were made.
+    `load` says that calls were made at once and round and round, so that neighbouring answers are alike. `sent` says,
+    given the statistics, under which conditions the calls were made.
     """
     counts.check(stats, scores)
     about = dict(about)
@@ -137,6 +139,7 @@ def compose(
         **errors.to_metrics(),
         scores=_named_scores(scores, trials, calibrations),
         stats=flat,
+        latency=stats.to_latency(load=load),
         nodes=stats.nodes.to_metrics() if stats.nodes else UNSET,
         **({} if sent is None else sent(flat)),
         trials=UNSET if trials is None else trials,

@@ -216,6 +216,7 @@ class Recorder:
         self.stats.update_failed(earlier_errors)
         if self._replay is not None:
             self.errors.counts.update(self._replay.errors)
+            self.stats.update_timeouts(self._replay.timeouts())
         for _ in range(earlier_errors):
             self.scores.update([], failed=True)
         for _ in range(earlier_responses):

@@ -198,6 +198,7 @@ def _replayed_metrics(run: Path) -> Metrics:
         replay.read()
     errored = replay.states.count(SlotState.ERRORED)
     replay.stats.update_failed(errored)
+    replay.stats.update_timeouts(replay.timeouts())
     for _ in range(errored):
         replay.scores.update([], failed=True)
     replay.stats.active_seconds = replay.run_time
@@ -215,6 +216,7 @@ def _replayed_metrics(run: Path) -> Metrics:
         left_out=replay.left_out,
         stopped="not finished",
         spending=_spending(run, replay, manifest),
+        load=manifest is not None and manifest.load is not None,
     )
     # Every record may be there and the metrics not: until they are written the run is not complete.
     metrics.complete = False

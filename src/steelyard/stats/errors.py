@@ -46,6 +46,8 @@ _TYPES = {
     "MalformedReply": "malformed reply",
     "ResponseTooLarge": "response too large",
 }
+TIMEOUTS = frozenset({"TimeoutError", "TimedOut"})
+"""Types of errors that say no more than that an answer would have taken longer."""
 _OUR_OWN = ("TargetError", "TransientError", "TransportError")
 """Types that do not name a cause: with a 2xx status, the answer was incomplete."""
 

@@ -38,6 +38,11 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.1f}s" if abs(seconds) < 99.95 else f"{seconds:,.0f}s"
 
 
+def format_time(seconds: float | None, at_least: bool = False) -> str:
+    """A time as `420ms`, or `≥ 600ms` where only that is known; a dash where nothing is."""
+    return "–" if seconds is None else f"≥ {format_seconds(seconds)}" if at_least else format_seconds(seconds)
+
+
 def format_number(number: float) -> str:
     """Format a number to about three digits, with thousands separators: 0.12, 24.1, 12,345."""
     if number == int(number) or abs(number) >= 99.95:

@@ -346,10 +346,33 @@ def percentile(
     Ranks are certain where no broken-off value can change them. Elsewhere a figure is the least that it can be.
     With `effective_n` (see there) the interval is as wide as for that many independent values.
     """
+    (found,) = percentiles(values, (percent,), censored=censored, confidence=confidence, effective_ns=(effective_n,))
+    return found
+
+
+def percentiles(
+    values: Sequence[float] | Floats,
+    percents: Sequence[float],
+    *,
+    censored: Sequence[float] | Floats = (),
+    confidence: float = 0.95,
+    effective_ns: Sequence[float | None] | None = None,
+) -> list[Percentile]:
+    """Several percentiles of the same values, which are sorted once; see `percentile`."""
     whole, cut = np.sort(np.asarray(values, np.float64)), np.sort(np.asarray(censored, np.float64))
     # As early as they can have ended, and as late: unknown, so infinite.
-    earliest = np.sort(np.concatenate([whole, cut]))
-    latest = np.concatenate([whole, np.full(len(cut), math.inf)])
+    earliest = np.sort(np.concatenate([whole, cut])) if len(cut) else whole
+    latest = np.concatenate([whole, np.full(len(cut), math.inf)]) if len(cut) else whole
+    given = effective_ns or [None] * len(percents)
+    return [
+        _percentile_of(earliest, latest, len(cut), percent, confidence, effective)
+        for percent, effective in zip(percents, given, strict=True)
+    ]
+
+
+def _percentile_of(
+    earliest: Floats, latest: Floats, censored: int, percent: float, confidence: float, effective_n: float | None
+) -> Percentile:
     n = len(earliest)
     needed = percentile_needs(percent, confidence)
     if not n:
@@ -358,7 +381,7 @@ def percentile(
     low, high = percentile_ranks(n, percent, confidence, effective_n=effective_n)
     return Percentile(
         n=n,
-        censored=len(cut),
+        censored=censored,
         value=value,
         value_at_least=late > value,
         low=None if low is None else float(earliest[low - 1]),
@@ -425,9 +448,21 @@ def effective_n(values: Sequence[float] | Floats, percent: float, batches: int =
     n, share = len(numbers), percent / 100
     if n < 2 * batches:
         return float(n)
-    above = (numbers > np.quantile(numbers, share, method="inverted_cdf")).astype(np.float64)
-    variance = float(np.var([part.mean() for part in np.array_split(above, batches)], ddof=1)) / batches
-    expected = share * (1 - share)
+    return effective_n_of(numbers > np.quantile(numbers, share, method="inverted_cdf"), share, batches)
+
+
+def effective_n_of(above: npt.NDArray[np.bool_], share: float | None = None, batches: int = 10) -> float:
+    """As how many independent answers these, in order, count for the share of those that are true; see `effective_n`.
+
+    `share` is what of them are not, where that is known beforehand.
+    """
+    n = len(above)
+    rate = float(above.mean()) if n else 0.0
+    expected = rate * (1 - rate) if share is None else share * (1 - share)
+    if n < 2 * batches or not expected:
+        return float(n)
+    numbers = above.astype(np.float64)
+    variance = float(np.var([part.mean() for part in np.array_split(numbers, batches)], ddof=1)) / batches
     if variance * n <= expected:
         return float(n)
     # The batches' variance is itself uncertain: Student's t in place of the normal widens for that.

@@ -107,6 +107,33 @@ class NodeMetrics(msgspec.Struct, kw_only=True):
     p99: Annotated[float | None, _TIME] = msgspec.field(name="time_to_last_token-p99")
 
 
+class PercentileMetrics(msgspec.Struct, kw_only=True):
+    """A percentile of a time and how far it may be from the truth."""
+
+    value: float | None
+    """As in `stats`; the least it can be where it lies among timeouts."""
+    at_least: bool = False
+    """Whether it lies among timeouts, so that it is this or more."""
+    ci95: tuple[float, float | None] | None = None
+    """Its interval by order statistics: None where n is too small, the upper end None where it lies among timeouts."""
+    needed: int = 0
+    """How many requests it takes for an interval."""
+
+
+class LatencyMetrics(msgspec.Struct, kw_only=True):
+    """The percentiles of one time, over answers and timeouts."""
+
+    n: Annotated[int, _COUNT]
+    timeouts: Annotated[int, _COUNT] = 0
+    """How many of them timed out: they would have taken longer."""
+    p50: PercentileMetrics
+    p90: PercentileMetrics
+    p95: PercentileMetrics
+    p99: PercentileMetrics
+    effective_n: dict[str, float] | UnsetType = UNSET
+    """Of a load run: as how many independent requests they count for each percentile, as neighbours are alike."""
+
+
 class SendCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the planned sends."""
 
@@ -243,6 +270,8 @@ class Metrics(msgspec.Struct, kw_only=True):
     scores: dict[str, ScoreMetrics]
     stats: dict[str, int | float | None]
     """Latency, tokens and throughput, flat: `time_to_first_token-p99`; `figures.STATS` has their units."""
+    latency: dict[str, LatencyMetrics] = {}
+    """The percentiles of each time with their intervals, timeouts included."""
     nodes: dict[str, NodeMetrics] | UnsetType = UNSET
     parallelism: Annotated[int | Literal["auto"] | UnsetType, _COUNT] = UNSET
     peak_in_flight: Annotated[int | UnsetType, _COUNT] = UNSET
@@ -257,6 +286,13 @@ class Metrics(msgspec.Struct, kw_only=True):
     def failure_rate(self) -> float | None:
         """The share of records without an answer, or whose scoring broke down."""
         return (self.counts.error + self.scoring_errors) / self.n if self.n else None
+
+
+def percentile_of(metrics: Metrics, name: str) -> PercentileMetrics | None:
+    """The percentile that a figure of `stats` is, such as `time_to_last_token-p99`; None for any other figure."""
+    metric, _, aggregate = name.rpartition("-")
+    latency = metrics.latency.get(metric)
+    return None if latency is None else getattr(latency, aggregate, None) if aggregate[:1] == "p" else None
 
 
 def uncalibrated(metrics: Metrics) -> list[str]:

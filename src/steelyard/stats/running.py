@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from steelyard.stats.metrics import NodeMetrics
+from steelyard.stats.errors import TIMEOUTS
+from steelyard.stats.intervals import Percentile, effective_n, percentiles
+from steelyard.stats.metrics import LatencyMetrics, NodeMetrics, PercentileMetrics
 from steelyard.stats.sketch import LIMIT, Blocks, PercentileSketch
 from steelyard.stats.spec import DETAILS, METRICS, ProgressSpec, ProgressStat, parse_progress_bar_stats
 
@@ -181,6 +183,41 @@ class Measured(Detailed, Served, Protocol):
     def num_tokens_input(self) -> int | None: ...
     @property
     def num_tokens_output(self) -> int | None: ...
+    @property
+    def error_type(self) -> str | None: ...
+
+
+class Timeouts:
+    """When each call that timed out was given up, and how many answers had come before: 16 bytes each.
+
+    Such a call is an observation all the same: its answer would have taken longer than that.
+    """
+
+    def __init__(self) -> None:
+        self.seconds, self.after = Blocks(), Blocks()
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def append(self, seconds: float, after: int) -> None:
+        """Add one that was given up after so many seconds and so many answers."""
+        self.seconds.append(seconds)
+        self.after.append(after)
+
+    def seal(self) -> None:
+        """Put recent values away; to be called every thousand or so."""
+        self.seconds.seal()
+        self.after.seal()
+
+    def merge(self, other: Timeouts, answers: int) -> None:
+        """Add another's, which came after so many answers of ours."""
+        self.seconds.extend(other.seconds.joined())
+        self.after.extend(other.after.joined() + answers)
+
+    def among(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """These values in the order in which they came, with an infinite one for each timeout."""
+        places = np.minimum(self.after.joined(), len(values)).astype(np.int64)
+        return np.insert(values, places, math.inf)
 
 
 class RunningStats:
@@ -199,6 +236,8 @@ class RunningStats:
         self.nodes = NodeStats()
         self._values: dict[str, Blocks] = {metric: Blocks() for metric in METRICS}
         self._details = Details()
+        self._timeouts: dict[str, Timeouts] = {}
+        """By the time that they would have been longer in; none while nothing has timed out."""
         self._prepare()
 
     def _prepare(self) -> None:
@@ -232,6 +271,8 @@ class RunningStats:
             self.nodes.update(response)
         if response.error is not None:
             self.failed_requests += 1
+            if response.error_type in TIMEOUTS:
+                self._add_timeout(response)
             return
         if response.cached:
             self.cached_requests += 1
@@ -271,6 +312,8 @@ class RunningStats:
         self._details.update_all(measured)
         for response in responses:
             self.nodes.update(response)
+            if response.error is not None and response.error_type in TIMEOUTS:
+                self._add_timeout(response)
         if before // _FOLD_EVERY != self.total_requests // _FOLD_EVERY:
             self._fold()
 
@@ -279,8 +322,34 @@ class RunningStats:
         self.total_requests += count
         self.failed_requests += count
 
+    def update_timeouts(self, seconds: npt.NDArray[np.float64]) -> None:
+        """Add calls that timed out after so long and were counted as failed already."""
+        answers = self._answers
+        for given_up in seconds.tolist():
+            for metric in ("time_to_first_token", "time_to_last_token"):
+                self._timeouts.setdefault(metric, Timeouts()).append(given_up, answers)
+
+    @property
+    def _answers(self) -> int:
+        return self.total_requests - self.failed_requests - self.cached_requests
+
+    def _add_timeout(self, response: Measured) -> None:
+        """Add a call that was given up; if its first token had come by then, the time of that is known."""
+        seconds, first, planned = timed_out_after(response), response.time_to_first_token, response.time_from_planned
+        if seconds is None:
+            return
+        if first is not None and 0 <= first <= seconds:
+            self._values["time_to_first_token"].append(first)
+        else:
+            self._timeouts.setdefault("time_to_first_token", Timeouts()).append(seconds, self._answers)
+        self._timeouts.setdefault("time_to_last_token", Timeouts()).append(seconds, self._answers)
+        if planned is not None:
+            self._timeouts.setdefault("time_from_planned", Timeouts()).append(planned, self._answers)
+
     def merge(self, other: RunningStats) -> None:
         """Add another's responses, as if each had been seen here. Both were active at the same time."""
+        for metric, timeouts in other._timeouts.items():
+            self._timeouts.setdefault(metric, Timeouts()).merge(timeouts, self._answers)
         self.total_requests += other.total_requests
         self.failed_requests += other.failed_requests
         self.cached_requests += other.cached_requests
@@ -304,10 +373,13 @@ class RunningStats:
         described: dict[str, float | None] = {}
         for metric, values in self._values.items():
             # Joined in the call itself, so that never more than one metric is held twice.
-            figures = _describe(values.joined())
+            timeouts = self._timeouts.get(metric)
+            figures = _describe(values.joined(), None if timeouts is None else timeouts.seconds.joined())
             described.update({f"{metric}-{name}": value for name, value in figures.items()})
         for metric, numbers in self._details.columns().items():
-            described.update({f"{metric}-{name}": value for name, value in _describe(numbers).items()})
+            timeouts = self._timeouts.get(metric)
+            figures = _describe(numbers, None if timeouts is None else timeouts.seconds.joined())
+            described.update({f"{metric}-{name}": value for name, value in figures.items()})
         total_output = self._total("num_tokens_output")
         return {
             "total_requests": self.total_requests,
@@ -320,6 +392,22 @@ class RunningStats:
             **described,
         }
 
+    def to_latency(self, *, load: bool = False) -> dict[str, LatencyMetrics]:
+        """Return the percentiles of each time that was measured, with their intervals, timeouts included.
+
+        Under `load` neighbouring answers are alike: the intervals are as wide as for an effective number of them.
+        """
+        self._fold()
+        columns = {metric: values.joined() for metric, values in self._values.items() if metric.startswith("time_")}
+        if (planned := self._details.columns().get("time_from_planned")) is not None:
+            columns["time_from_planned"] = planned
+        found = {}
+        for metric, values in columns.items():
+            timeouts = self._timeouts.get(metric) or Timeouts()
+            if len(values) or len(timeouts):
+                found[metric] = latency_metrics(values, timeouts, load=load)
+        return found
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_appends", "_sketches")}
 
@@ -331,6 +419,8 @@ class RunningStats:
         """Bring the sketches up to date with the values."""
         for metric, values in self._values.items():
             self._sketches[metric].add(values.seal())
+        for timeouts in self._timeouts.values():
+            timeouts.seal()
         self._details.seal()
         self.nodes.seal()
 
@@ -387,14 +477,56 @@ def _ratio(numerator: float, denominator: float) -> float | None:
     return ratio if math.isfinite(ratio) else None
 
 
-def _describe(numbers: npt.NDArray[np.float64]) -> dict[str, float | None]:
-    """Return average, percentiles, min and max, in any order of values; each None without values. Reorders in place."""
+def timed_out_after(response: Measured) -> float | None:
+    """How long a call that timed out had been waited for, without what it waited before it was sent.
+
+    None for a bare response: only a record says how long its case took.
+    """
+    elapsed: float | None = getattr(response, "elapsed", None)
+    if elapsed is None:
+        return None
+    return max(elapsed - (response.time_waiting or 0.0) - (response.time_in_backoff or 0.0), 0.0)
+
+
+def latency_metrics(values: npt.NDArray[np.float64], timeouts: Timeouts, *, load: bool) -> LatencyMetrics:
+    """The percentiles of a time, given in the order in which the answers came."""
+    effective = None
+    if load:
+        ordered = timeouts.among(values) if len(timeouts) else values
+        effective = [effective_n(ordered, percent) for percent in _PERCENTILES]
+    censored = timeouts.seconds.joined()
+    found = percentiles(values, _PERCENTILES, censored=censored, effective_ns=effective)
+    p50, p90, p95, p99 = map(_as_metrics, found)
+    metrics = LatencyMetrics(n=len(values) + len(censored), timeouts=len(censored), p50=p50, p90=p90, p95=p95, p99=p99)
+    if effective is not None:
+        metrics.effective_n = {f"p{percent}": n for percent, n in zip(_PERCENTILES, effective, strict=True)}
+    return metrics
+
+
+def _as_metrics(found: Percentile) -> PercentileMetrics:
+    ends = None
+    if found.low is not None and found.high is not None:
+        ends = found.low, None if math.isinf(found.high) else found.high
+    return PercentileMetrics(value=found.value, at_least=found.value_at_least, ci95=ends, needed=found.needed)
+
+
+def _describe(
+    numbers: npt.NDArray[np.float64], timeouts: npt.NDArray[np.float64] | None = None
+) -> dict[str, float | None]:
+    """Return average, percentiles, min and max, in any order of values; each None without values. Reorders in place.
+
+    Average, min and max are of answers. Timeouts count in the percentiles, which are then the least they can be.
+    """
     names = ("average", *(f"p{percent}" for percent in _PERCENTILES), "min", "max")
+    all_of_them = numbers if timeouts is None or not len(timeouts) else np.concatenate([numbers, timeouts])
     if not len(numbers):
-        return dict.fromkeys(names)
+        known: dict[str, float | None] = dict.fromkeys(names)
+        if len(all_of_them):
+            known.update(zip(names[1:-2], np.percentile(all_of_them, _PERCENTILES).tolist(), strict=True))
+        return known
     numbers += 0.0  # turns -0.0 into 0.0: which of the two came first must not show
     low, high = float(numbers.min()), float(numbers.max())
     # Rounding may carry the mean of equal values past them.
     average = min(max(math.fsum(numbers) / len(numbers), low), high)
-    percentiles = np.percentile(numbers, _PERCENTILES, overwrite_input=True).tolist()
-    return dict(zip(names, (average, *percentiles, low, high), strict=True))
+    found = np.percentile(all_of_them, _PERCENTILES, overwrite_input=True).tolist()
+    return dict(zip(names, (average, *found, low, high), strict=True))

@@ -66,8 +66,8 @@ function tiles(page) {
   if (!metrics.n) return div("tiles");
   const answered = `${number(metrics.counts.error)} of ${number(metrics.n)} ended in an error`;
   return div("tiles", passTile(metrics), tile("Errors", percent(metrics.error_rate), "", answered),
-    timeTile("Time to first token", metrics.stats, "time_to_first_token"),
-    timeTile("Time to last token", metrics.stats, "time_to_last_token"), throughputTile(metrics), costTile(metrics));
+    timeTile("Time to first token", metrics, "time_to_first_token"),
+    timeTile("Time to last token", metrics, "time_to_last_token"), throughputTile(metrics), costTile(metrics));
 }
 
 function passTile(metrics) {
@@ -82,11 +82,29 @@ function passTile(metrics) {
   return tile("Pass rate", percent(metrics.pass_rate), "", note, drawn);
 }
 
-function timeTile(label, stats, name) {
+function timeTile(label, metrics, name) {
+  const { stats } = metrics;
   if (stats[name + "-p50"] === null) return null;
   const [value, unit] = seconds(stats[name + "-p50"]).split(" ");
-  const note = `p90 ${seconds(stats[name + "-p90"])}, p99 ${seconds(stats[name + "-p99"])}`;
-  return tile(label, value, unit + " median", note);
+  const interval = intervalOf(percentileOf(metrics, name, "p99"));
+  const note = `p90 ${timeOf(metrics, name, "p90")}, p99 ${timeOf(metrics, name, "p99")}` +
+    (interval ? `, 95\u00a0%\u00a0CI ${interval}` : "");
+  return tile(label, (isAtLeast(metrics, name, "p50") ? "\u2265\u00a0" : "") + value, unit + " median", note);
+}
+
+// A percentile with its interval, as metrics.json has it; runs of older versions have none.
+const percentileOf = (metrics, name, ending) => ((metrics.latency || {})[name] || {})[ending];
+
+const isAtLeast = (metrics, name, ending) => Boolean((percentileOf(metrics, name, ending) || {}).at_least);
+
+function timeOf(metrics, name, ending) {
+  return (isAtLeast(metrics, name, ending) ? "\u2265\u00a0" : "") + seconds(metrics.stats[`${name}-${ending}`]);
+}
+
+function intervalOf(found) {
+  if (!found) return "";
+  if (!found.ci95) return `n too small (${number(found.needed)} needed)`;
+  return `${seconds(found.ci95[0])}\u2013${found.ci95[1] === null ? "?" : seconds(found.ci95[1])}`;
 }
 
 function throughputTile({ stats, scored_from: scoredFrom }) {
@@ -218,11 +236,19 @@ function latencyCard(title, data, kind) {
 }
 
 function percentilesCard(page) {
-  const stats = page.metrics.stats;
+  const { metrics } = page, { stats } = metrics;
+  const cell = (name, ending, show) => {
+    const text = isAtLeast(metrics, name, ending) ? timeOf(metrics, name, ending) : show(stats[`${name}-${ending}`]);
+    const interval = intervalOf(percentileOf(metrics, name, ending));
+    return interval ? el("td", {}, text, span("sub", interval)) : text;
+  };
   const rows = MEASURED.filter(([name]) => typeof stats[name + "-average"] === "number")
-    .map(([name, label, show]) => line(label, ...ENDINGS.map((ending) => show(stats[`${name}-${ending}`]))));
+    .map(([name, label, show]) => line(label, ...ENDINGS.map((ending) => cell(name, ending, show))));
   if (!rows.length) return null;
-  return card("Percentiles", "of answers that did not come from the cache", true, tableOf([hiddenName("figure"), ...ENDINGS], rows));
+  const timeouts = ((metrics.latency || {}).time_to_last_token || {}).timeouts;
+  const aside = "of answers that did not come from the cache, percentiles of times with 95\u00a0% intervals" +
+    (timeouts ? `; ${plural(timeouts, "call")} timed out, counted as longer` : "");
+  return card("Percentiles", aside, true, tableOf([hiddenName("figure"), ...ENDINGS], rows));
 }
 
 function throughputCard(page) {
