@@ -14,6 +14,8 @@ MAX_NUMBER = 1e15
 """The largest number that a target may report: any sum and square of such numbers is finite."""
 
 Status = Literal["ok", "error"]
+CUT_OFF = "CutOff"
+"""The `error_type` of an answer in `answers.jsonl` that the end of a run cut off: kept, and asked for again."""
 
 
 class EvalCase(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -184,6 +186,8 @@ class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Fields of the model's own turns that the endpoint refused to take back in this call."""
     error_traceback: str | None = None
     """Where the target failed, in the user's code; None for an error that came from elsewhere."""
+    stderr: str | None = None
+    """The end of what a program wrote to stderr."""
 
 
 class InvocationResponse(ResponseFields, kw_only=True, omit_defaults=True):

@@ -27,7 +27,9 @@ WRITE_SECONDS = 0.3
 BLOCKED_WRITE_SECONDS = 0.05
 """The same for a stream on which an earlier message is still not written; then the new one is dropped."""
 
-# Within CALLS_SECONDS, for each program that a cancelled call started.
+# Within CALLS_SECONDS: for all cancelled calls together, then for each program that one of them started.
+READ_CUT_SECONDS = 1.0
+"""How long the parts of answers that had arrived are read and kept; the rest of them are dropped."""
 PROGRAM_GRACE_SECONDS = 0.5
 """From SIGTERM to SIGKILL."""
 PROGRAM_REAP_SECONDS = 1.0

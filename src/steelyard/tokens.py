@@ -79,6 +79,11 @@ def _words(value: Any) -> Iterator[str]:
             yield from _words(inner)
 
 
+def known_counter(model: str | None) -> Count:
+    """Return the counter that was loaded for a model, else the estimate: for a call that must not wait."""
+    return _counters.get(model or "", estimate)
+
+
 async def load_counter(model: str | None) -> Count:
     """Return the best counter for a model: its tiktoken encoding, else the estimate.
 

@@ -108,7 +108,7 @@ def test_a_case_that_runs_out_of_time_keeps_the_turns_it_had_and_their_cost() ->
     runner = Runner(target, EvalSet(id="s", cases=[CASE]), progress="off", prices={"input": 1_000, "output": 10_000})
     result = runner.run_sync(timeout=0.05)
     (record,) = result.responses
-    assert record.error == "TimeoutError: no answer within 0.05 s"
+    assert record.error == "TimeoutError: timed out after 0.05 s with 3 tokens received"
     assert (record.num_tokens_input, record.num_tokens_output) == (10, 3)
     assert [message["role"] for message in record.messages or []] == ["assistant"]
     assert result.metrics["cost"] == pytest.approx(10 * 1e-3 + 3 * 1e-2)

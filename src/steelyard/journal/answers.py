@@ -1,4 +1,7 @@
-"""`answers.jsonl`: answers that are not scored yet, and each judge sample as it comes. Nothing is paid for twice."""
+"""`answers.jsonl`: answers that are not scored yet, and each judge sample as it comes. Nothing is paid for twice.
+
+What had come of answers that the end of a run cut off is here too: only kept, as their cases are asked again.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class AnswerLog:
         self._answers: dict[int, int] = {}
         self._samples: dict[int, list[StoredSample]] = {}
         self.spending = Spending()
-        """What judges cost in earlier launches."""
+        """What judges, and answers that were cut off, cost in earlier launches."""
         self._file: AppendOnlyFile | None = None
         self._reader: RecordReader | None = None
 
@@ -52,6 +55,9 @@ class AnswerLog:
                 entry = decode_entry(line)
                 if entry is None:
                     self._take_sample(line, slot_of)
+                    continue
+                if entry.status == "error":
+                    count_cut_off(entry, self.spending)
                     continue
                 slot = slot_of(entry.id, entry.trial)
                 if slot is not None and same_case(slot, entry.case_fp):
@@ -69,6 +75,11 @@ class AnswerLog:
         slot = slot_of(stored.id, stored.trial)
         if slot is not None:
             self._samples.setdefault(slot, []).append(stored)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was found for any slot."""
+        return not (self._answers or self._samples)
 
     def answer(self, slot: int) -> Record | None:
         """Return the answer of a slot whose scoring did not finish."""
@@ -110,6 +121,12 @@ class AnswerLog:
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
+
+
+def count_cut_off(record: Record, spending: Spending) -> None:
+    """Add what an answer that was cut off has cost, where that is known."""
+    if record.cost is not None:
+        spending.update(record)
 
 
 def _encode_sample(stored: StoredSample) -> bytes:

@@ -63,6 +63,9 @@ class OneCase:
             for call in turn.calls:
                 yield f"    calls {call.name}"
                 yield from _indented(as_text(call.arguments), "      ")
+        if record.stderr is not None:
+            yield "  stderr:"
+            yield from _indented(record.stderr)
         if self.case is not None and self.case.expected is not None:
             yield f"  expected{' (edited since)' if self.edited else ''}:"
             yield from _indented(as_text(self.case.expected))

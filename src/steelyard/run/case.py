@@ -21,6 +21,7 @@ from steelyard.engine.deadlines import Deadlines
 from steelyard.errors import TargetError, describe
 from steelyard.protocols import Cancellation, Emit, InvocationContext, RemoteTarget, Session, StartedPrograms, Target
 from steelyard.records import (
+    CUT_OFF,
     MAX_NUMBER,
     RECORD_VERSION,
     EvalCase,
@@ -33,6 +34,7 @@ from steelyard.records import (
     UnscoredAnswer,
 )
 from steelyard.scoring.pipeline import ScoringPipeline
+from steelyard.stats.formatting import counted
 from steelyard.tracebacks import user_traceback
 
 _FIELDS = ResponseFields.__struct_fields__
@@ -133,7 +135,7 @@ class CaseRunner:
             response, attempts, before = job.stored.response, job.stored.attempts, job.stored.elapsed
             failures: list[FailedAttempt] | None = job.stored.retry_errors
         else:
-            response, shape = await self._ask(job, context)
+            response, shape = await self._ask(job, context, emit)
             before = None
             if context.waiting or context.backoff or job.planned_at is not None:
                 response, shape = _with_waits(response, context, job.planned_at), None
@@ -157,7 +159,7 @@ class CaseRunner:
         elapsed = time.perf_counter() - started if before is None else before
         emit(_record(job, response, scores, attempts, elapsed, failures, shape))
 
-    async def _ask(self, job: Job, context: InvocationContext) -> tuple[InvocationResponse, _Shape | None]:
+    async def _ask(self, job: Job, context: InvocationContext, emit: Emit) -> tuple[InvocationResponse, _Shape | None]:
         """The target's answer and its shape, where known; whatever it raises becomes an answer that says so."""
         task = asyncio.current_task()
         assert task is not None
@@ -187,8 +189,10 @@ class CaseRunner:
                 if late:
                     # With the traceback of the cancellation, which says where the target was.
                     where = error.__traceback__
-                    error = TimeoutError(f"no answer within {self._timeout:g} s").with_traceback(where)
+                    error = TimeoutError(_timeout_message(self._timeout or 0.0, partial)).with_traceback(where)
                 elif self._wants_to_end(task):
+                    if partial is not None:
+                        _keep_cut(job, error, partial, context, emit)
                     raise
             response = _failed(error, partial, context.attempt - 1)
             if self._tracebacks:
@@ -219,6 +223,33 @@ def _is_running(task: asyncio.Task[Any]) -> bool:
         return asyncio.current_task() is task
     except RuntimeError:  # no event loop
         return False
+
+
+def _timeout_message(seconds: float, partial: Any) -> str:
+    """What a case that ran out of time says: how much of its answer had come."""
+    if not isinstance(partial, InvocationResponse):
+        return f"no answer within {seconds:g} s"
+    received = None
+    if isinstance(partial.num_tokens_output, int) and partial.num_tokens_output > 0:
+        estimated = " (estimated)" if partial.tokens_estimated else ""
+        received = f"{counted(partial.num_tokens_output, 'token')} received{estimated}"
+    elif isinstance(partial.response_text, str) and partial.response_text:
+        received = f"{counted(len(partial.response_text), 'character')} received"
+    elif partial.stderr:
+        received = "output on stderr only"
+    if received is None:
+        return f"no answer within {seconds:g} s"
+    return f"timed out after {seconds:g} s with {received}"
+
+
+def _keep_cut(job: Job, error: BaseException, partial: Any, context: InvocationContext, emit: Emit) -> None:
+    """Write down what had come of an answer that the end of the run cut off. Its case is asked again on resume."""
+    response = _failed(error, partial, context.attempt - 1)
+    if response.response_text is None and response.cost is None and not response.messages and not response.stderr:
+        return
+    response.error, response.error_type = "the run ended while the answer came", CUT_OFF
+    response = _with_waits(response, context, None)
+    emit(UnscoredAnswer(_record(job, response, [], context.attempt, 0.0, context.retry_errors, None)))
 
 
 def _failed(error: BaseException, partial: Any, retries: int) -> InvocationResponse:

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from steelyard.errors import JournalError, RunMismatch, RunRefused
 from steelyard.journal.answers import AnswerLog
 from steelyard.journal.files import (
-    ANSWERS,
     CASES,
     DAMAGED,
     METRICS,
@@ -137,20 +136,14 @@ class RunDirectory:
         self._mode = msgspec.structs.replace(self._mode, force=True)
         return None
 
-    def open(
-        self, plan: Plan, *, with_answers: bool, trials: TrialStats | None, check: Callable[[], None]
-    ) -> OpenJournal:
-        """Recover what is there and get ready to append; `check` is called now and then and may raise to give up.
-
-        Answers that an earlier launch left unscored are found whether this one writes any (`with_answers`) or not.
-        """
+    def open(self, plan: Plan, *, trials: TrialStats | None, check: Callable[[], None]) -> OpenJournal:
+        """Recover what is there and get ready to append; `check` is called now and then and may raise to give up."""
         with disk_errors(self.path):
             replay = self._recover(PlanSlots(plan), plan.slots, trials, check)
             self._reader = RecordReader(self.path / OUTPUTS)
-            if with_answers or (self.path / ANSWERS).exists():
-                self._answers = self._open_answers(plan, replay)
+            self._answers = answers = self._open_answers(plan, replay)
         assert self._writer is not None
-        return OpenJournal(replay, self._writer, self._reader, self._answers)
+        return OpenJournal(replay, self._writer, self._reader, answers)
 
     def begin_launch(self, manifest: Manifest, done_before: int) -> None:
         """Write run.json with one more launch."""

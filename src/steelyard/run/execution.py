@@ -34,7 +34,6 @@ from steelyard.run.send_policy import SendPolicy
 from steelyard.run.stop_rules import StopRules
 from steelyard.scoring.judge.calibration import calibration_of, is_trusted
 from steelyard.scoring.judge.verdict import is_verdict
-from steelyard.scoring.limits import is_immediate
 from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.metrics import JudgeCalibration, Metrics
@@ -151,8 +150,7 @@ class Execution:
         trials = TrialStats(plan.cases, plan.trials) if repeated else None
         journal = None
         if self._directory is not None:
-            with_answers = not all(map(is_immediate, self._scorers))
-            journal = self._directory.open(plan, with_answers=with_answers, trials=trials, check=self._check)
+            journal = self._directory.open(plan, trials=trials, check=self._check)
         return Recorder(
             plan,
             journal,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from steelyard.errors import CountsError
-from steelyard.journal.answers import AnswerLog, JudgeCall
+from steelyard.journal.answers import AnswerLog, JudgeCall, count_cut_off
 from steelyard.journal.index import ERROR, UNSCORED
 from steelyard.journal.reader import RecordReader
 from steelyard.journal.replay import STARTED, Replay, SlotState
@@ -41,8 +41,8 @@ class OpenJournal(NamedTuple):
     replay: Replay
     writer: JournalWriter
     reader: RecordReader
-    answers: AnswerLog | None
-    """Answers and judge samples of unfinished slots; None where every scorer is immediate."""
+    answers: AnswerLog
+    """Answers and judge samples of unfinished slots."""
 
 
 class Recorder:
@@ -120,6 +120,7 @@ class Recorder:
     def jobs(self) -> Iterator[Job | None]:
         """Yield the jobs that are left, in suite order, read as workers take them; None means: not yet, ask again."""
         states, slot_at, is_direct = self._states, self._plan.slot_at, self._is_direct
+        answers = None if self._answers is None or self._answers.is_empty else self._answers
         done = bytearray((np.frombuffer(states, dtype=np.uint8) == _DONE).tobytes())
         for job in self._plan.jobs(done):
             if job is None:
@@ -130,9 +131,9 @@ class Recorder:
                 states.append(SlotState.PENDING)
             if states[slot] == _UNSCORED:
                 job.stored = self._stored(slot)
-            if self._answers is not None:
-                job.stored = job.stored or self._answers.answer(slot)
-                job.samples = self._answers.samples(slot)
+            if answers is not None:
+                job.stored = job.stored or answers.answer(slot)
+                job.samples = answers.samples(slot)
             if job.stored is not None and self._watch is not None:
                 self._only_scored.add(slot)
             states[slot] |= STARTED
@@ -149,6 +150,8 @@ class Recorder:
         if not isinstance(record, Record):
             if self._answers is not None:
                 self._answers.append(record)
+            if isinstance(record, UnscoredAnswer) and record.record.status == "error":
+                count_cut_off(record.record, self.spending)
             return
         record.run_time = self._earlier + time.monotonic() - self._began
         ok = record.status == "ok"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -75,9 +76,9 @@ class Priced(TargetWrapper):
         """Call the target and add the cost. What was received before an error is priced too: it is billed."""
         try:
             response = await self._target.invoke(case, context)
-        except TargetError as error:
-            if error.partial is not None:
-                error.partial = self._priced(error.partial)
+        except (TargetError, asyncio.CancelledError) as error:
+            if (partial := getattr(error, "partial", None)) is not None:
+                error.partial = self._priced(partial)  # type: ignore[union-attr]
             raise
         return self._priced(response)
 

@@ -300,6 +300,8 @@ def read_anthropic_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
             first.setdefault(is_reasoning, event.at)
     answer = _answer([blocks[index].whole() for index in sorted(blocks)], stop_reason)
     answer.usage = read_usage(usages, answer.oddities)
+    if answer.usage is not None and len(usages) == 1 and not terminated:
+        answer.usage.output = None  # what `message_start` has is the number before the first text
     answer.first_call, answer.first_reasoning = first.get(False), first.get(True)
     answer.first_content = earliest(content.first_text, answer.first_call)
     if content.text == answer.text:

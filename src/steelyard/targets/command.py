@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from steelyard.errors import ConfigurationError, TargetError, TransientError, nearest
+from steelyard.masking import Masker
 from steelyard.protocols import Identity, InvocationContext, StartedPrograms
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.subprocesses import ChildProcess
@@ -25,8 +26,7 @@ from steelyard.targets.conversation import time_per_output_token
 MALFORMED = "MalformedOutput"
 """The `error_type` of an answer that came back but cannot be read."""
 
-_SHOWN_STDERR_BYTES = 2048
-_SECRET_LENGTH = 8
+_SHOWN_STDERR = 2048
 _OUT_OF_RESOURCES = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
@@ -67,6 +67,7 @@ class Command:
         self.default_parallelism = parallelism
         self.inputs = _checked_inputs(inputs)
         self._env = _checked_env(env or {})
+        self._mask = Masker(self._env.values())
         _check_program(self.argv[0], self.cwd, self._env.get("PATH"))
 
     def __repr__(self) -> str:
@@ -93,14 +94,20 @@ class Command:
         except GeneratorExit:  # the event loop is gone: waiting is impossible
             child.kill()
             raise
-        except BaseException:
-            await child.end()
+        except BaseException as error:
+            try:
+                await child.end()
+            finally:
+                error.partial = self._so_far(child, case, request_time)  # type: ignore[attr-defined]
             raise
         await child.end()
-        self._raise_failure(child)
+        if (failure := self._failure(child)) is not None:
+            failure.partial = self._so_far(child, case, request_time)
+            raise failure
         response = self._read(child)
         response.input_prompt = case.prompt if response.input_prompt is None else response.input_prompt
         response.request_time = response.request_time or request_time
+        response.stderr = self._stderr(child) if response.stderr is None else response.stderr
         return response
 
     def _start(self, payload: bytes, programs: StartedPrograms | None) -> ChildProcess:
@@ -117,23 +124,33 @@ class Command:
             kind = TransientError if error.errno in _OUT_OF_RESOURCES else TargetError
             raise kind(f"cannot start {self.argv[0]}: {error.strerror or error}") from error
 
-    def _raise_failure(self, child: ChildProcess) -> None:
-        name = self.argv[0]
+    def _failure(self, child: ChildProcess) -> TargetError | None:
+        """Return what is wrong with how the program ended; None when it ended well and wrote something."""
+        name, stderr = self.argv[0], self._stderr(child)
+        note = f": {stderr[-_SHOWN_STDERR:]}" if stderr else ""
         if child.overflowed:
-            raise TargetError(f"{name} wrote more than {self.max_output_bytes} bytes to stdout and was ended")
+            return TargetError(f"{name} wrote more than {self.max_output_bytes} bytes to stdout and was ended")
         if child.returncode:
-            raise TargetError(f"{name} {_ending(child.returncode)}{self._stderr_note(child)}")
+            return TargetError(f"{name} {_ending(child.returncode)}{note}")
         if not child.stdout:
-            raise TargetError(f"{name} exited with code 0 and wrote nothing to stdout{self._stderr_note(child)}")
+            return TargetError(f"{name} exited with code 0 and wrote nothing to stdout{note}")
+        return None
 
-    def _stderr_note(self, child: ChildProcess) -> str:
-        """Return the end of stderr, with the values of `env` masked."""
-        tail = child.stderr_tail
-        for value in self._env.values():
-            if len(value) >= _SECRET_LENGTH:
-                tail = tail.replace(os.fsencode(value), b"***")
-        text = tail[-_SHOWN_STDERR_BYTES:].decode("utf-8", "replace").strip()
-        return f": {text}" if text else ""
+    def _stderr(self, child: ChildProcess) -> str | None:
+        """Return the end of stderr, with the values of `env` masked; None where it is empty."""
+        return self._mask.text(child.stderr_tail.decode("utf-8", "replace")).strip() or None
+
+    def _so_far(self, child: ChildProcess, case: EvalCase, request_time: datetime) -> InvocationResponse:
+        """Return what a program that failed, or was ended, had written."""
+        text = self._mask.text(bytes(child.stdout).decode("utf-8", "replace"))
+        first = None if child.first_byte_at is None else child.first_byte_at - child.started_at
+        return InvocationResponse(
+            response_text=text or None,
+            input_prompt=case.prompt,
+            request_time=request_time,
+            time_to_first_token=first if self.output == "text" else None,
+            stderr=self._stderr(child),
+        )
 
     def _read(self, child: ChildProcess) -> InvocationResponse:
         last = None if child.exited_at is None else child.exited_at - child.started_at

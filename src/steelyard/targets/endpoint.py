@@ -22,6 +22,7 @@ from steelyard.errors import TargetError, TransportError
 from steelyard.masking import Secret
 from steelyard.protocols import HttpReply, HttpRequest, Identity, InvocationContext, Target, Transport
 from steelyard.records import EvalCase, InvocationResponse
+from steelyard.shutdown import READ_CUT_SECONDS
 from steelyard.targets.auth import (
     Address,
     Auth,
@@ -57,7 +58,7 @@ from steelyard.targets.tools import (
     run_loop,
 )
 from steelyard.targets.wire import UNREADABLE, form_of, unreadable
-from steelyard.tokens import count_input, count_words, load_counter
+from steelyard.tokens import Count, count_input, count_words, known_counter, load_counter
 from steelyard.transport.errors import content_filter_message, status_error
 from steelyard.transport.sse import ServerSentEvent, events
 
@@ -190,6 +191,8 @@ class EndpointTarget(ABC):
         self._refused_fields: tuple[str, ...] = ()
         """Fields of turns sent back that this endpoint has refused."""
         self._warned: set[str] = set()
+        self._cut_until = 0.0
+        """Until when parts of answers are read that were cut off by the end of the run."""
         self._connections = Connections(self._make_connection)
 
     def __repr__(self) -> str:
@@ -255,6 +258,7 @@ class EndpointTarget(ABC):
 
     async def open(self, parallelism: int) -> None:
         """Prepare for `parallelism` calls at once on this event loop; each `open` needs its `close`."""
+        self._cut_until = 0.0
         self._connections.open(parallelism)
 
     async def close(self) -> None:
@@ -269,7 +273,7 @@ class EndpointTarget(ABC):
         """Ask the model; tool calls that have a function are carried out until it answers without one."""
         if self._functions:
             return await self.converse(case, context, OneTurn(self))
-        return (await self._take_turn(self._opening(case), case)).response
+        return (await self._take_turn(self._opening(case), case, context)).response
 
     async def converse(self, case: EvalCase, context: InvocationContext, call: Target) -> InvocationResponse:
         """Run the tool loop and return the model's last answer; each turn is requested through `call`."""
@@ -278,7 +282,7 @@ class EndpointTarget(ABC):
 
         async def take() -> InvocationResponse:
             nonlocal taken
-            taken = await self._take_turn(conversation, case)
+            taken = await self._take_turn(conversation, case, context)
             return taken.response
 
         async def take_turn(given: list[dict[str, Any]], results: list[dict[str, Any]]) -> ModelTurn:
@@ -291,7 +295,7 @@ class EndpointTarget(ABC):
 
         return await run_loop(take_turn, self._functions, self._results, context, max_turns=self.max_turns)
 
-    async def _take_turn(self, conversation: Conversation, case: EvalCase) -> ModelTurn:
+    async def _take_turn(self, conversation: Conversation, case: EvalCase, context: InvocationContext) -> ModelTurn:
         """Send one request and read the answer; an error carries the part that was received."""
         asked_at = datetime.now(UTC)
         reply: HttpReply | None = None
@@ -316,7 +320,14 @@ class EndpointTarget(ABC):
             raise_if_incomplete(answer, broken)
         except TargetError as error:
             self._auth.remove_secrets(error)
-            error.partial = partial_of(answer, reply, asked_at, case.prompt)
+            error.partial = self._partial(answer, reply, asked_at, case.prompt, conversation)
+            raise
+        except asyncio.CancelledError as error:  # the case's time is up, or the run ends: keep what came
+            reply = getattr(error, "reply", None)
+            answer = self._read_cut(reply, context)
+            error.partial = self._partial(  # type: ignore[attr-defined]
+                answer, reply, asked_at, case.prompt, conversation
+            )
             raise
         response = response_of(answer, reply, asked_at, case.prompt)
         response.fields_left_out = left_out or None
@@ -397,6 +408,36 @@ class EndpointTarget(ABC):
                 raise broken from error
             raise
 
+    def _read_cut(self, reply: HttpReply | None, context: InvocationContext) -> ModelAnswer:
+        """Read what had arrived of an answer when its call was cancelled; with the whole run, only for a while."""
+        if reply is None:
+            return _NO_ANSWER
+        if context.token is not None and context.token.cancelled:
+            now = time.monotonic()
+            self._cut_until = self._cut_until or now + READ_CUT_SECONDS
+            if now > self._cut_until:
+                return _NO_ANSWER
+        try:
+            answer = self._read(reply, None)
+        except (TargetError, *UNREADABLE):
+            return _NO_ANSWER
+        separate_thinking(answer, self.reasoning_tags)
+        return answer
+
+    def _partial(
+        self,
+        answer: ModelAnswer,
+        reply: HttpReply | None,
+        asked_at: datetime,
+        prompt: str | None,
+        conversation: Conversation,
+    ) -> InvocationResponse:
+        """Return what is kept of a failed turn; tokens that were not reported are estimated."""
+        response = partial_of(answer, reply, asked_at, prompt)
+        if response.messages and (response.num_tokens_input is None or response.num_tokens_output is None):
+            self._count_tokens(response, conversation, known_counter(self.model_id))
+        return response
+
     def _is_stream(self, reply: HttpReply) -> bool:
         return form_of(reply) == "stream"
 
@@ -405,7 +446,13 @@ class EndpointTarget(ABC):
 
     async def _estimate_tokens(self, response: InvocationResponse, conversation: Conversation) -> None:
         """Estimate the token counts that the server did not report."""
-        count = await load_counter(self.model_id)
+        try:
+            count = await load_counter(self.model_id)
+        except asyncio.CancelledError:  # the answer is whole, and paid for: it is not thrown away for its count
+            count = known_counter(self.model_id)
+        self._count_tokens(response, conversation, count)
+
+    def _count_tokens(self, response: InvocationResponse, conversation: Conversation, count: Count) -> None:
         if response.num_tokens_input is None:
             response.num_tokens_input = count_input(conversation.turns, conversation.rest.decode(), count)
         if response.num_tokens_output is None:

@@ -10,7 +10,7 @@ import reprlib
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from copy import copy
 from datetime import UTC, datetime
 from pathlib import Path
@@ -111,7 +111,8 @@ class CallableTarget:
             if self._is_coroutine:
                 answer = await self._ask(case, context)
             elif self._is_stream:
-                answer, first = await self._join_async(self._ask(case, context))
+                pieces = _Pieces(case, request_time, started)
+                answer, first = await self._join_async(self._ask(case, context), pieces)
             else:
                 return await self._invoke_in_thread(case, context)
         except (SystemExit, asyncio.CancelledError) as error:
@@ -120,12 +121,18 @@ class CallableTarget:
 
     async def _invoke_in_thread(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         stop = threading.Event()
+        pieces = _Pieces(case)
         try:
-            answer, request_time, started, first, ended = await self._threads.run(self._call_timed, case, context, stop)
+            answer, request_time, started, first, ended = await self._threads.run(
+                self._call_timed, case, context, stop, pieces
+            )
+        except asyncio.CancelledError as error:
+            pieces.keep_in(error)
+            raise
         finally:
             stop.set()
         if isinstance(answer, AsyncGenerator):
-            answer, first = await self._join_async(answer)
+            answer, first = await self._join_async(answer, pieces)
             ended = perf_counter()
         elif inspect.isawaitable(answer):
             answer = await answer
@@ -133,39 +140,41 @@ class CallableTarget:
         return self._response(answer, case, request_time, started, first, ended)
 
     def _call_timed(
-        self, case: EvalCase, context: InvocationContext, stop: threading.Event
+        self, case: EvalCase, context: InvocationContext, stop: threading.Event, pieces: _Pieces
     ) -> tuple[Any, datetime, float, float | None, float]:
         """Call the function where it runs, so that waiting for a thread is not counted as its time."""
-        request_time = datetime.now(UTC)
-        started = perf_counter()
+        pieces.request_time = request_time = datetime.now(UTC)
+        pieces.started = started = perf_counter()
         first = None
         answer = self._ask(case, context)
         if isinstance(answer, Generator):
-            answer, first = self._join(answer, stop)
+            answer, first = self._join(answer, stop, pieces)
         return answer, request_time, started, first, perf_counter()
 
-    def _join(self, stream: Generator[Any, Any, Any], stop: threading.Event) -> tuple[str, float | None]:
+    def _join(
+        self, stream: Generator[Any, Any, Any], stop: threading.Event, pieces: _Pieces
+    ) -> tuple[str, float | None]:
         """Join the pieces into one text and time the first; stop early when `stop` is set."""
-        pieces: list[str] = []
-        first: float | None = None
-        with closing(stream):
-            for piece in stream:
-                if stop.is_set():
-                    break
-                if first is None and piece:
-                    first = perf_counter()
-                pieces.append(self._checked_piece(piece))
-        return "".join(pieces), first
+        try:
+            with closing(stream):
+                for piece in stream:
+                    if stop.is_set():
+                        break
+                    pieces.add(self._checked_piece(piece))
+        except Exception as error:
+            pieces.keep_in(error)
+            raise
+        return "".join(pieces.texts), pieces.first
 
-    async def _join_async(self, stream: AsyncGenerator[Any, Any]) -> tuple[str, float | None]:
-        pieces: list[str] = []
-        first: float | None = None
-        async with aclosing(stream):
-            async for piece in stream:
-                if first is None and piece:
-                    first = perf_counter()
-                pieces.append(self._checked_piece(piece))
-        return "".join(pieces), first
+    async def _join_async(self, stream: AsyncGenerator[Any, Any], pieces: _Pieces) -> tuple[str, float | None]:
+        try:
+            async with aclosing(stream):
+                async for piece in stream:
+                    pieces.add(self._checked_piece(piece))
+        except (Exception, asyncio.CancelledError) as error:
+            pieces.keep_in(error)
+            raise
+        return "".join(pieces.texts), pieces.first
 
     def _checked_piece(self, piece: Any) -> str:
         if not isinstance(piece, str):
@@ -201,6 +210,36 @@ class CallableTarget:
             raise error
         message = f"{self.name} raised {type(error).__name__}: {error}".removesuffix(": ")
         raise TargetError(message) from error
+
+
+class _Pieces:
+    """The text that a function has yielded so far: kept when its time is up, or when it fails."""
+
+    def __init__(self, case: EvalCase, request_time: datetime | None = None, started: float = 0.0) -> None:
+        self._case = case
+        self.request_time = request_time
+        self.started = started
+        self.texts: list[str] = []
+        self.first: float | None = None
+
+    def add(self, piece: str) -> None:
+        """Add a piece, and time the first that is not empty."""
+        if self.first is None and piece:
+            self.first = perf_counter()
+        self.texts.append(piece)
+
+    def keep_in(self, error: BaseException) -> None:
+        """Have the error carry what came before it, unless it carries something already, or cannot."""
+        if self.first is None or getattr(error, "partial", None) is not None:
+            return
+        partial = InvocationResponse(
+            response_text="".join(self.texts),
+            input_prompt=self._case.prompt,
+            request_time=self.request_time,
+            time_to_first_token=self.first - self.started,
+        )
+        with suppress(AttributeError, TypeError):
+            error.partial = partial  # type: ignore[attr-defined]
 
 
 def _completed(

@@ -183,7 +183,9 @@ def read_response_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
             content.add_text(piece.delta, event.at)
         elif (is_reasoning := _token_kind(piece)) is not None:
             first.setdefault(is_reasoning, event.at)
-    output = [items[index] for index in sorted(items)] or _from_deltas(content.text)
+    output = [items[index] for index in sorted(items)]
+    if response is None or not output:
+        output += _from_deltas(content.text.removeprefix(_answer(_Response(), output).text))
     answer = _answer(response or _Response(), (response.output if response is not None else None) or output)
     answer.first_call, answer.first_reasoning = first.get(False), first.get(True)
     answer.first_content = earliest(content.first_text, answer.first_call)
@@ -210,7 +212,7 @@ def _token_kind(piece: _StreamEvent) -> bool | None:
 
 
 def _from_deltas(text: str) -> list[dict[str, Any]]:
-    """Return the text of a stream that broke off, as the item it would have become."""
+    """Return the unfinished text of a stream that broke off, as the item it would have become."""
     content = [{"type": "output_text", "text": text}]
     return [{"type": "message", "role": "assistant", "content": content}] if text else []
 

@@ -119,7 +119,8 @@ class CurlTransport:
 
     async def send(self, request: HttpRequest, receiver: ReplyReceiver | None = None) -> HttpReply:
         """Send a request and return the reply, whatever its status; without a whole reply raise a TransportError
-        (retryable) or another TargetError (final). A `receiver` gets each part of the reply as it arrives, too."""
+        (retryable) or another TargetError (final). A `receiver` gets each part of the reply as it arrives, too. A
+        CancelledError has as `reply` what had arrived, if anything."""
         if self._closed or asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("the transport is closed" if self._closed else "the transport belongs to another loop")
         if request.url is not self._url or request.headers is not self._headers or request.method != "POST":
@@ -130,8 +131,8 @@ class CurlTransport:
             self._start_soon()
         try:
             return await call.done
-        except asyncio.CancelledError:
-            self._withdraw(call)
+        except asyncio.CancelledError as error:
+            error.reply = self._withdraw(call)  # type: ignore[attr-defined]
             raise
 
     async def close(self) -> None:
@@ -196,18 +197,23 @@ class CurlTransport:
         if self._waiting:
             self._start_soon()
 
-    def _withdraw(self, call: _Call) -> None:
-        """Cancel a request whose caller no longer waits."""
+    def _withdraw(self, call: _Call) -> HttpReply | None:
+        """Cancel a request whose caller no longer waits; returns what has arrived of its reply."""
         transfer = call.transfer
         if transfer is None:
             if call in self._waiting:
                 self._waiting.remove(call)
-            return
-        if transfer.handle in self._running:
-            self._bridge.stop(transfer.handle)
-            self._kept.adopt(transfer.opened, 0)
-            self._kept.forget(transfer.handle.getinfo(pycurl.LOCAL_PORT))
-            self._release(call, transfer)
+            return self._handover.reply_to(call.done)
+        if transfer.handle not in self._running:
+            return None
+        self._bridge.stop(transfer.handle)
+        reply = transfer.reply()
+        if reply is not None:
+            reply.resent = call.resent
+        self._kept.adopt(transfer.opened, 0)
+        self._kept.forget(transfer.handle.getinfo(pycurl.LOCAL_PORT))
+        self._release(call, transfer)
+        return reply
 
     def _release(self, call: _Call, transfer: Transfer) -> None:
         del self._running[transfer.handle]
@@ -536,6 +542,11 @@ class Handover:
         self._left -= _settle(done, outcome)
         if self._iteration is None:
             self._iteration = self._loop.call_soon(self._next_iteration)
+
+    def reply_to(self, done: Waiting) -> HttpReply | None:
+        """Return the reply that waits to be delivered to a caller that no longer waits for it."""
+        outcome = next((outcome for waiting, outcome in self._queue if waiting is done), None)
+        return outcome if isinstance(outcome, HttpReply) else None
 
     def close(self) -> None:
         """Deliver everything that is left."""

@@ -290,8 +290,9 @@ class DriverRun:
     def _handle_emitted(self, assigned: Assigned | None, item: Any) -> None:
         if assigned is None or self._over:
             return
-        if isinstance(item, UnscoredAnswer):  # should the worker die now, the answer only needs to be scored again
-            assigned.job.stored = item.record
+        if isinstance(item, UnscoredAnswer):
+            if item.record.status == "ok":  # should the worker die now, the answer only needs to be scored again
+                assigned.job.stored = item.record
         elif isinstance(item, StoredSample):
             assigned.job.samples = (*assigned.job.samples, item)
         elif isinstance(item, Record):

@@ -76,7 +76,7 @@ class Drawer {
     const body = await this.body(record);
     if (this.record !== record) return;  // the reader has gone on meanwhile
     const parts = [this.trialBar(), this.errorPart(body), this.answerPart(body), this.scoresPart(body),
-      this.talkPart(body), this.timesPart(body), this.placePart(body)];
+      this.stderrPart(body), this.talkPart(body), this.timesPart(body), this.placePart(body)];
     this.content.replaceChildren(...parts.filter(Boolean));
     this.element.scrollTop = 0;
     this.element.dataset.record = record;
@@ -149,6 +149,10 @@ class Drawer {
     const trace = body.traceback ? this.text(body.traceback, { kind: "text" }) : [];
     return this.part("Error", escapeInvisible(body.error_type || ""), ...this.text(body.error, { kind: "text bad" }),
       ...trace, ...retried);
+  }
+
+  stderrPart(body) {
+    return body.stderr ? this.part("stderr", "", ...this.text(body.stderr, { kind: "text" })) : null;
   }
 
   answerPart(body) {

@@ -129,6 +129,8 @@ def body(record: Record, offset: int, asked: SuiteCase | None, limit: int) -> by
     }
     if record.error_traceback is not None:
         found["traceback"] = _cut(record.error_traceback, limit)
+    if record.stderr is not None:
+        found["stderr"] = _cut(record.stderr, limit)
     if record.retry_errors:
         found["retried"] = [_cut(f"{failed.time:%H:%M:%S} {failed.error}", limit) for failed in record.retry_errors]
     if case is not None and case.expected is not None:
