@@ -306,7 +306,17 @@ def test_answers_of_every_kind_go_through_a_run_and_its_resume(tmp_path: Path, m
 
 
 LONE = "half \ud83d of a pair"
-TEXTS = ("response_text", "stop_reason", "error", "input_prompt", "error_type", "request_id", "node", "error_traceback")
+TEXTS = (
+    "response_text",
+    "stop_reason",
+    "error",
+    "input_prompt",
+    "error_type",
+    "request_id",
+    "node",
+    "error_traceback",
+    "stderr",
+)
 
 
 @pytest.mark.parametrize("name", TEXTS)
