@@ -131,7 +131,7 @@ def test_a_suite_that_is_none_is_refused_and_named(suite) -> None:
 
 @pytest.mark.parametrize("target", [None, "openai", 5])
 def test_a_target_that_is_none_is_refused_when_the_runner_is_made(target) -> None:
-    with pytest.raises(ConfigurationError, match="a target must be a Target or a callable"):
+    with pytest.raises(ConfigurationError, match="a target must be a callable or have a method `invoke`"):
         Runner(target, make_suite(1))
 
 

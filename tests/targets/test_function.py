@@ -386,7 +386,7 @@ def test_a_target_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize(("thing", "returned"), [("gpt", r"'gpt' \(str\)"), (None, "None"), (5, r"5 \(int\)")])
 def test_anything_else_is_refused_and_named(thing, returned) -> None:
-    with pytest.raises(ConfigurationError, match=f"must be a Target or a callable, got {returned}"):
+    with pytest.raises(ConfigurationError, match=f"must be a callable or have a method `invoke`, got {returned}"):
         as_target(thing)
 
 
@@ -395,14 +395,50 @@ def test_a_class_is_refused_because_an_instance_was_meant() -> None:
         as_target(Simulated)
 
 
-def test_an_object_that_is_almost_a_target_is_told_what_it_lacks() -> None:
-    class Almost:
-        model_id = None
+class Asks:
+    """A class that only answers."""
 
-        async def invoke(self, case, context): ...
+    version = "2"
 
-    with pytest.raises(ConfigurationError, match="needs default_parallelism, identity, got"):
-        as_target(Almost())
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    async def invoke(self, case: EvalCase) -> str:
+        return self.word
+
+
+def test_an_object_with_invoke_alone_is_a_target_known_by_its_class() -> None:
+    target = as_target(Asks("Paris"))
+    assert asyncio.run(target.invoke(EvalCase(prompt="?"), InvocationContext("a"))).response_text == "Paris"
+    identity = target.identity()
+    assert (identity["module"], identity["qualname"], identity["version"]) == (__name__, "Asks", "2")
+    assert target.default_parallelism > 1
+    again = pickle.loads(pickle.dumps(target))
+    assert again.identity() == identity
+    assert asyncio.run(again.invoke(EvalCase(prompt="?"), InvocationContext("a"))).response_text == "Paris"
+
+
+def test_what_else_an_object_with_invoke_has_is_used() -> None:
+    class Almost(Asks):
+        model_id = "m"
+        default_parallelism = 3
+
+        def identity(self) -> dict[str, str]:
+            return {"kind": "mine"}
+
+    target = as_target(Almost("x"))
+    assert (target.model_id, target.default_parallelism) == ("m", 3)
+
+
+def test_an_async_function_has_several_calls_in_flight_and_any_other_one() -> None:
+    async def stream(case):
+        yield "a"
+
+    async def whole(case):
+        return "a"
+
+    assert as_target(whole).default_parallelism == as_target(stream).default_parallelism == 10
+    assert as_target(lambda case: "a").default_parallelism == 1
 
 
 def test_parallelism_below_one_is_refused() -> None:

@@ -186,7 +186,8 @@ def _speed(metrics: Metrics) -> list[str]:
     elif stats["requests_per_minute"] is not None and metrics.n:
         tokens = f", {stats['output_tps']:,.0f} output tokens/s" if stats["total_output_tokens"] else ""
         active = format_seconds(metrics.active_seconds)
-        lines.append(f"  {stats['requests_per_minute']:,.0f} requests/min{tokens} over {active}")
+        at_once = f", {metrics.parallelism:,} at a time" if isinstance(metrics.parallelism, int) else ""
+        lines.append(f"  {stats['requests_per_minute']:,.0f} requests/min{tokens} over {active}{at_once}")
     return lines
 
 

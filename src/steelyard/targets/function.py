@@ -25,22 +25,34 @@ from steelyard.targets.conversation import time_per_output_token
 
 Ask: TypeAlias = Callable[[EvalCase, InvocationContext], Any]
 
-_MEMBERS = ("model_id", "default_parallelism", "identity", "invoke")
+ASYNC_PARALLELISM = 10
+"""How many calls of an async function are in flight where nothing is said; of any other function, one."""
 
 
 def as_target(obj: Any) -> Target:
-    """Return a Target unchanged and wrap a callable; anything else is a ConfigurationError."""
+    """Return a Target unchanged, wrap a callable or an object with `invoke`; anything else is a ConfigurationError."""
     if inspect.isclass(obj):
         raise ConfigurationError(f"a target must be an instance, got the class {obj.__name__}")
     if isinstance(obj, Target):
         return obj
+    if callable(getattr(obj, "invoke", None)):
+        return _from_invoke(obj)
     if callable(obj):
         return CallableTarget(obj)
     given = f"{reprlib.repr(obj)} ({type(obj).__name__})"
-    if hasattr(obj, "invoke"):
-        missing = ", ".join(name for name in _MEMBERS if not hasattr(obj, name))
-        raise ConfigurationError(f"a target needs {missing}, got {given}")
-    raise ConfigurationError(f"a target must be a Target or a callable, got {given}")
+    raise ConfigurationError(f"a target must be a callable or have a method `invoke`, got {given}")
+
+
+def _from_invoke(obj: Any) -> CallableTarget:
+    """An object whose method `invoke` answers; what else a Target has is taken from it where it is there."""
+    return CallableTarget(
+        obj.invoke,
+        model_id=getattr(obj, "model_id", None),
+        version=getattr(obj, "version", None),
+        name=type(obj).__qualname__,
+        parallelism=getattr(obj, "default_parallelism", None),
+        identity=obj.identity() if callable(getattr(obj, "identity", None)) else None,
+    )
 
 
 class CallableTarget:
@@ -48,7 +60,7 @@ class CallableTarget:
 
     It returns text or an InvocationResponse, or yields pieces of text (then the first token is timed). `async def`
     runs on the event loop, anything else in a daemon thread. Bound arguments are not part of its identity: set
-    `version` when they change an answer.
+    `version` when they change an answer. An async function has ten calls in flight unless something else is said.
     """
 
     def __init__(
@@ -58,21 +70,23 @@ class CallableTarget:
         model_id: str | None = None,
         version: str | None = None,
         name: str | None = None,
-        parallelism: int = 1,
+        parallelism: int | None = None,
+        identity: Identity | None = None,
     ) -> None:
-        if parallelism < 1:
+        if parallelism is not None and parallelism < 1:
             raise ConfigurationError(f"parallelism must be >= 1, got {parallelism}")
         origin = _origin(function)
         self.function = function
         self.model_id = model_id
         self.version = version
         self.name: str = name or origin.__qualname__
-        self.default_parallelism = parallelism
         self._ask = _asking(function, self.name)
         self._is_coroutine = _is_kind(function, inspect.iscoroutinefunction)
         self._is_stream = _is_kind(function, inspect.isasyncgenfunction)
+        usual = ASYNC_PARALLELISM if self._is_coroutine or self._is_stream else 1
+        self.default_parallelism = usual if parallelism is None else parallelism
         self._threads = DaemonThreads()
-        self._identity: Identity = {
+        self._identity: Identity = identity or {
             "kind": "callable",
             "module": _module_name(origin),
             "qualname": origin.__qualname__,
@@ -82,13 +96,15 @@ class CallableTarget:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the identity too: on another machine the source may not be available."""
-        options = {
-            "model_id": self.model_id,
-            "version": self.version,
-            "name": self.name,
-            "parallelism": self.default_parallelism,
-        }
-        return (_rebuild, (self.function, options, dict(self._identity)))
+        made_again = functools.partial(
+            CallableTarget,
+            model_id=self.model_id,
+            version=self.version,
+            name=self.name,
+            parallelism=self.default_parallelism,
+            identity=dict(self._identity),
+        )
+        return (made_again, (self.function,))
 
     def __repr__(self) -> str:
         return f"CallableTarget({self.name})"
@@ -259,12 +275,6 @@ def _completed(
     return response
 
 
-def _rebuild(function: Callable[..., Any], options: dict[str, Any], identity: Identity) -> CallableTarget:
-    target = CallableTarget(function, **options)
-    target._identity = identity
-    return target
-
-
 def _asking(function: Callable[..., Any], name: str) -> Ask:
     """Return how to call the function: the context is passed only to a parameter for it.
 
@@ -296,9 +306,11 @@ def _asking(function: Callable[..., Any], name: str) -> Ask:
 
 
 def _origin(function: Callable[..., Any]) -> Any:
-    """Return what is in a source file: the function inside partials, or the class of a callable object."""
+    """Return what is in a source file: the function inside partials, or the class of a callable object or `invoke`."""
     while isinstance(function, functools.partial):
         function = function.func
+    if inspect.ismethod(function) and function.__name__ == "invoke":
+        return type(function.__self__)
     return function if hasattr(function, "__qualname__") else type(function)
 
 
