@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from steelyard.engine.local import LocalEngine
     from steelyard.engine.ray.engine import RayEngine
     from steelyard.errors import (
+        CaseLimitReached,
         ConfigurationError,
         JournalError,
         RunCancelled,
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
         RunMismatch,
         RunRefused,
         RunVersionError,
+        SetupError,
         SteelyardError,
         SuiteError,
         TargetError,
         TransientError,
     )
     from steelyard.load.sweep import Sweep
-    from steelyard.protocols import InvocationContext, Scorer, Session, Target
-    from steelyard.records import EvalCase, InvocationResponse, Record, Score
+    from steelyard.protocols import InvocationContext, Scorer, ScoringContext, Session, Target
+    from steelyard.records import CaseLimits, EvalCase, InvocationResponse, Record, Score
     from steelyard.run.options import RunOptions
     from steelyard.run.result import Result
     from steelyard.run.runner import Runner
@@ -39,11 +41,14 @@ if TYPE_CHECKING:
     from steelyard.stats.metrics import Metrics
     from steelyard.stats.running import RunningStats
     from steelyard.suite.evalset import EvalSet
+    from steelyard.workspace.template import Workspace
 
 _HOMES = {
     "CacheKey": "steelyard.cache.fingerprint",
     "CancellationToken": "steelyard.engine.cancellation",
     "CaseFingerprint": "steelyard.cache.fingerprint",
+    "CaseLimitReached": "steelyard.errors",
+    "CaseLimits": "steelyard.records",
     "ConfigurationError": "steelyard.errors",
     "Engine": "steelyard.engine.base",
     "EvalCase": "steelyard.records",
@@ -71,7 +76,9 @@ _HOMES = {
     "RunningStats": "steelyard.stats.running",
     "Score": "steelyard.records",
     "Scorer": "steelyard.protocols",
+    "ScoringContext": "steelyard.protocols",
     "Session": "steelyard.protocols",
+    "SetupError": "steelyard.errors",
     "SqliteTaskResultStore": "steelyard.cache.sqlite",
     "SteelyardError": "steelyard.errors",
     "StoreError": "steelyard.cache.store",
@@ -80,12 +87,15 @@ _HOMES = {
     "Target": "steelyard.protocols",
     "TargetError": "steelyard.errors",
     "TransientError": "steelyard.errors",
+    "Workspace": "steelyard.workspace.template",
 }
 
 __all__ = [
     "CacheKey",
     "CancellationToken",
     "CaseFingerprint",
+    "CaseLimitReached",
+    "CaseLimits",
     "ConfigurationError",
     "Engine",
     "EvalCase",
@@ -113,7 +123,9 @@ __all__ = [
     "RunningStats",
     "Score",
     "Scorer",
+    "ScoringContext",
     "Session",
+    "SetupError",
     "SqliteTaskResultStore",
     "SteelyardError",
     "StoreError",
@@ -122,6 +134,7 @@ __all__ = [
     "Target",
     "TargetError",
     "TransientError",
+    "Workspace",
     "__version__",
 ]
 

@@ -12,8 +12,10 @@ SteelyardError
 ├── RunCancelled              cancelled before its first call; nothing was asked    (exit 130)
 ├── JournalError              the disk failed: what is on it is valid and resumable (exit 3)
 ├── StoreError                the cache failed (steelyard.cache); a run warns and continues
+├── CaseLimitReached          a limit of a case (case_limits) was reached; an outcome, not an error
 ├── CountsError               planned ≠ ok + error + cancelled + not started        (exit 3)
 └── TargetError               a target could not answer; becomes that case's record
+    ├── SetupError            ... because its workspace could not be made ready
     └── TransientError        ... and a retry may help
         └── TransportError    no whole answer came over the wire (steelyard.transport has its kinds)
 """
@@ -124,6 +126,14 @@ class CountsError(SteelyardError):
     """The counts of a run do not add up: a bug, never written to disk as a result."""
 
 
+class CaseLimitReached(SteelyardError):
+    """A limit of the case was reached: raised in an agent by `context.record_turn`. The case is scored all the same."""
+
+    def __init__(self, stop_reason: str) -> None:
+        self.stop_reason = stop_reason
+        super().__init__(f"the case reached its {stop_reason.replace('_', ' ')}")
+
+
 class TargetError(SteelyardError):
     """A target could not answer a case; its message becomes the case's error record.
 
@@ -133,6 +143,10 @@ class TargetError(SteelyardError):
     def __init__(self, message: str, *, partial: InvocationResponse | None = None) -> None:
         self.partial = partial
         super().__init__(message)
+
+
+class SetupError(TargetError):
+    """The workspace of a case could not be made ready: a command of its `setup` failed, or its template is gone."""
 
 
 class TransientError(TargetError):

@@ -39,6 +39,8 @@ class Masker:
         forms = {form for secret in secrets if len(secret) >= MIN_SECRET for form in _forms(secret)}
         self._forms = sorted(forms, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._forms)), re.IGNORECASE) if forms else None
+        self.longest = len(self._forms[0]) if forms else 0
+        """Characters of the longest form of a secret; 0 where nothing is masked."""
 
     def text(self, text: str) -> str:
         """The text with each secret in it masked; the same object where there is none."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
 from steelyard.records import (
+    CaseLimits,
     EvalCase,
     FailedAttempt,
     InvocationResponse,
@@ -64,6 +66,65 @@ class Session(msgspec.Struct, forbid_unknown_fields=True):
     messages: list[dict[str, Any]] = []
 
 
+class GatewayAddresses(msgspec.Struct, frozen=True):
+    """Where an agent finds the models for one attempt, and the key that it is to use there."""
+
+    url: str
+    openai: str
+    """The base URL that OpenAI's clients take, with `/v1`."""
+    anthropic: str
+    key: str
+
+    def __repr__(self) -> str:
+        return f"GatewayAddresses({self.url!r}, key=***)"
+
+
+class Sandbox(Protocol):
+    """Confines the programs of one attempt."""
+
+    def wrap(self, argv: Sequence[str], env: Mapping[str, str], *, cwd: Path) -> tuple[list[str], dict[str, str]]:
+        """What to start in place of a program, and with which environment."""
+
+
+class LimitSignal(Protocol):
+    """Tells the target of one attempt that a limit was reached."""
+
+    @property
+    def reached(self) -> str | None:
+        """The `stop_reason` of the limit that was reached first; None as long as none was."""
+
+    def reach(self, stop_reason: str) -> None:
+        """Say that a limit was reached. Safe from any thread."""
+
+    async def wait(self) -> str:
+        """Wait until a limit is reached; its `stop_reason`."""
+
+    def pause(self) -> None:
+        """Stop the clock of the time limit: the agent waits for our own rate limits."""
+
+    def resume(self) -> None:
+        """Let it go on. Each pause needs its own."""
+
+
+class RecordTurn(Protocol):
+    """Writes down one turn of an agent, on disk at once, and counts it against the limits."""
+
+    def __call__(
+        self,
+        message: Mapping[str, Any] | None = None,
+        *,
+        input_tokens: int | None = None,
+        output_tokens: int | None = None,
+        cost: float | None = None,
+    ) -> None: ...
+
+
+class WriteLog(Protocol):
+    """Appends to the log of an attempt, `logs/ID/TRIAL.out` or, with stream="err", `.err`; secrets are masked."""
+
+    def __call__(self, text: str | bytes, stream: str = "out") -> None: ...
+
+
 class InvocationContext(msgspec.Struct):
     """What a target may know besides the case: which attempt this is, and a random generator for this case alone."""
 
@@ -86,6 +147,20 @@ class InvocationContext(msgspec.Struct):
     """The attempts so far that failed and were retried, the latest of them."""
     programs: StartedPrograms | None = None
     """Where to write down programs that are started for this case; None in a run without a directory."""
+    workspace: Path | None = None
+    """The folder of this attempt, fresh from its template; None in a run without workspaces, as are those below."""
+    artifacts: Path | None = None
+    """A folder for files to keep: under artifacts/ID/TRIAL/ of the run directory."""
+    environment: Mapping[str, str] | None = None
+    """HOME, TMPDIR, the XDG folders and more, fresh for this attempt, for programs that it starts."""
+    log: WriteLog | None = None
+    limits: CaseLimits | None = None
+    limit_signal: LimitSignal | None = None
+    record_turn: RecordTurn | None = None
+    gateway: GatewayAddresses | None = None
+    sandbox: Sandbox | None = None
+    template_digest: str = ""
+    """The content of the workspace's template: part of what a cached answer depends on."""
 
     @property
     def rng(self) -> random.Random:
@@ -97,6 +172,56 @@ def derived_rng(seed: int, case_id: str, trial: int, *more: Any) -> random.Rando
     """A generator that depends on these values alone."""
     material = msgspec.json.encode([seed, case_id.encode("utf-8", "surrogatepass").hex(), trial, *more])
     return random.Random(int.from_bytes(hashlib.blake2b(material, digest_size=8).digest()))
+
+
+class ScoringContext:
+    """What a scorer that takes `context` may know besides the case and the response. Each scorer gets its own."""
+
+    def __init__(
+        self,
+        case_id: str,
+        trial: int,
+        attempt: int,
+        *,
+        make_scratch: Callable[[], Path],
+        make_workspace: Callable[[Path], Path] | None = None,
+        make_artifacts: Callable[[], Path] | None = None,
+        programs: StartedPrograms | None = None,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        self.case_id = case_id
+        self.trial = trial
+        self.attempt = attempt
+        self.programs = programs
+        """Where to write down programs that are started, so that a later launch can end what is left of them."""
+        self.sandbox = sandbox
+        self._make_scratch = make_scratch
+        self._make_workspace = make_workspace
+        self._make_artifacts = make_artifacts
+        self._scratch: Path | None = None
+        self._workspace: Path | None = None
+
+    @property
+    def scratch(self) -> Path:
+        """An empty folder for this scorer alone, removed when the case is done."""
+        if self._scratch is None:
+            self._scratch = self._make_scratch()
+        return self._scratch
+
+    @property
+    def workspace(self) -> Path | None:
+        """A copy of the finished workspace, for this scorer alone; None in a run without workspaces.
+
+        It is made when it is first asked for, which may take a while: an async scorer asks for it in a thread.
+        """
+        if self._workspace is None and self._make_workspace is not None:
+            self._workspace = self._make_workspace(self.scratch)
+        return self._workspace
+
+    @property
+    def artifacts(self) -> Path:
+        """A folder for files to keep with the case; in a run without a directory they are removed with it."""
+        return self._make_artifacts() if self._make_artifacts is not None else self.scratch
 
 
 @runtime_checkable
@@ -228,7 +353,10 @@ class Transport(Protocol):
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Scores a response. None means: does not apply to this case."""
+    """Scores a response. None means: does not apply to this case.
+
+    Its `score` may take a third argument, `context`, a ScoringContext.
+    """
 
     @property
     def name(self) -> str: ...

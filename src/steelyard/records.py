@@ -18,6 +18,38 @@ CUT_OFF = "CutOff"
 """The `error_type` of an answer in `answers.jsonl` that the end of a run cut off: kept, and asked for again."""
 
 
+class CaseLimits(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How much an agent may use for one attempt at a case. Reaching a limit is an outcome: what there is, is scored."""
+
+    time: float | None = None
+    """Seconds of wall time, less what our own rate limits made it wait."""
+    turns: int | None = None
+    """Replies of the model."""
+    tokens: int | None = None
+    """Input and output tokens of all turns together."""
+    cost: float | None = None
+    output: int | None = None
+    """Bytes that the agent may print."""
+
+    def overridden(self, other: CaseLimits | None) -> CaseLimits:
+        """These limits with those that the other sets in their place."""
+        if other is None:
+            return self
+        own = {name: value for name in _LIMITS if (value := getattr(other, name)) is not None}
+        return msgspec.structs.replace(self, **own)
+
+
+_LIMITS = CaseLimits.__struct_fields__
+STOP_REASONS = {
+    "time": "time_limit",
+    "turns": "turn_limit",
+    "tokens": "token_limit",
+    "cost": "cost_limit",
+    "output": "output_limit",
+}
+"""The `stop_reason` of an answer that reached a limit, by the limit's name."""
+
+
 class EvalCase(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One thing to ask, and what a good answer looks like."""
 
@@ -29,6 +61,8 @@ class EvalCase(msgspec.Struct, kw_only=True, omit_defaults=True):
     expected: Any = None
     expected_trajectory: Any = None
     metadata: dict[str, Any] = {}
+    limits: CaseLimits | None = None
+    """Limits of this case, in place of the suite's `case_limits`."""
 
 
 def id_digest(case_id: str) -> int:
@@ -188,6 +222,18 @@ class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Where the target failed, in the user's code; None for an error that came from elsewhere."""
     stderr: str | None = None
     """The end of what a program wrote to stderr."""
+    num_turns: int | None = None
+    """How often an agent's model replied."""
+    exit_code: int | None = None
+    """How an agent's program ended; of one that a signal ended, the signal's negative number."""
+    cpu_seconds: float | None = None
+    """CPU time of an agent's program and of those that it started and waited for."""
+    peak_memory: int | None = None
+    """Bytes that the largest process of an agent's program held at once."""
+    disk_used: int | None = None
+    """Bytes of an agent's workspace when it had ended."""
+    workspace_patch: str | None = None
+    """What an agent changed, of an answer in the cache; a run keeps it under artifacts/ instead."""
 
 
 class InvocationResponse(ResponseFields, kw_only=True, omit_defaults=True):

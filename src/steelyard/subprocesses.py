@@ -16,11 +16,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+import msgspec
 
 from steelyard import reaper
 from steelyard.protocols import StartedPrograms
@@ -29,6 +31,11 @@ from steelyard.shutdown import PROGRAM_GRACE_SECONDS as GRACE_SECONDS
 from steelyard.shutdown import PROGRAM_REAP_SECONDS as REAP_SECONDS
 
 STDERR_BYTES = 4096
+_ALLOWED = frozenset(
+    {"PATH", "LANG", "LANGUAGE", "TZ", "TERM", "USER", "LOGNAME", "SHELL", "SSL_CERT_FILE", "SSL_CERT_DIR",
+     "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"}
+)  # fmt: skip
+"""What a program is given of our environment; all else only by name."""
 _CHUNK_BYTES = 1 << 18
 
 _alive: set[ChildProcess] = set()
@@ -39,6 +46,15 @@ def kill_all() -> None:
     """Kill every program that still runs: for a process that exits without cleaning up."""
     for child in list(_alive):
         child._signal(signal.SIGKILL)  # only the signal: its pipes belong to a loop in another thread
+
+
+def allowed_environment(*names: str) -> dict[str, str]:
+    """What of our environment a program is given: where programs are, language, proxies, and what is named."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _ALLOWED or name.startswith(("LC_", reaper.MARKER_PREFIX)) or name in names
+    }
 
 
 class Reaper:
@@ -231,6 +247,56 @@ def output_of(argv: list[str], *, timeout: float, max_bytes: int) -> tuple[int, 
                 pipe.close()
         REAPER.ended(child.pid)
     return child.returncode, output[:max_bytes], errors[-STDERR_BYTES:]
+
+
+class ProgramResult(msgspec.Struct, frozen=True):
+    """How a program ended, and what it printed."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+    """Its end."""
+    seconds: float
+    timed_out: bool = False
+    overflowed: bool = False
+
+
+async def run_program(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None,
+    timeout: float | None,
+    stdin: bytes = b"",
+    max_output_bytes: int = 64 << 20,
+    programs: StartedPrograms | None = None,
+) -> ProgramResult:
+    """Run a program to its end, or until its time is up or it prints too much; everything it started is ended.
+
+    OSError when it cannot be started.
+    """
+    child = ChildProcess(list(argv), stdin=stdin, env=env, cwd=cwd, max_output_bytes=max_output_bytes, log=programs)
+    timed_out = False
+    try:
+        async with asyncio.timeout(timeout) as limit:
+            await child.finished()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        timed_out = True
+    except GeneratorExit:  # the event loop is gone: waiting is impossible
+        child.kill()
+        raise
+    finally:
+        await child.end()
+    return ProgramResult(
+        child.returncode if child.returncode is not None else -signal.SIGKILL,
+        bytes(child.stdout),
+        child.stderr_tail,
+        perf_counter() - child.started_at,
+        timed_out,
+        child.overflowed,
+    )
 
 
 class ChildProcess:

@@ -231,9 +231,18 @@ def _from_yaml(path: str, target: dict[str, Any], engine: Mapping[str, Any]) -> 
     options = {name: value for name, value in built.options.items() if name != "low_memory"}
     try:
         run_options = RunOptions().replace(**options)
-        return Runner(built.target, built.suite, built.scorers, options=run_options, engine=workers), built.gate
+        runner = Runner(
+            built.target,
+            built.suite,
+            built.scorers,
+            workspace=built.workspace,
+            case_limits=built.case_limits,
+            options=run_options,
+            engine=workers,
+        )
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: run: {error}") from error
+    return runner, built.gate
 
 
 def _from_python(reference: str) -> tuple[Runner, Gate]:

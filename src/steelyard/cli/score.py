@@ -76,7 +76,7 @@ def command(
     }
     options = runner.options.replace(**changes | given_options(RunOptions, "score", given))
     token = CancellationToken()
-    scoring = Runner(answers, runner.suite, runner.scorers, options=options, token=token)
+    scoring = Runner(answers, runner.suite, runner.scorers, workspace=runner.workspace, options=options, token=token)
     scoring.suite_file, scoring.scored_from = named, str(run)
     again = command_again(place)
     try:

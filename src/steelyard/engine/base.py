@@ -52,6 +52,9 @@ class Engine(ABC):
         May take seconds: not for the event loop.
         """
 
+    def check_workspaces(self) -> None:  # noqa: B027 - an engine of this machine can run cases in workspaces
+        """Raise ConfigurationError when this engine cannot run cases that have workspaces."""
+
     def client_loads(self) -> Sequence[ClientLoad]:
         """Return how busy each other process was during the last run; empty when all work ran in this one."""
         return ()

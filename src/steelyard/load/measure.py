@@ -188,7 +188,16 @@ class LevelRuns:
         return metrics
 
     def _runner_of(self, target: object, suite: EvalSet, scorers: Sequence[Scorer], options: RunOptions) -> Runner:
-        runner = Runner(target, suite, scorers, options=options, engine=self._runner.engine, token=self._token)
+        runner = Runner(
+            target,
+            suite,
+            scorers,
+            workspace=self._runner.workspace,
+            case_limits=self._runner.case_limits,
+            options=options,
+            engine=self._runner.engine,
+            token=self._token,
+        )
         runner.suite_file = self._runner.suite_file
         return runner
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from copy import copy, deepcopy
 from datetime import datetime
+from functools import partial
 from numbers import Real
 from operator import attrgetter, itemgetter
 from types import UnionType
@@ -36,6 +37,7 @@ from steelyard.records import (
 from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.stats.formatting import counted
 from steelyard.tracebacks import user_traceback
+from steelyard.workspace.attempts import Workspaces
 
 _FIELDS = ResponseFields.__struct_fields__
 
@@ -92,8 +94,11 @@ class CaseRunner:
         programs: StartedPrograms | None = None,
         answered: Callable[[str, int], None] | None = None,
         tracebacks: bool = True,
+        workspaces: Workspaces | None = None,
     ) -> None:
         self._tracebacks = tracebacks
+        self._workspaces = workspaces
+        """None in a run whose cases have neither workspaces nor limits, and whose scorers take no context."""
         self._waits = waits
         self._answered = answered
         """Called with the id and trial of each case that has its answer and is yet to be scored."""
@@ -155,9 +160,15 @@ class CaseRunner:
                     elapsed = time.perf_counter() - started
                     emit(UnscoredAnswer(_record(job, response, [], attempts, elapsed, failures, shape)))
 
-            scores = await self._pipeline.score(job, response, context, keep_answer, emit)
+            new_context = None
+            if self._workspaces is not None and self._pipeline.takes_context:
+                new_context = partial(self._workspaces.scoring_context, job.case, context)
+            scores = await self._pipeline.score(job, response, context, keep_answer, emit, new_context)
         elapsed = time.perf_counter() - started if before is None else before
-        emit(_record(job, response, scores, attempts, elapsed, failures, shape))
+        record = _record(job, response, scores, attempts, elapsed, failures, shape)
+        emit(record)
+        if self._workspaces is not None:
+            await self._workspaces.done(record)
 
     async def _ask(self, job: Job, context: InvocationContext, emit: Emit) -> tuple[InvocationResponse, _Shape | None]:
         """The target's answer and its shape, where known; whatever it raises becomes an answer that says so."""

@@ -15,13 +15,16 @@ from steelyard.engine.base import Engine
 from steelyard.errors import ConfigurationError, SuiteError, describe, reject_unknown
 from steelyard.plugins import BUILT_IN, Kind, find, load_object, takes
 from steelyard.protocols import Scorer, Target
+from steelyard.records import CaseLimits
 from steelyard.run.options import Option, RunOptions, options_of, read_suite_options, run_checks
 from steelyard.scoring.base import LIMIT_NAMES, FunctionScorer, as_scorer, as_scorers, read_limits
 from steelyard.scoring.limits import LimitedScorer
 from steelyard.stats.prices import read_prices
 from steelyard.suite.evalset import EvalSet
+from steelyard.suite.limits import read_case_limits
 from steelyard.suite.suite_file import SuiteFile, read_suite_file
 from steelyard.targets.function import CallableTarget, as_target
+from steelyard.workspace.template import Workspace
 
 EngineName = Literal["local", "ray"]
 
@@ -114,6 +117,8 @@ class BuiltSuite(msgspec.Struct, frozen=True, kw_only=True):
     scorers: list[Scorer]
     options: dict[str, Any]
     gate: Gate
+    workspace: Workspace | None = None
+    case_limits: CaseLimits | None = None
     engine: EngineChoice = EngineChoice()
 
 
@@ -134,8 +139,30 @@ def build_suite(path: str | Path, target: Mapping[str, Any] | None = None) -> Bu
         scorers=_build_scorers(file),
         options=_run_options(file),
         gate=build_gate(file.gate, file.path),
+        workspace=_build_workspace(file),
+        case_limits=_case_limits(file),
         engine=_engine_choice(file),
     )
+
+
+def _build_workspace(file: SuiteFile) -> Workspace | None:
+    """The suite's workspace; paths in it are relative to the suite's folder."""
+    if file.workspace is None:
+        return None
+    given = {("template" if key == "from" else key): value for key, value in file.workspace.items()}
+    known = ["from", *(name for name in takes(Workspace) or () if name not in ("template", "folder"))]
+    reject_unknown(file.workspace, known, "workspace", file=file.path)
+    try:
+        return Workspace(**given, folder=file.path.parent.resolve())
+    except (ConfigurationError, TypeError) as error:
+        raise SuiteError(str(error), path=file.path) from error
+
+
+def _case_limits(file: SuiteFile) -> CaseLimits | None:
+    try:
+        return read_case_limits(file.case_limits)
+    except ConfigurationError as error:
+        raise SuiteError(str(error), path=file.path) from error
 
 
 def _engine_choice(file: SuiteFile) -> EngineChoice:

@@ -22,7 +22,7 @@ from steelyard.errors import ConfigurationError, RunCancelled, SuiteError
 from steelyard.journal.reader import iter_records
 from steelyard.progress.display import LiveDisplay
 from steelyard.protocols import CallByCall, DriverCallback, RepeatedJudge, Scorer, Session, Tally, Target
-from steelyard.records import Job, Record
+from steelyard.records import CaseLimits, Job, Record
 from steelyard.run.case import CaseRunner
 from steelyard.run.directory import OpenMode, RunDirectory
 from steelyard.run.metrics import compose
@@ -32,6 +32,7 @@ from steelyard.run.recorder import Recorder
 from steelyard.run.result import Result, about_run
 from steelyard.run.send_policy import SendPolicy
 from steelyard.run.stop_rules import StopRules
+from steelyard.scoring.base import takes_context
 from steelyard.scoring.judge.calibration import calibration_of, is_trusted
 from steelyard.scoring.judge.verdict import is_verdict
 from steelyard.scoring.pipeline import ScoringPipeline
@@ -41,6 +42,8 @@ from steelyard.stats.prices import over_budget
 from steelyard.stats.spec import parse_progress_bar_stats
 from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
+from steelyard.workspace.attempts import InWorkspace, Workspaces
+from steelyard.workspace.template import Workspace
 
 log = logging.getLogger("steelyard")
 
@@ -63,11 +66,16 @@ class Execution:
         options: RunOptions,
         engine: Engine,
         *,
+        workspace: Workspace | None = None,
+        case_limits: CaseLimits | None = None,
         token: CancellationToken | None = None,
         suite_file: str | None = None,
         scored_from: str | None = None,
     ) -> None:
         self._suite = suite
+        self._workspace = workspace
+        self._case_limits = case_limits
+        self._workspaces: Workspaces | None = None
         self._token = CancellationToken()
         self._callers_token = token
         self._suite_file = suite_file
@@ -117,6 +125,7 @@ class Execution:
         if not self._options.is_load:
             self._store = open_store(self._options.cache)
         self._send_policy.check()
+        self._workspaces = self._open_workspaces()
         # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
         plan = None if self._suite.one_shot else self._make_plan()
         self._engine.check(pace=self._options.arrivals is not None)
@@ -133,6 +142,8 @@ class Execution:
         if self._options.output_path is not None:
             self._directory = RunDirectory(Path(self._options.output_path), mode)
             manifest = self._directory.prepare(manifest, self._suite)
+            if self._workspaces is not None:
+                self._workspaces.programs = self._directory.programs
         if plan is None:
             self._spool()
             plan = self._make_plan()
@@ -143,6 +154,18 @@ class Execution:
             self._directory.begin_launch(self._manifest, self._recorder.done_before)
         if self._recorder.resumed:
             log.info("resuming %s: %s", self._options.output_path, self._recorder.so_far())
+
+    def _open_workspaces(self) -> Workspaces | None:
+        """Where agents work; None in a run that has no use for it."""
+        workspace = self._workspace
+        if workspace is None and getattr(self._target, "needs_workspace", False):
+            workspace = Workspace()
+        if workspace is None and self._case_limits is None and not any(map(takes_context, self._scorers)):
+            return None
+        if workspace is not None:
+            self._engine.check_workspaces()
+        output = self._options.output_path
+        return Workspaces(workspace, run=None if output is None else Path(output), limits=self._case_limits)
 
     def _recover(self, plan: Plan) -> Recorder:
         """Read what earlier launches did, and get ready to record more."""
@@ -161,7 +184,9 @@ class Execution:
         )
 
     def _make_plan(self) -> Plan:
-        return plan_of(self._suite, self._scorers, self._options, self._check)
+        workspaces = self._workspaces
+        seen_besides = None if workspaces is None or workspaces.workspace is None else workspaces.seen_of
+        return plan_of(self._suite, self._scorers, self._options, self._check, seen_besides)
 
     def _spool(self) -> None:
         # An iterator may have no end: with a limit, and no pattern to match, only that many cases are read from it.
@@ -291,6 +316,7 @@ class Execution:
             waits=send_policy.waits,
             remotes=send_policy.remotes,
             programs=self._directory.programs if self._directory is not None else None,
+            workspaces=self._workspaces,
             answered=DriverCallback(send_policy.permits.answered) if send_policy.permits is not None else None,
         )
 
@@ -303,9 +329,15 @@ class Execution:
         policy = RetryPolicy(attempts=attempts, retry_on=options.retry_on)
 
         def wrap(call: Target) -> Target:
-            return Retry(send_policy.limited(target, send_policy.priced(target, call, paid)), policy)
+            called = send_policy.limited(target, send_policy.priced(target, call, paid))
+            if places is not None and not isinstance(target, CallByCall):
+                called = InWorkspace(called, places)
+            return Retry(called, policy)
 
-        return target.bound(wrap) if isinstance(target, CallByCall) else wrap(target)
+        places = self._workspaces if target is self._target else None
+        if not isinstance(target, CallByCall):
+            return wrap(target)
+        return target.bound(wrap) if places is None else InWorkspace(target.bound(wrap), places)
 
     def _bound(self, judge: RepeatedJudge) -> RepeatedJudge:
         """Return the judge with retries and the cache; advisory where a calibration is required and missing."""
@@ -393,6 +425,8 @@ class Execution:
             self._store.close()
         if self._scratch is not None:
             self._scratch.cleanup()
+        if self._workspaces is not None:
+            self._workspaces.close()
 
 
 def _calibrations(scorers: Sequence[Scorer]) -> dict[str, JudgeCalibration]:

@@ -64,6 +64,7 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
     rows_read: int
     read_all: bool
     marks: Marks
+    seen_besides: SeenBesides | None = None
 
     @property
     def cases(self) -> int:
@@ -229,7 +230,8 @@ class _Making:
         plan = self._plan
         if id_digest(case.id) != plan.id_digests[position]:
             raise plan.changed(f"the case {case.id!r} is where another was", line)
-        if case_fingerprint(case) != plan.case_fingerprints[position]:
+        more = b"" if plan.seen_besides is None else plan.seen_besides(case)
+        if case_fingerprint(case, more) != plan.case_fingerprints[position]:
             raise plan.changed(f"the case {case.id!r} is not what it was", line)
 
 
@@ -241,13 +243,14 @@ def make_plan(
     trials: int = 1,
     scorers_digest: bytes = b"",
     check: Callable[[], None] | None = None,
+    seen_besides: SeenBesides | None = None,
 ) -> Plan:
     """Read the suite once and plan a run of it: the first `limit` cases whose id matches, `trials` times each.
 
     `check` is called every few thousand rows and may raise to give up.
     """
     _check_options(suite, limit, trials)
-    first = FirstPass(suite, scorers_digest, None if match is None else _selector(match))
+    first = FirstPass(suite, scorers_digest, None if match is None else _selector(match), seen_besides)
     read_all = first.read_until(limit, check)
     _refuse_nothing(suite, first.read, first.selected, match)
     id_digests, case_fingerprints, grading_fingerprints = first.numbers()
@@ -262,6 +265,7 @@ def make_plan(
         rows_read=first.read,
         read_all=read_all,
         marks=first.marks,
+        seen_besides=seen_besides,
     )
 
 
@@ -297,6 +301,8 @@ def _refuse_nothing(suite: EvalSet, read: int, selected: int, match: str | None)
 
 
 Selects: TypeAlias = Callable[[str], bool]
+SeenBesides: TypeAlias = Callable[[EvalCase], bytes]
+"""What a target sees of a case besides the case itself: a digest of its workspace's content."""
 
 CHECK_EVERY = 4096  # rows
 
@@ -304,8 +310,15 @@ CHECK_EVERY = 4096  # rows
 class FirstPass:
     """What a first reading keeps: every row's id digest, and the fingerprints of those that are selected."""
 
-    def __init__(self, suite: EvalSet, scorers_digest: bytes, selects: Selects | None) -> None:
+    def __init__(
+        self,
+        suite: EvalSet,
+        scorers_digest: bytes,
+        selects: Selects | None,
+        seen_besides: SeenBesides | None = None,
+    ) -> None:
         self._suite = suite
+        self._seen_besides = seen_besides
         self._selects = selects
         self.occurrences = Occurrences()
         self.marks = Marks()
@@ -336,7 +349,7 @@ class FirstPass:
             if not self._selects(case.id):
                 return
             self._kept.append(self.read - 1)
-        self._seen.add(seen(case))
+        self._seen.add(seen(case) if self._seen_besides is None else seen(case) + self._seen_besides(case))
         self.selected += 1
         if self._graded is not None:
             self._graded.add(graded(case))
@@ -469,7 +482,11 @@ def read_session(path: str | Path) -> Session:
 
 
 def plan_of(
-    suite: EvalSet, scorers: Sequence[Scorer], options: RunOptions, check: Callable[[], None] | None = None
+    suite: EvalSet,
+    scorers: Sequence[Scorer],
+    options: RunOptions,
+    check: Callable[[], None] | None = None,
+    seen_besides: SeenBesides | None = None,
 ) -> Plan:
     """Which cases a run is of; reads the suite once, so that a bad one is refused before anything is called."""
     digest = b""
@@ -479,7 +496,13 @@ def plan_of(
             asked.append({"num_runs": options.num_runs})
         digest = hashlib.sha256(canonical(asked)).digest()
     plan = make_plan(
-        suite, limit=options.limit, match=options.match, trials=options.trials, scorers_digest=digest, check=check
+        suite,
+        limit=options.limit,
+        match=options.match,
+        trials=options.trials,
+        scorers_digest=digest,
+        check=check,
+        seen_besides=seen_besides,
     )
     if not options.is_load:
         return plan

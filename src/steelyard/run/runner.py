@@ -10,6 +10,7 @@ from steelyard.engine.cancellation import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.engine.loop_thread import LoopFactory, LoopThread
 from steelyard.errors import ConfigurationError
+from steelyard.records import CaseLimits
 from steelyard.run.directory import OpenMode
 from steelyard.run.execution import Execution
 from steelyard.run.options import RunChanges, RunOptions
@@ -18,12 +19,15 @@ from steelyard.scoring.base import as_scorers
 from steelyard.shutdown import INTERRUPT_SECONDS
 from steelyard.stats.spec import parse_progress_bar_stats
 from steelyard.suite.evalset import EvalSet
+from steelyard.suite.limits import read_case_limits
 from steelyard.targets.function import as_target
+from steelyard.workspace.template import Workspace
 
 
 class Runner:
     """Runs a suite against a target: many cases at once, surviving crashes, resuming by itself.
 
+    With a `workspace`, each attempt at a case gets its own folder; `case_limits` are limits for each attempt.
     `RunOptions` lists the options; they are keywords here and may be overridden in `run()`.
     """
 
@@ -33,6 +37,8 @@ class Runner:
         suite: EvalSet,
         scorers: Iterable[object] = (),
         *,
+        workspace: Workspace | None = None,
+        case_limits: CaseLimits | None = None,
         options: RunOptions | None = None,
         engine: Engine | None = None,
         token: CancellationToken | None = None,
@@ -50,6 +56,10 @@ class Runner:
             )
         if engine is not None and not isinstance(engine, Engine):
             raise ConfigurationError(f"engine must be an Engine, got {type(engine).__name__}")
+        if workspace is not None and not isinstance(workspace, Workspace):
+            raise ConfigurationError(f"workspace must be a Workspace, got {type(workspace).__name__}")
+        self.workspace = workspace
+        self.case_limits = read_case_limits(case_limits)
         self.engine = engine
         self.token = token
         self.suite_file: str | None = None
@@ -78,6 +88,8 @@ class Runner:
             self.scorers,
             options,
             self.engine or LocalEngine(),
+            workspace=self.workspace,
+            case_limits=self.case_limits,
             token=self.token,
             suite_file=self.suite_file,
             scored_from=self.scored_from,

@@ -11,6 +11,7 @@ import math
 import numbers
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
@@ -18,14 +19,15 @@ import msgspec
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError, describe
 from steelyard.plugins import find
-from steelyard.protocols import Identity, Scorer, ScoreResult
+from steelyard.protocols import Identity, Scorer, ScoreResult, ScoringContext
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.tracebacks import user_traceback
 from steelyard.units import parse_duration
 
 _MAX_STORED_TEXT = 10_000
 
-ScorerFunction: TypeAlias = Callable[[EvalCase, InvocationResponse], Any]
+ScorerFunction: TypeAlias = Callable[..., Any]
+"""Takes `case, response`, or `case, response, context`."""
 
 _MAX_SHOWN = 200
 _RETRIED = "scorer retries: "
@@ -65,8 +67,37 @@ def read_limits(given: Mapping[str, Any]) -> ScorerLimits:
     return ScorerLimits(timeout, parallelism, retries)
 
 
+def takes_context(scorer: object) -> bool:
+    """Whether a scorer's `score`, or a function, takes a ScoringContext: as its third argument, or as `context`."""
+    declared = getattr(scorer, "takes_context", None)
+    if isinstance(declared, bool):
+        return declared
+    try:
+        parameters = inspect.signature(getattr(scorer, "score", scorer)).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # some of those written in C do not say
+        return False
+    if any(one.name == "context" for one in parameters):
+        return True
+    required = [
+        one
+        for one in parameters
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
+    ]
+    return len(required) == 3
+
+
+def with_context(function: ScorerFunction, context: ScoringContext | None) -> ScorerFunction:
+    """The function, which takes a context, with its context filled in."""
+    if "context" in inspect.signature(function).parameters:
+        return partial(function, context=context)
+    return lambda case, response: function(case, response, context)
+
+
 class FunctionScorer:
-    """A function as a scorer: it takes `case, response` and returns a Score, a number in 0..1, a bool or None."""
+    """A function as a scorer: it takes `case, response`, and may take `context` (ScoringContext) as a third argument.
+
+    It returns a Score, a number in 0..1, a bool or None.
+    """
 
     def __init__(
         self,
@@ -83,6 +114,7 @@ class FunctionScorer:
         read_limits({"timeout": timeout, "parallelism": parallelism, "retries": retries})
         self.timeout, self.parallelism, self.retries = timeout, parallelism, retries
         self._function = function
+        self.takes_context = takes_context(function)
         self._threshold = threshold
         self._threads = DaemonThreads()
         self.name: str = name or getattr(function, "__name__", "") or type(function).__name__
@@ -99,12 +131,15 @@ class FunctionScorer:
             "source": _source_digest(function),
         }
 
-    async def score(self, case: EvalCase, response: InvocationResponse) -> Score | list[Score] | None:
+    async def score(
+        self, case: EvalCase, response: InvocationResponse, context: ScoringContext | None = None
+    ) -> Score | list[Score] | None:
         """Call the function and read its result. A sync one runs in a thread: the loop is timing other calls."""
+        function = with_context(self._function, context) if self.takes_context else self._function
         if inspect.iscoroutinefunction(self._function):
-            answer: Any = await self._function(case, response)
+            answer: Any = await function(case, response)
         else:
-            answer = await self._threads.run(self._function, case, response)
+            answer = await self._threads.run(function, case, response)
         if inspect.isawaitable(answer):
             answer = await answer
         if isinstance(answer, (Score, list)) or answer is None:
@@ -124,6 +159,7 @@ class ObjectScorer:
         limits = limits_of(scorer)
         self.timeout, self.parallelism, self.retries = limits.timeout, limits.parallelism, limits.retries
         self.immediate = getattr(scorer, "immediate", False) is True
+        self.takes_context = takes_context(scorer)
 
     def identity(self) -> Identity:
         """Where the class is, what it says and what the object holds."""
@@ -139,8 +175,11 @@ class ObjectScorer:
             "source": _source_digest(kind),
         }
 
-    def score(self, case: EvalCase, response: InvocationResponse) -> ScoreResult | Awaitable[ScoreResult]:
-        result: ScoreResult | Awaitable[ScoreResult] = self._scorer.score(case, response)
+    def score(
+        self, case: EvalCase, response: InvocationResponse, context: ScoringContext | None = None
+    ) -> ScoreResult | Awaitable[ScoreResult]:
+        score = with_context(self._scorer.score, context) if self.takes_context else self._scorer.score
+        result: ScoreResult | Awaitable[ScoreResult] = score(case, response)
         return result
 
 
@@ -203,13 +242,24 @@ def as_scorers(items: Iterable[object]) -> list[Scorer]:
 
 
 async def run_scorers(
-    scorers: Sequence[Scorer], case: EvalCase, response: InvocationResponse, *, tracebacks: bool = True
+    scorers: Sequence[Scorer],
+    case: EvalCase,
+    response: InvocationResponse,
+    *,
+    tracebacks: bool = True,
+    new_context: Callable[[], ScoringContext] | None = None,
 ) -> list[Score]:
-    """Return all applicable scores, in the scorers' order; a scorer that raises yields a score with the error."""
+    """Return all applicable scores, in the scorers' order; a scorer that raises yields a score with the error.
+
+    `new_context` makes the context of a scorer that takes one.
+    """
     scores: list[Score] = []
     for scorer in scorers:
         try:
-            answer = scorer.score(case, response)
+            if new_context is not None and takes_context(scorer):
+                answer = with_context(scorer.score, new_context())(case, response)
+            else:
+                answer = scorer.score(case, response)
             if type(answer) is Score and _is_plain(answer):  # the common case, checked first for speed
                 scores.append(answer)
             elif answer is not None:

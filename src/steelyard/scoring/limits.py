@@ -9,14 +9,15 @@ import asyncio
 import contextlib
 import inspect
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import TransientError
-from steelyard.protocols import Identity, Scorer, ScoreResult
+from steelyard.protocols import Identity, Scorer, ScoreResult, ScoringContext
 from steelyard.records import EvalCase, InvocationResponse, Score
-from steelyard.scoring.base import DEFAULT_LIMITS, ScorerLimits, limits_of, note_retries
+from steelyard.scoring.base import DEFAULT_LIMITS, ScorerLimits, limits_of, note_retries, takes_context, with_context
 
 _TRANSIENT = (TransientError, ConnectionError)
 _FIRST_WAIT = 0.5
@@ -58,18 +59,22 @@ class LimitedScorer:
         self._retries = (DEFAULT_LIMITS.retries or 0) if limits.retries is None else limits.retries
         self.timeout, self.parallelism, self.retries = limits.timeout, limits.parallelism, limits.retries
         self.name = scorer.name
+        self.takes_context = takes_context(scorer)
 
     def identity(self) -> Identity:
         """The scorer's own: limits decide whether there is a score, not which."""
         return self._scorer.identity()
 
-    async def score(self, case: EvalCase, response: InvocationResponse) -> ScoreResult:
+    async def score(
+        self, case: EvalCase, response: InvocationResponse, context: ScoringContext | None = None
+    ) -> ScoreResult:
         """Score within the limits; what the scorer raises last is raised."""
+        score: Any = with_context(self._scorer.score, context) if self.takes_context else self._scorer.score
         async with self._turns.turn():
             retries = 0
             while True:
                 try:
-                    return _counted(await self._once(case, response), retries)
+                    return _counted(await self._once(partial(score, case, response)), retries)
                 except _TRANSIENT as error:
                     wait = _wait_before(retries + 1, error)
                     if retries >= self._retries or wait > _MAX_WAIT:
@@ -78,13 +83,13 @@ class LimitedScorer:
                 retries += 1
                 await asyncio.sleep(wait)
 
-    async def _once(self, case: EvalCase, response: InvocationResponse) -> ScoreResult:
+    async def _once(self, score: Callable[[], Any]) -> ScoreResult:
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 if self._threads is not None:
-                    answer: Any = await self._threads.run(self._scorer.score, case, response)
+                    answer: Any = await self._threads.run(score)
                 else:
-                    answer = self._scorer.score(case, response)
+                    answer = score()
                 if inspect.isawaitable(answer):
                     answer = await answer
                 result: ScoreResult = answer
@@ -100,7 +105,8 @@ def is_immediate(scorer: object) -> bool:
 
     It can neither wait nor block nor crash. An answer is on disk before any other scorer sees it.
     """
-    return getattr(scorer, "immediate", False) is True and limits_of(scorer) == DEFAULT_LIMITS
+    is_plain = getattr(scorer, "immediate", False) is True and limits_of(scorer) == DEFAULT_LIMITS
+    return is_plain and not takes_context(scorer)
 
 
 def limited(scorer: Scorer) -> Scorer:

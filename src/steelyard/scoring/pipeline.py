@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from steelyard.protocols import Emit, InvocationContext, RepeatedJudge, Scorer
+from steelyard.protocols import Emit, InvocationContext, RepeatedJudge, Scorer, ScoringContext
 from steelyard.records import InvocationResponse, Job, Sample, Score, StoredSample, verdict
-from steelyard.scoring.base import limits_of, run_scorers
+from steelyard.scoring.base import limits_of, run_scorers, takes_context
 from steelyard.scoring.limits import Turns, is_immediate, limited
 
 
@@ -31,13 +31,17 @@ class ScoringPipeline:
         self._waits_for_scorers = not all(map(is_immediate, self._scorers))
         self.is_immediate = not self._judges and not self._waits_for_scorers
         """Whether no scorer can wait, block or crash: an answer need not be on disk before it is scored."""
+        self.takes_context = any(map(takes_context, self._scorers))
+        """Whether some scorer takes a ScoringContext: a workspace, and more."""
 
     def __bool__(self) -> bool:
         return bool(self._scorers or self._judges)
 
-    def score_without_judges(self, job: Job, response: InvocationResponse) -> Awaitable[list[Score]]:
+    def score_without_judges(
+        self, job: Job, response: InvocationResponse, new_context: Callable[[], ScoringContext] | None = None
+    ) -> Awaitable[list[Score]]:
         """Return the scores of all scorers but the judges."""
-        return run_scorers(self._scorers, job.case, response, tracebacks=self._tracebacks)
+        return run_scorers(self._scorers, job.case, response, tracebacks=self._tracebacks, new_context=new_context)
 
     async def score(
         self,
@@ -46,8 +50,11 @@ class ScoringPipeline:
         context: InvocationContext,
         keep_answer: Callable[[], None],
         emit: Emit,
+        new_context: Callable[[], ScoringContext] | None = None,
     ) -> list[Score]:
         """Return all applicable scores. `emit` is called after each sample of a judge.
+
+        `new_context` makes the context of a scorer that takes one.
 
         `keep_answer` is called before anything that can wait, block or crash: the scorers, unless they are all
         immediate, or the first judge.
@@ -55,7 +62,7 @@ class ScoringPipeline:
         kept = self._waits_for_scorers
         if kept:
             keep_answer()
-        scores = await self.score_without_judges(job, response)
+        scores = await self.score_without_judges(job, response, new_context)
         for judge in self._judges:
             escalated = judge.when == "failed"
             if not judge.applies(job.case) or (escalated and verdict(scores) is not False):

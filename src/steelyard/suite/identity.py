@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from steelyard.records import EvalCase
+from steelyard.records import CaseLimits, EvalCase
 
 Digests: TypeAlias = npt.NDArray[np.uint64]
 
@@ -45,6 +45,7 @@ class _Seen(msgspec.Struct, omit_defaults=True):
     system_prompt: str | None = None
     tools: list[dict[str, Any]] | None = None
     metadata: dict[str, Any] = {}
+    limits: CaseLimits | None = None
 
 
 class _Graded(msgspec.Struct, omit_defaults=True):
@@ -86,7 +87,7 @@ def content_digest(case: EvalCase) -> int:
 
 def seen(case: EvalCase) -> bytes:
     """Return what a target may see of a case, as canonical JSON."""
-    return canonical(_Seen(case.prompt, case.messages, case.system_prompt, case.tools, case.metadata))
+    return canonical(_Seen(case.prompt, case.messages, case.system_prompt, case.tools, case.metadata, case.limits))
 
 
 def graded(case: EvalCase) -> bytes:
@@ -99,9 +100,12 @@ def grading_prefix(scorers: bytes) -> bytes:
     return b"%d:%b" % (len(scorers), scorers)
 
 
-def case_fingerprint(case: EvalCase) -> int:
-    """Return 64 bits of what a target may see: a stored answer is valid for a case while this is unchanged."""
-    return _digest(seen(case))
+def case_fingerprint(case: EvalCase, more: bytes = b"") -> int:
+    """Return 64 bits of what a target may see: a stored answer is valid for a case while this is unchanged.
+
+    `more` is what it sees besides the case: the content of its workspace.
+    """
+    return _digest(seen(case) + more)
 
 
 def grading_fingerprint(scorers: bytes, case: EvalCase) -> int:

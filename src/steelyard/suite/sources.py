@@ -18,9 +18,10 @@ import msgspec
 from steelyard.errors import ConfigurationError, SteelyardError, SuiteError, describe, nearest, reject_unknown
 from steelyard.records import EvalCase
 from steelyard.suite.identity import BadCase, Marks
+from steelyard.suite.limits import read_case_limits
 
 CASE_FIELDS: tuple[str, ...] = EvalCase.__struct_fields__
-JSON_FIELDS = ("messages", "tools", "expected_trajectory", "metadata")
+JSON_FIELDS = ("messages", "tools", "expected_trajectory", "metadata", "limits")
 """The fields whose text, in a CSV cell or from a template, is JSON."""
 
 SHOWN = 60  # characters of a value that an error quotes
@@ -114,6 +115,7 @@ def checked(case: EvalCase) -> EvalCase:
         plain
         and case.messages is None is case.tools
         and (case.system_prompt is None or type(case.system_prompt) is str)
+        and case.limits is None
     ):
         return case  # the common case: one check instead of one per field
     if type(case.id) is not str:
@@ -131,6 +133,18 @@ def checked(case: EvalCase) -> EvalCase:
         raise BadCase(f"metadata must be an object, got {found(case.metadata)}")
     if case.prompt is None and not case.messages:
         raise BadCase("has neither prompt nor messages")
+    if case.limits is not None:
+        case = _with_limits(case)
+    return case
+
+
+def _with_limits(case: EvalCase) -> EvalCase:
+    """A copy of the case with its limits read."""
+    case = copy(case)
+    try:
+        case.limits = read_case_limits(case.limits, "limits")
+    except ConfigurationError as error:
+        raise BadCase(str(error)) from error
     return case
 
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 else:
     _BaseLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where available
 
-KEYS = ("id", "description", "target", "system_prompt", "cases", "fields", "scorers", "run", "prices", "gate")
+KEYS = (
+    "id", "description", "target", "workspace", "case_limits", "system_prompt", "cases", "fields", "scorers", "run",
+    "prices", "gate",
+)  # fmt: skip
 MAX_DEPTH = 100  # levels of nesting
 ENDINGS = {".jsonl": JsonlSource, ".csv": CsvSource}
 
@@ -29,12 +32,14 @@ _NUMBER_START = list("-+.0123456789")
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteFile:
-    """A suite file's content. `target`, `scorers`, `run`, `prices` and `gate` are as written, read by `run.config`."""
+    """A suite file's content. What is not about its cases is as written, read by `run.config`."""
 
     path: Path
     id: str
     description: str | None = None
     target: str | dict[str, Any] | None = None
+    workspace: dict[str, Any] | None = None
+    case_limits: dict[str, Any] | None = None
     system_prompt: str | None = None
     cases: EvalSet
     scorers: list[Any] = field(default_factory=list)
@@ -74,6 +79,8 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
         id=suite_id,
         description=value("description", str, "text"),
         target=_target(path, document.get("target")),
+        workspace=value("workspace", dict, "a mapping"),
+        case_limits=value("case_limits", dict, "a mapping"),
         system_prompt=system_prompt,
         cases=EvalSet.from_source(suite_id, _cases(path, document.get("cases"), fields, lines), system_prompt),
         scorers=value("scorers", list, "a list") or [],

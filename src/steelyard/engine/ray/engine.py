@@ -74,6 +74,13 @@ class RayEngine(Engine):
             )
         self._open().start_first()
 
+    def check_workspaces(self) -> None:
+        """Refuse: a workspace is a folder of this machine, and is graded, kept and resumed from here."""
+        raise ConfigurationError(
+            "a suite with workspaces cannot run on Ray yet: its folders, logs and graders are on this machine; "
+            "use the local engine"
+        )
+
     def close(self) -> None:
         """End the workers, and the cluster if this engine started it."""
         self._connection.give_up()

@@ -1,0 +1,328 @@
+"""Attempts in workspaces: a fresh folder for each call of the target, limits around it, copies of it for graders."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from steelyard import reaper
+from steelyard.case_templates import CaseTemplate
+from steelyard.daemon_threads import DaemonThreads
+from steelyard.errors import CaseLimitReached, ConfigurationError, SetupError
+from steelyard.protocols import (
+    InvocationContext,
+    ScoringContext,
+    StartedPrograms,
+    Target,
+    TargetWrapper,
+)
+from steelyard.records import CaseLimits, EvalCase, InvocationResponse, Record
+from steelyard.subprocesses import allowed_environment, run_program
+from steelyard.suite.identity import BadCase
+from steelyard.workspace.limits import AttemptLimits, BothClocks, TurnRecorder
+from steelyard.workspace.logs import STREAMS, AttemptLogs
+from steelyard.workspace.places import AttemptPlace, AttemptState, RunPlaces, remove_tree
+from steelyard.workspace.template import Template, Workspace, copy_tree
+
+log = logging.getLogger("steelyard")
+
+_SHOWN_OUTPUT = 2000
+_TEMPLATES = "templates"
+
+
+class Workspaces:
+    """The workspaces of one run: makes them ready, hands them to targets and scorers, and clears them away."""
+
+    def __init__(
+        self,
+        workspace: Workspace | None,
+        *,
+        run: Path | None,
+        limits: CaseLimits | None = None,
+    ) -> None:
+        self.workspace = workspace
+        """None where scorers take a context, or cases have limits, and nothing has a workspace."""
+        self.limits = limits
+        self.places = RunPlaces(run)
+        self.programs: StartedPrograms | None = None
+        """Where scorers write down the programs that they start."""
+        self._threads = DaemonThreads()
+        self._scratches: dict[tuple[str, int], list[Path]] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None, "_scratches": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def seen_of(self, case: EvalCase) -> bytes:
+        """What an agent sees besides the case, for the case's fingerprint: its workspace. BadCase without one."""
+        try:
+            return self.template_of(case).digest.encode()
+        except (ConfigurationError, OSError) as error:
+            raise BadCase(str(error)) from error
+
+    def template_of(self, case: EvalCase) -> Template:
+        """The content of a case's workspace before anything was done in it."""
+        assert self.workspace is not None
+        return self.workspace.template_of(case, self.places.root / _TEMPLATES)
+
+    def limits_of(self, case: EvalCase) -> CaseLimits | None:
+        """The limits of a case: the suite's, and its own in their place."""
+        return case.limits if self.limits is None else self.limits.overridden(case.limits)
+
+    async def prepare(self, case: EvalCase, context: InvocationContext) -> Attempt:
+        """A fresh workspace with its template and setup, and the context told of it; SetupError where that fails."""
+        retries = 0
+        while True:
+            try:
+                return await self._prepare_once(case, context)
+            except SetupError:
+                if self.workspace is None or retries >= self.workspace.setup_retries:
+                    raise
+            retries += 1
+
+    async def _prepare_once(self, case: EvalCase, context: InvocationContext) -> Attempt:
+        if self.workspace is None:
+            return Attempt(self, None, case, context)
+        state = AttemptState(id=case.id, trial=context.trial, attempt=context.attempt)
+        place = await self._threads.run(self.places.new_attempt, state)
+        try:
+            await self._threads.run(self.template_of(case).make, place.workspace)
+            attempt = Attempt(self, place, case, context)
+            await attempt.run_commands(place, self.workspace.setup, "setup")
+        except (ConfigurationError, OSError) as error:
+            await self._threads.run(remove_tree, place.path)
+            raise SetupError(f"the workspace could not be made: {error}") from error
+        except BaseException:
+            with suppress(OSError):
+                await self._threads.run(remove_tree, place.path)
+            raise
+        return attempt
+
+    def scoring_context(self, case: EvalCase, context: InvocationContext) -> ScoringContext:
+        """What a scorer may know besides case and response: a copy of the finished workspace, on demand."""
+        key = (case.id, context.trial)
+        artifacts = self.places.artifacts(*key)
+
+        def make_scratch() -> Path:
+            path = self.places.scratch()
+            with self._lock:
+                self._scratches.setdefault(key, []).append(path)
+            return path
+
+        def make_workspace(scratch: Path) -> Path:
+            copy_tree(self._finished(case, context), scratch / "workspace")
+            return scratch / "workspace"
+
+        def make_artifacts() -> Path:
+            assert artifacts is not None
+            artifacts.mkdir(parents=True, exist_ok=True)
+            return artifacts
+
+        return ScoringContext(
+            case.id,
+            context.trial,
+            context.attempt,
+            make_scratch=make_scratch,
+            make_workspace=make_workspace if self.workspace is not None else None,
+            make_artifacts=None if artifacts is None else make_artifacts,
+            programs=self.programs,
+            sandbox=context.sandbox,
+        )
+
+    def _finished(self, case: EvalCase, context: InvocationContext) -> Path:
+        """The finished workspace of a case: of this launch, or of an earlier one that was ended before grading."""
+        if context.workspace is not None and context.workspace.exists():
+            return context.workspace
+        for place, state in self.places.attempts(case.id, context.trial):
+            if state is not None and state.finished and state.id == case.id:
+                return place.workspace
+        raise ConfigurationError(f"the workspace of case {case.id!r} cannot be rebuilt: nothing is left of it")
+
+    async def done(self, record: Record) -> None:
+        """Clear away what a case used: its record is written."""
+        await self._threads.run(self._clear, record.id, record.trial)
+
+    def close(self) -> None:
+        """Remove the run's folder if nothing is left in it but what can be made again."""
+        left = [name for name in _listed(self.places.root) if name != _TEMPLATES]
+        if not left:
+            remove_tree(self.places.root)
+
+    def _clear(self, case_id: str, trial: int) -> None:
+        with self._lock:
+            scratches = self._scratches.pop((case_id, trial), [])
+        for scratch in scratches:
+            remove_tree(scratch)
+        for place, _ in self.places.attempts(case_id, trial):
+            remove_tree(place.path)
+
+
+class Attempt:
+    """One attempt at a case: its folders, logs and limits."""
+
+    def __init__(
+        self, owner: Workspaces, place: AttemptPlace | None, case: EvalCase, context: InvocationContext
+    ) -> None:
+        self._owner = owner
+        self._place = place
+        self._case = case
+        self._context = context
+        self._marker = secrets.token_hex(8)
+        self.limits = AttemptLimits(owner.limits_of(case))
+        key = (case.id, context.trial)
+        places = owner.places
+        self.logs = AttemptLogs({stream: places.log(*key, stream) for stream in STREAMS})
+        self.turns = TurnRecorder(places.log(*key, "turns.jsonl"), self.limits)
+        self._clock = context.clock
+        if place is not None:
+            artifacts = places.artifacts(*key) or place.path / "artifacts"
+            artifacts.mkdir(parents=True, exist_ok=True)
+            context.workspace, context.artifacts = place.workspace, artifacts
+            context.environment = {**place.environment, f"{reaper.MARKER_PREFIX}{self._marker}": "1"}
+        context.log = self.logs
+        context.limits = self.limits.limits
+        context.limit_signal = self.limits
+        context.record_turn = self.turns
+        context.clock = BothClocks(context.clock, self.limits)
+
+    async def call(self, target: Target) -> InvocationResponse:
+        """Call the target within the limits. Reaching one is an outcome: the answer is what there is."""
+        self.limits.begin()
+        try:
+            if getattr(target, "heeds_limits", False):
+                response = await target.invoke(self._case, self._context)
+            else:
+                response = await self._cut_short(target)
+        except CaseLimitReached as reached:
+            response = InvocationResponse(stop_reason=reached.stop_reason)
+        finally:
+            self.limits.end()
+            self._context.clock = self._clock
+        return self._completed(response)
+
+    async def _cut_short(self, target: Target) -> InvocationResponse:
+        """Call a target that does not watch its limits: when one is reached, the call is cancelled."""
+        call = asyncio.ensure_future(target.invoke(self._case, self._context))
+        limit = asyncio.ensure_future(self.limits.wait())
+        try:
+            await asyncio.wait({call, limit}, return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                return call.result()
+            call.cancel()
+            await asyncio.wait({call})
+            if not call.cancelled() and call.exception() is None:
+                return call.result()
+            return InvocationResponse(stop_reason=self.limits.reached)
+        finally:
+            for one in (call, limit):
+                one.cancel()
+            await asyncio.wait({call, limit})
+
+    def _completed(self, response: InvocationResponse) -> InvocationResponse:
+        """The response with what was recorded turn by turn, where it does not say so itself."""
+        if not isinstance(response, InvocationResponse):
+            return response  # reported by the case runner
+        turns, changes = self.turns, dict[str, Any]()
+        if self.limits.reached is not None and response.error is None:
+            changes["stop_reason"] = self.limits.reached
+        if response.messages is None and turns.messages:
+            changes["messages"] = list(turns.messages)
+        known = {
+            "num_turns": turns.turns or None,
+            "num_tokens_input": turns.input_tokens,
+            "num_tokens_output": turns.output_tokens,
+            "cost": turns.cost,
+        }
+        changes |= {
+            name: value for name, value in known.items() if getattr(response, name) is None and value is not None
+        }
+        if response.response_text is None and response.error is None:
+            changes["response_text"] = _last_text(changes.get("messages") or response.messages)
+        return msgspec.structs.replace(response, **changes) if changes else response
+
+    async def run_commands(self, place: AttemptPlace, commands: list[list[CaseTemplate]], which: str) -> None:
+        """Run the commands of `setup` or `teardown`, one after another; SetupError where one fails."""
+        workspace, folder = self._owner.workspace, place.workspace
+        assert workspace is not None
+        env = {
+            **allowed_environment(),
+            **(self._context.environment or {}),
+            **{name: text.render(self._case, workspace=str(folder)) for name, text in workspace.env.items()},
+        }
+        for words in commands:
+            argv = [word.render(self._case, workspace=str(folder)) for word in words]
+            try:
+                done = await run_program(
+                    argv, env=env, cwd=folder, timeout=workspace.setup_timeout, programs=self._context.programs
+                )
+            except OSError as error:
+                raise SetupError(f"{which}: cannot start {argv[0]}: {error.strerror or error}") from error
+            if done.returncode or done.timed_out:
+                printed = (done.stderr or done.stdout)[-_SHOWN_OUTPUT:].decode("utf-8", "replace").strip()
+                how = (
+                    f"took longer than {workspace.setup_timeout:g} s"
+                    if done.timed_out
+                    else f"exited with code {done.returncode}"
+                )
+                raise SetupError(f"{which}: {' '.join(argv)[:200]} {how}" + (f": {printed}" if printed else ""))
+
+    async def end(self) -> None:
+        """End what is left of the agent's programs, and write down that the workspace is finished."""
+        if self._place is not None and self._owner.workspace is not None:
+            await self._owner._threads.run(reaper.end_all, {}, self._marker)
+            try:
+                await self.run_commands(self._place, self._owner.workspace.teardown, "teardown")
+            except SetupError as error:
+                log.warning("case %s: %s", self._case.id, error)
+        self.logs.close()
+
+    def finish(self) -> None:
+        """Write down that the workspace is what the agent left."""
+        state = AttemptState(id=self._case.id, trial=self._context.trial, attempt=self._context.attempt, finished=True)
+        if self._place is not None:
+            self._place.write_state(state)
+
+
+class InWorkspace(TargetWrapper):
+    """A target that is called in a fresh workspace each time, within the limits of the case."""
+
+    def __init__(self, target: Target, workspaces: Workspaces) -> None:
+        self._target = target
+        self._workspaces = workspaces
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        """Prepare the workspace, call the target in it, and leave it for the scorers."""
+        attempt = await self._workspaces.prepare(case, context)
+        try:
+            response = await attempt.call(self._target)
+        finally:
+            await attempt.end()
+        attempt.finish()
+        return response
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _last_text(messages: list[dict[str, Any]] | None) -> str:
+    """The last text of the model in a trajectory."""
+    for message in reversed(messages or ()):
+        content = message.get("content")
+        if message.get("role") == "assistant" and isinstance(content, str) and content:
+            return content
+    return ""
