@@ -262,8 +262,7 @@ def current() -> asyncio.Task[Any]:
 async def stopped_for(limit: Deadlines, steps: list[tuple[str, float]]) -> bool:
     """Whether the time ran out during these steps: each a number of seconds to wait, stopped or running."""
     task = current()
-    limit.begin(task)
-    clock = limit.clock(task)
+    clock = limit.begin(task)
     try:
         for what, seconds in steps:
             if what == "stopped":
@@ -329,8 +328,7 @@ def test_parts_of_a_call_that_wait_at_once_start_it_again_when_all_have_done_so(
 
     async def main() -> bool:
         limit, task = Deadlines(5.0), current()
-        limit.begin(task)
-        clock = limit.clock(task)
+        clock = limit.begin(task)
         clock.stop()
         clock.stop()
         await asyncio.sleep(60)
@@ -353,8 +351,7 @@ def test_a_clock_that_outlives_its_call_does_not_touch_the_next_one(monkeypatch)
 
     async def main() -> None:
         limit, task = Deadlines(5.0), current()
-        limit.begin(task)
-        old = limit.clock(task)
+        old = limit.begin(task)
         old.stop()
         assert limit.end(task) is False
         old.start()
@@ -376,8 +373,7 @@ def test_a_call_whose_time_is_up_while_it_unwinds_can_still_stop_its_clock(monke
 
     async def main() -> None:
         limit, task = Deadlines(5.0), current()
-        limit.begin(task)
-        clock = limit.clock(task)
+        clock = limit.begin(task)
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:

@@ -148,9 +148,9 @@ def test_waiting_for_leave_does_not_use_up_the_time_of_the_case(monkeypatch) -> 
         async def one(name: str) -> bool:
             task = asyncio.current_task()
             assert task is not None
-            limit.begin(task)
+            clock = limit.begin(task)
             try:
-                await endpoint.ask(name, context=InvocationContext(name, clock=limit.clock(task)))
+                await endpoint.ask(name, context=InvocationContext(name, clock=clock))
             finally:
                 late = limit.end(task)
             return late

@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Any
 
+import msgspec
+
 Task = asyncio.Task[Any]
 
 
@@ -16,13 +18,13 @@ class Deadlines:
     oldest, serves them all. `asyncio.timeout` would cost a timer for each call.
 
     Usage: `begin(task)`, await the call, and in any case `end(task)`: it says whether the time was up, and
-    a CancelledError that this object asked for is then to be read as a timeout. Between the two, `clock(task)`
-    returns a clock that can be stopped and restarted: such a call leaves the order, and gets its own timer.
+    a CancelledError that this object asked for is then to be read as a timeout. Between the two, the clock that
+    `begin` returns can be stopped and restarted: such a call leaves the order, and gets its own timer.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._running: dict[Task, float] = {}
+        self._running: dict[Task, CallClock] = {}
         self._apart: dict[Task, CallClock] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -30,12 +32,13 @@ class Deadlines:
         """Timers do not travel: a copy starts with none."""
         return (Deadlines, (self.seconds,))
 
-    def begin(self, task: Task) -> None:
-        """Start the clock on what this task does next."""
+    def begin(self, task: Task) -> CallClock:
+        """Start the clock on what this task does next, and return it; of no effect once that call has ended."""
         deadline = time.monotonic() + self.seconds
-        self._running[task] = deadline
+        self._running[task] = clock = CallClock(task, deadline, self._running, self._apart)
         if self._timer is None:
             self._set_timer(deadline)
+        return clock
 
     def end(self, task: Task) -> bool:
         """Stop the clock; True when the call was cancelled for its time and nobody else wants the task to end."""
@@ -46,10 +49,6 @@ class Deadlines:
             return False
         return not task.uncancel()
 
-    def clock(self, task: Task) -> CallClock:
-        """The clock of the call that this task has begun; of no effect once that call has ended."""
-        return CallClock(self._running, self._apart, task)
-
     def _set_timer(self, deadline: float) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(max(0.0, deadline - time.monotonic()), self._expire)
@@ -59,9 +58,9 @@ class Deadlines:
         self._timer = None
         now = time.monotonic()
         late = []
-        for task, deadline in self._running.items():
-            if deadline > now:
-                self._set_timer(deadline)
+        for task, clock in self._running.items():
+            if clock.deadline > now:
+                self._set_timer(clock.deadline)
                 break
             late.append(task)
         for task in late:
@@ -69,62 +68,58 @@ class Deadlines:
             task.cancel()
 
 
-class CallClock:
+class CallClock(msgspec.Struct, eq=False):
     """The time limit of one call, which can be stopped while it waits for something else than the target.
 
     Parts of a call that wait at the same time may each stop it: it runs again when all of them have started it.
     """
 
-    __slots__ = ("_apart", "_deadline", "_left", "_running", "_stops", "_task", "_timer")
-
-    def __init__(self, running: dict[Task, float], apart: dict[Task, CallClock], task: Task) -> None:
-        self._running = running
-        self._apart = apart
-        self._task = task
-        self._deadline = running.get(task)
-        self._left = 0.0
-        self._stops = 0
-        self._timer: asyncio.TimerHandle | None = None
+    task: Task
+    deadline: float
+    running: dict[Task, CallClock]
+    apart: dict[Task, CallClock]
+    """The calls whose clock was stopped: they are not in the order of the rest."""
+    left: float = 0.0
+    stops: int = 0
+    timer: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
         """Stop the clock."""
-        self._stops += 1
-        if self._stops > 1 or self._deadline is None:
+        self.stops += 1
+        if self.stops > 1:
             return
         # The same task runs one call after the other: a clock that outlived its call must not stop the next one's.
-        if self._running.get(self._task) == self._deadline:
-            del self._running[self._task]
-            self._apart[self._task] = self
-        elif self._apart.get(self._task) is not self:
+        if self.running.get(self.task) is self:
+            del self.running[self.task]
+            self.apart[self.task] = self
+        elif self.apart.get(self.task) is not self:
             return
-        self._left = self._deadline - time.monotonic()
+        self.left = self.deadline - time.monotonic()
         self._cancel_timer()
 
     def start(self) -> None:
         """Restart the clock with the time that is left."""
-        if self._stops == 0:
+        if self.stops == 0:
             return
-        self._stops -= 1
-        if self._stops or self._apart.get(self._task) is not self:
+        self.stops -= 1
+        if self.stops or self.apart.get(self.task) is not self:
             return
-        self._deadline = time.monotonic() + self._left
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, self._left), self._expire)
+        self.deadline = time.monotonic() + self.left
+        self.timer = asyncio.get_running_loop().call_later(max(0.0, self.left), self._expire)
 
     def close(self) -> None:
         """The call has ended."""
-        self._deadline = None
         self._cancel_timer()
 
     def _expire(self) -> None:
-        assert self._deadline is not None
-        if (early := self._deadline - time.monotonic()) > 0:  # timers of some loops count in whole milliseconds
-            self._timer = asyncio.get_running_loop().call_later(early, self._expire)
+        if (early := self.deadline - time.monotonic()) > 0:  # timers of some loops count in whole milliseconds
+            self.timer = asyncio.get_running_loop().call_later(early, self._expire)
             return
-        self.close()
-        del self._apart[self._task]
-        self._task.cancel()
+        self._cancel_timer()
+        del self.apart[self.task]
+        self.task.cancel()
 
     def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None

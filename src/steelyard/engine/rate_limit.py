@@ -109,6 +109,8 @@ class EndpointLimits:
         self._tokens = Spacing(RateLimit(tokens_per_min, _MINUTE)) if tokens_per_min is not None else None
         self._pause = Pause() if pauses else None
         self._outage = Outage()
+        self._is_untroubled = not self.is_counted
+        """Nothing is counted here, and no call has failed so far: each may be sent at once."""
         self.answers = 0
         """How many calls were answered so far."""
         self._overrun = 0.0
@@ -136,6 +138,8 @@ class EndpointLimits:
     def permit_now(self, estimate: float) -> Sent | None:
         """Return a send permit for a call of about `estimate` tokens; None if it would have to wait."""
         now = self._clock()
+        if self._is_untroubled:
+            return Sent(now, 0.0, 0.0, 0)
         if self._queue or not self._has_room() or self._ready_at() > now:
             return None
         return self._take(now, estimate, self._to_reserve(estimate))
@@ -162,6 +166,8 @@ class EndpointLimits:
     def answered(self, sent: Sent, response: InvocationResponse) -> None:
         """Learn from a call that was answered."""
         self.answers += 1
+        if self._is_untroubled:
+            return
         self._outage.reached()
         if self._tokens is not None:
             self._settle(self._tokens, sent, _tokens_of(response))
@@ -176,6 +182,10 @@ class EndpointLimits:
     def failed(self, sent: Sent, error: Exception) -> None:
         """Learn from a call that failed. When the endpoint is overloaded, all calls pause."""
         now = self._clock()
+        if self._is_untroubled:
+            self._is_untroubled = False
+            if self._pause is not None:
+                self._pause.answers = self.answers
         # When nothing is known about its tokens they count as used: some endpoints count what they refuse.
         if self._tokens is not None:
             self._settle(self._tokens, sent, _tokens_of(getattr(error, "partial", None)))
@@ -273,22 +283,12 @@ class RateLimited(TargetWrapper):
         self, target: Target, limits: EndpointLimits, *, estimate: Callable[[EvalCase], float] | None = None
     ) -> None:
         self._target = target
-        self._limits = limits
+        self.limits = limits
         self._estimate = estimate
-
-    @property
-    def answers(self) -> int:
-        """How many calls the endpoint has answered, as far as this process knows."""
-        return self._limits.answers
-
-    @property
-    def pauses(self) -> bool:
-        """Whether calls, retries included, pause for a while when the endpoint is overloaded."""
-        return self._limits.pauses
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """Call the target as soon as there is a send permit."""
-        limits = self._limits
+        limits = self.limits
         estimate = self._estimate(case) if self._estimate is not None else 0.0
         sent = limits.permit_now(estimate) or await limits.permit(estimate, context)
         try:
@@ -375,7 +375,7 @@ class Pause:
         self._seconds = 0.0
         self._released = 0
         self._ramp_step = _MIN_RAMP_STEP
-        self._answers = 0
+        self.answers = 0
         """Since the last pause."""
         self._burst = 1
         self._refused_since: float | None = None
@@ -389,10 +389,10 @@ class Pause:
         if max(retry_after or 0.0, now - self._refused_since) > _MAX_RETRY_AFTER:
             retry_after = _FIRST_PAUSE
         if sent >= self._began:
-            longest = _MAX_PAUSE_WHILE_ANSWERING if self._answers else _MAX_PAUSE
+            longest = _MAX_PAUSE_WHILE_ANSWERING if self.answers else _MAX_PAUSE
             self._seconds = min(longest, max(_FIRST_PAUSE, 2 * self._seconds))
             self._ramp_step = min(_MAX_RAMP_STEP, max(_MIN_RAMP_STEP, 2 * (now - sent)))
-            self._began, self._burst, self._answers = now, max(1, self._answers), 0
+            self._began, self._burst, self.answers = now, max(1, self.answers), 0
         elif retry_after is None:
             return
         self._until = max(self._until, now + (self._seconds if retry_after is None else retry_after))
@@ -401,7 +401,7 @@ class Pause:
     def answered(self) -> None:
         """Shorten the next pause: the endpoint can answer."""
         self._refused_since = None
-        self._answers += 1
+        self.answers += 1
         if self._seconds:
             self._seconds = self._seconds * _PAUSE_DECAY if self._seconds > _FIRST_PAUSE else 0.0
 

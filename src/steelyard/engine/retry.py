@@ -61,7 +61,7 @@ class Retry(TargetWrapper):
         ends = time.monotonic() - context.waiting + self._policy.total_seconds
         before, refusals = context.attempt - 1, 0
         while True:
-            answers = self._limited.answers if self._limited is not None else 0
+            answers = self._limited.limits.answers if self._limited is not None else 0
             try:
                 response = await self._target.invoke(case, context)
             except self._transient as error:
@@ -84,11 +84,11 @@ class Retry(TargetWrapper):
 
         Not in a load run, which does not pause for refusals but counts them.
         """
-        if self._limited is None or not self._limited.pauses:
+        if self._limited is None or not self._limited.limits.pauses:
             return False
         if self._policy.attempts == 1 or refusals >= _MAX_REFUSALS:
             return False
-        return _is_refusal(error) and self._limited.answers > answers
+        return _is_refusal(error) and self._limited.limits.answers > answers
 
     def _wait_after(self, error: Exception, attempt: int, left: float) -> float | None:
         """Return the seconds until the next attempt, None for no other; raises when the endpoint asks for too many."""
@@ -99,7 +99,7 @@ class Retry(TargetWrapper):
             wait = error.retry_after
             if wait > left:
                 raise _hopeless(error, wait, left) from error
-        if self._limited is not None and self._limited.pauses and _is_refusal(error):
+        if self._limited is not None and self._limited.limits.pauses and _is_refusal(error):
             wait = 0.0  # all calls to the endpoint pause now: this one waits for a send permit like them
         return wait if wait <= left else None
 

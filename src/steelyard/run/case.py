@@ -180,9 +180,9 @@ class CaseRunner:
         if self._session is not None:
             case = self._begin_session(case, context)
         if deadlines is not None:
-            deadlines.begin(task)
+            clock = deadlines.begin(task)
             if self._waits:
-                context.clock = deadlines.clock(task)
+                context.clock = clock
         try:
             try:
                 response = await self._target.invoke(case, context)
