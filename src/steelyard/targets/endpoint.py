@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from steelyard._version import __version__
+from steelyard.attachments import file_url, has_attachments, with_contents, without_contents
+from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import TargetError, TransportError
 from steelyard.masking import Secret
 from steelyard.protocols import HttpReply, HttpRequest, Identity, InvocationContext, Target, Transport
@@ -65,6 +67,8 @@ from steelyard.transport.sse import ServerSentEvent, events
 _NO_ANSWER = ModelAnswer(complete=False, terminated=False)
 
 DEFAULT_REASONING_TAGS = ("think",)
+
+_FILE_THREADS = DaemonThreads()
 
 log = logging.getLogger("steelyard")
 
@@ -134,6 +138,9 @@ class EndpointTarget(ABC):
     stream_type: ClassVar[str] = "text/event-stream"
     takes_back_all: ClassVar[bool] = False
     """Whether this API takes back every field of its turns, so that none is left out when one is refused."""
+    takes_attachments: ClassVar[bool] = True
+    takes_file_urls: ClassVar[bool] = True
+    """Whether this API fetches other files than images from a URL."""
 
     def __init__(
         self,
@@ -273,11 +280,11 @@ class EndpointTarget(ABC):
         """Ask the model; tool calls that have a function are carried out until it answers without one."""
         if self._functions:
             return await self.converse(case, context, OneTurn(self))
-        return (await self._take_turn(self._opening(case), case, context)).response
+        return (await self._take_turn(await self._opened(case), case, context)).response
 
     async def converse(self, case: EvalCase, context: InvocationContext, call: Target) -> InvocationResponse:
         """Run the tool loop and return the model's last answer; each turn is requested through `call`."""
-        conversation = self._opening(case)
+        conversation = await self._opened(case)
         taken = ModelTurn(InvocationResponse())
 
         async def take() -> InvocationResponse:
@@ -294,6 +301,17 @@ class EndpointTarget(ABC):
             return ModelTurn(response, taken.calls, taken.began, waited=taken.began - wanted)
 
         return await run_loop(take_turn, self._functions, self._results, context, max_turns=self.max_turns)
+
+    async def _opened(self, case: EvalCase) -> Conversation:
+        """Return the case as this API's conversation; files are read in a thread, as others are being timed."""
+        if not has_attachments(case):
+            return self._opening(case)
+        if not self.takes_attachments:
+            raise TargetError(f"{self.kind} takes no attachments, and the case has some: use openai-chat")
+        loaded = await _FILE_THREADS.run(with_contents, case)
+        if not self.takes_file_urls and (url := file_url(loaded)) is not None:
+            raise TargetError(f"{self.kind} fetches only images from a URL: download {url} and attach its path")
+        return self._opening(loaded)
 
     async def _take_turn(self, conversation: Conversation, case: EvalCase, context: InvocationContext) -> ModelTurn:
         """Send one request and read the answer; an error carries the part that was received."""
@@ -334,7 +352,8 @@ class EndpointTarget(ABC):
         if response.num_tokens_input is None or response.num_tokens_output is None:
             await self._estimate_tokens(response, conversation)
         if self.store_payload:
-            response.input_payload = json.loads(body)  # json accepts the escaped surrogates that msgspec refuses
+            # json accepts the escaped surrogates that msgspec refuses
+            response.input_payload = without_contents(json.loads(body))
         return ModelTurn(response, answer.calls, called_at + reply.queued)
 
     def _refused_field(self, reply: HttpReply, conversation: Conversation) -> str | None:

@@ -123,6 +123,7 @@ class OpenAIChat(StreamUsage):
     turns_field = b',"messages":'
     reserved = ("model", "messages", "stream", "tools")
     tool_shape = "chat"
+    takes_file_urls = False
 
     def _opening(self, case: EvalCase) -> Conversation:
         turns = asked_turns(case)
