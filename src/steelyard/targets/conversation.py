@@ -254,7 +254,9 @@ def response_of(answer: ModelAnswer, reply: HttpReply, asked_at: datetime, promp
     last = reply.arrivals[-1] if reply.arrivals else reply.ended
     refused = answer.refusal is not None and not answer.text
     stop_reason = "refusal" if refused and answer.stop_reason != CONTENT_FILTER else answer.stop_reason
-    cost = usage.cost if usage.cost is not None else as_cost(reply.headers.get(_COST_HEADER))
+    cost = usage.cost
+    if cost is None and _COST_HEADER in reply.headers:
+        cost = as_cost(reply.headers[_COST_HEADER])
     return InvocationResponse(
         response_text=answer.refusal if refused else answer.text,
         input_prompt=prompt,

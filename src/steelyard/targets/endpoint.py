@@ -48,7 +48,7 @@ from steelyard.targets.conversation import (
     separate_thinking,
     time_per_output_token,
 )
-from steelyard.targets.keys import KeyFunction
+from steelyard.targets.keys import KeyFunction, KeySource
 from steelyard.targets.tools import (
     Functions,
     ModelTurn,
@@ -374,19 +374,39 @@ class EndpointTarget(ABC):
                 log.warning("%s answers in an odd shape, which is read around: %s", self.endpoint, oddity)
 
     async def _send(self, connection: EndpointConnection, body: bytes) -> tuple[HttpReply, TransportError | None]:
-        """Return the reply; one that broke off comes with its error. An expired key is replaced, once."""
+        """Return the reply; one that broke off comes with its error. Fields that a server refuses are left out."""
+        broken: TransportError | None = None
         source = self._auth.source
-        if source is None:
-            return await self._send_once(connection, connection.headers, body)
+        try:
+            if source is None:
+                reply = await connection.transport.send(self._request(connection, connection.headers, body))
+            else:
+                reply = await self._send_with_key(source, connection, body)
+        except TransportError as error:
+            if error.reply is None or not error.reply.status:
+                raise
+            reply, broken = error.reply, error
+        if reply.status in (400, 422) and (accepted := self._without_refused(reply, body)) is not None:
+            return await self._send(connection, accepted)
+        return reply, broken
+
+    async def _send_with_key(self, source: KeySource, connection: EndpointConnection, body: bytes) -> HttpReply:
+        """Send with a key that may expire: one that is refused is replaced, once."""
         key = await source.key()
-        reply, broken = await self._send_once(connection, self._headers_with(connection, key), body)
+        reply = await connection.transport.send(self._request(connection, self._headers_with(connection, key), body))
         if not self._refuses_key(reply):
             source.accepted(key)
-            return reply, broken
+            return reply
         another = await source.another(key)
         if another is None:
-            return reply, broken
-        return await self._send_once(connection, self._headers_with(connection, another), body)
+            return reply
+        return await connection.transport.send(
+            self._request(connection, self._headers_with(connection, another), body)
+        )
+
+    def _without_refused(self, reply: HttpReply, body: bytes) -> bytes | None:  # noqa: ARG002
+        """Return the body without an optional field of this API that the server refuses; None where it is not that."""
+        return None
 
     def _headers_with(self, connection: EndpointConnection, key: Secret) -> Headers:
         """Return the headers with this key; they are made again only when it is a new one."""
@@ -397,16 +417,6 @@ class EndpointTarget(ABC):
     def _refuses_key(self, reply: HttpReply) -> bool:
         """Whether the reply says that the key is not valid, or no longer."""
         return reply.status == 401
-
-    async def _send_once(
-        self, connection: EndpointConnection, headers: Headers, body: bytes
-    ) -> tuple[HttpReply, TransportError | None]:
-        try:
-            return await connection.transport.send(self._request(connection, headers, body)), None
-        except TransportError as error:
-            if error.reply is None or not error.reply.status:
-                raise
-            return error.reply, error
 
     def _request(self, connection: EndpointConnection, headers: Headers, body: bytes) -> HttpRequest:  # noqa: ARG002
         return HttpRequest(self._url, headers, body)
