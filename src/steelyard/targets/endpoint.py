@@ -53,6 +53,7 @@ from steelyard.targets.tools import (
     Functions,
     ModelTurn,
     OneTurn,
+    ToolResult,
     ToolShape,
     TurnByTurn,
     TurnCase,
@@ -300,7 +301,11 @@ class EndpointTarget(ABC):
             response = await call.invoke(asked, context)
             return ModelTurn(response, taken.calls, taken.began, waited=taken.began - wanted)
 
-        return await run_loop(take_turn, self._functions, self._results, context, max_turns=self.max_turns)
+        def as_turns(results: Sequence[ToolResult]) -> list[dict[str, Any]]:
+            masked: list[dict[str, Any]] = self._auth.masked(self._results(results))
+            return masked
+
+        return await run_loop(take_turn, self._functions, as_turns, context, max_turns=self.max_turns)
 
     async def _opened(self, case: EvalCase) -> Conversation:
         """Return the case as this API's conversation; files are read in a thread, as others are being timed."""
@@ -351,6 +356,7 @@ class EndpointTarget(ABC):
         response.fields_left_out = left_out or None
         if response.num_tokens_input is None or response.num_tokens_output is None:
             await self._estimate_tokens(response, conversation)
+        self._auth.mask_response(response)
         if self.store_payload:
             # json accepts the escaped surrogates that msgspec refuses
             response.input_payload = without_contents(json.loads(body))
@@ -363,7 +369,8 @@ class EndpointTarget(ABC):
         """Remember a field that this endpoint sends and does not take back."""
         if name not in self._refused_fields:
             self._refused_fields = (*self._refused_fields, name)
-            log.warning("%s refuses the field %s that its own answers have: it is left out", self.endpoint, name)
+            shown = self._auth.masked(name)
+            log.warning("%s refuses the field %s that its own answers have: it is left out", self.endpoint, shown)
 
     def _warn_of(self, answer: ModelAnswer) -> None:
         """Warn, once for each, of what was odd in an answer and was read around."""
@@ -371,7 +378,8 @@ class EndpointTarget(ABC):
             place = oddity.partition(" ")[0]
             if place not in self._warned:
                 self._warned.add(place)
-                log.warning("%s answers in an odd shape, which is read around: %s", self.endpoint, oddity)
+                shown = self._auth.masked(oddity)
+                log.warning("%s answers in an odd shape, which is read around: %s", self.endpoint, shown)
 
     async def _send(self, connection: EndpointConnection, body: bytes) -> tuple[HttpReply, TransportError | None]:
         """Return the reply; one that broke off comes with its error. Fields that a server refuses are left out."""
@@ -465,6 +473,7 @@ class EndpointTarget(ABC):
         response = partial_of(answer, reply, asked_at, prompt)
         if response.messages and (response.num_tokens_input is None or response.num_tokens_output is None):
             self._count_tokens(response, conversation, known_counter(self.model_id))
+        self._auth.mask_response(response)
         return response
 
     def _is_stream(self, reply: HttpReply) -> bool:
