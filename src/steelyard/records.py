@@ -266,6 +266,8 @@ class Record(_RecordHead, kw_only=True, omit_defaults=True, gc=False):
     notes: list[str] = []
     retry_errors: list[FailedAttempt] = []
     """The attempts before the last one, the latest of them."""
+    group: str | None = None
+    """The group that the case belongs to: figures count cases of a group together."""
 
     @property
     def passed(self) -> bool | None:

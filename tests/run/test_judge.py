@@ -452,11 +452,18 @@ def test_a_judge_that_is_not_calibrated_is_marked_wherever_its_rate_is_shown(tmp
     assert uncalibrated(result.typed_metrics) == [mark]
     assert any("Judge lenient is not calibrated" in notice["text"] for notice in notices(result.typed_metrics))
     gated = run_cli(tmp_path, "gate", "runs/r", "--rule", "pass_rate>=0.9")
-    assert (gated.code, gated.out) == (0, "")
-    assert mark in gated.err
-    assert json.loads(run_cli(tmp_path, "gate", "runs/r", "--rule", "pass_rate>=0.9", "--json").out)["warnings"] == [
-        mark
-    ]
+    assert (gated.code, gated.out) == (
+        1,
+        f"uncalibrated judge: {mark} (--allow uncalibrated-judge lets that pass)\n",
+    )
+    words = ("gate", "runs/r", "--rule", "pass_rate>=0.9", "--allow", "uncalibrated-judge")
+    allowed = run_cli(tmp_path, *words)
+    assert (allowed.code, allowed.out) == (0, "")
+    assert mark in allowed.err
+    assert json.loads(run_cli(tmp_path, *words, "--json").out)["warnings"] == [f"uncalibrated judge: {mark}"]
+    of_speed = run_cli(tmp_path, "gate", "runs/r", "--rule", "n==10")
+    assert (of_speed.code, of_speed.out) == (0, "")
+    assert mark in of_speed.err
     listed = run_cli(tmp_path, "ls").out
     assert "100.0% *" in listed
     assert f"r: {mark}" in listed

@@ -19,6 +19,7 @@ from steelyard.stats.paired import (
     non_inferiority,
     paired_difference,
     paired_mean,
+    shown_outcome,
     smallest_detectable,
     unchanged_cases_needed,
 )
@@ -53,20 +54,21 @@ def test_a_verdict_is_what_the_interval_says(differences: list[float]) -> None:
     found = paired_difference(differences)
     assert found is not None
     low, high = found.ci95
-    assert (found.outcome() == "better") == (low > 0)
-    assert (found.outcome() == "worse") == (high < 0)
+    outcome = shown_outcome(found.difference, found.p, found.p)
+    assert (outcome == "better") == (low > 0)
+    assert (outcome == "worse") == (high < 0)
     assert found.difference == pytest.approx(np.mean(differences), abs=1e-12)
 
 
 def test_a_raised_p_can_only_take_a_verdict_back() -> None:
     found = paired_difference(flips(12, 1, 40))
     assert found is not None
-    assert found.outcome() == "better"
-    assert found.outcome(p_adjusted=0.2) == "no difference"
-    assert found.outcome(p_adjusted=0.0001) == "better"
+    assert shown_outcome(found.difference, found.p, 0.04) == "better"
+    assert shown_outcome(found.difference, found.p, 0.04, lower_is_better=True) == "worse"
+    assert shown_outcome(found.difference, found.p, 0.2) == "no difference"
     nothing = paired_difference(flips(3, 1, 40))
     assert nothing is not None
-    assert nothing.outcome(p_adjusted=0.0001) == "no difference"
+    assert shown_outcome(nothing.difference, nothing.p, 0.0001) == "no difference"
 
 
 def test_no_cases_have_no_difference() -> None:

@@ -29,8 +29,7 @@ class GateFlags(msgspec.Struct, frozen=True, kw_only=True):
     baseline: Path | None
     drops: tuple[str, ...]
     slowdown: float | None
-    allow_incomplete: bool
-    allow_client_bottleneck: bool
+    allow: tuple[str, ...]
     junit: Path | None
     markdown: Path | None
     as_json: bool
@@ -54,8 +53,12 @@ class GateFlags(msgspec.Struct, frozen=True, kw_only=True):
     help="By how much it may be worse: pass_rate, error_rate or score.NAME [default: 0 for both rates].",
 )
 @click.option("--max-slowdown", "slowdown", type=float, metavar="RATIO", help="By how much it may be slower: 1.1.")
-@click.option("--allow-incomplete", is_flag=True, help="Let an unfinished run pass.")
-@click.option("--allow-client-bottleneck", is_flag=True, help="Trust times although the client was too slow.")
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="NAME",
+    help="Let this pass: incomplete, client-bottleneck, scoring-errors, truncated, uncalibrated-judge.",
+)
 @click.option("--junit", type=click.Path(path_type=Path), help="Write a JUnit file, a test case for each rule.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write a summary fit for a pull request.")
 @click.option("--json", "as_json", is_flag=True, help="Print all rules as JSON.")
@@ -66,19 +69,20 @@ def command(**given: Any) -> int:
     """
     flags = GateFlags(**given)
     from steelyard.report.gate import hold_to
-    from steelyard.report.rules import Leave, parse_rule
+    from steelyard.report.rules import parse_rule, parse_waivers
     from steelyard.run.result import Result
 
     if flags.baseline is None and (flags.drops or flags.slowdown is not None):
         raise click.UsageError("--max-regression and --max-slowdown need a --baseline")
-    rules = [*_suite_rules(flags.run, flags.suite), *(parse_rule(rule) for rule in flags.rules)]
+    suite_rules, suite_allows = _suite_gate(flags.run, flags.suite)
+    rules = [*suite_rules, *(parse_rule(rule) for rule in flags.rules)]
+    allowed = parse_waivers(flags.allow) | suite_allows
     if not rules and flags.baseline is None:
         Result.load(flags.run)  # what is no run is refused as that
         raise ConfigurationError(
             f"{flags.run}: nothing to check: give --rule or --baseline, or add a gate to its suite"
         )
-    leave = Leave(incomplete=flags.allow_incomplete, client_bottleneck=flags.allow_client_bottleneck)
-    gated = hold_to(flags.run, rules, baseline=flags.baseline, allowance=_allowance(flags), leave=leave)
+    gated = hold_to(flags.run, rules, baseline=flags.baseline, allowance=_allowance(flags), allowed=allowed)
     _write_files(gated, flags)
     _print(gated, flags)
     return 0 if gated.passed else FAILED_GATE
@@ -90,23 +94,23 @@ def _allowance(flags: GateFlags) -> Allowance:
     return Allowance(drops=dict(parse_drop(drop) for drop in flags.drops), slowdown=flags.slowdown)
 
 
-def _suite_rules(run: Path, suite: Path | None) -> list[Rule]:
-    """The gate of the suite that was named, or of the run's own where its file is at hand."""
+def _suite_gate(run: Path, suite: Path | None) -> tuple[list[Rule], frozenset[str]]:
+    """The rules and waivers of the suite that was named, or of the run's own where its file is at hand."""
     from steelyard.journal.manifest import read_manifest
-    from steelyard.report.rules import parse_rule
+    from steelyard.report.rules import parse_rule, parse_waivers
     from steelyard.stats.metrics import FAILURE_RATE
 
     if suite is None:
         manifest = read_manifest(run)
         named = None if manifest is None else manifest.suite_file
         if named is None or Path(named).suffix.lower() not in (".yaml", ".yml"):
-            return []
+            return [], frozenset()
         suite = Path(named)
         if not suite.is_file():
             say(
                 f"the suite file {suite} is not to be found from here: its own gate is not looked at (--suite names it)"
             )
-            return []
+            return [], frozenset()
     from steelyard.run.config import build_gate
     from steelyard.suite.suite_file import read_suite_file
 
@@ -118,7 +122,7 @@ def _suite_rules(run: Path, suite: Path | None) -> list[Rule]:
     if gate.min_pass_rate is not None:
         written.insert(0, f"pass_rate>={gate.min_pass_rate}")
     try:
-        return [parse_rule(rule) for rule in written]
+        return [parse_rule(rule) for rule in written], parse_waivers(gate.allow)
     except ConfigurationError as error:
         raise ConfigurationError(f"{suite}: gate: {error}") from error
 

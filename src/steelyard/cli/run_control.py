@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,7 @@ from steelyard.engine.local import LocalEngine
 from steelyard.engine.loop_thread import LoopThread
 from steelyard.errors import ConfigurationError, RunCancelled, SteelyardError
 from steelyard.journal.files import PARTIAL, read_json_object, write_json
-from steelyard.report.rules import Leave, check_rule, parse_rule, refuse_misspelt
+from steelyard.report.rules import check_conditions, check_rule, parse_rule, parse_waivers, refuse_misspelt
 from steelyard.run.config import Gate, build_gate
 from steelyard.run.result import Result
 from steelyard.shutdown import (
@@ -350,6 +350,7 @@ def with_flags(gate: Gate, **flags: float | None) -> Gate:
     """Return the suite's gate, overridden by the flags of the command line."""
     for rule in gate.rules:
         refuse_misspelt(parse_rule(rule))  # a mistake to report before any call
+    parse_waivers(gate.allow)
     given = {name: value for name, value in flags.items() if value is not None}
     return build_gate({**msgspec.structs.asdict(gate), **given})
 
@@ -368,20 +369,24 @@ def verdict_code(metrics: Metrics, gate: Gate, *, remedy: str) -> int:
             shown = "unknown: nothing was scored" if passed is None else f"{passed:.1%}"
             say(f"pass rate {shown}, below {gate.min_pass_rate:.1%} (--min-pass-rate)")
             return FAILED_GATE
-    return _check_rules(metrics, gate.rules)
+    return _check_rules(metrics, gate)
 
 
-def _check_rules(metrics: Metrics, rules: Iterable[str]) -> int:
+def _check_rules(metrics: Metrics, gate: Gate) -> int:
     """Return the exit code of the rules of the suite, and print each one that fails."""
     known = figures(metrics)
     failed = []
-    for rule in rules:
+    for rule in gate.rules:
         try:
-            checked = check_rule(parse_rule(rule), metrics, known, Leave())
+            checked = check_rule(parse_rule(rule), metrics, known, gate.allow)
         except ConfigurationError as error:  # a figure that this run does not have: the run is already done
             failed.append(f"{rule}: {error}")
         else:
             failed += [] if checked.ok else [f"{rule}: {checked.reason}"]
+    # How many answers may be without a score was already decided, by max_error_rate.
+    rules, allowed = [parse_rule(rule) for rule in gate.rules], {*gate.allow, "scoring-errors"}
+    conditions, _ = check_conditions(metrics, rules, allowed, of_quality=gate.min_pass_rate is not None)
+    failed += [f"{condition.rule}: {condition.reason}" for condition in conditions if not condition.ok]
     for line in failed:
         say(f"gate: {safe_text(line)}")
     return FAILED_GATE if failed else 0

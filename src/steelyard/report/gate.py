@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from steelyard.errors import ConfigurationError, suggestion
-from steelyard.report.compare.compare import change_of, error_rates, notes, pass_rates, ratio_of_times, split_of
-from steelyard.report.compare.comparison import SIGNIFICANT, Change, Ratio, signed
-from steelyard.report.compare.pairs import Floats, Pairs, RunCases
+from steelyard.report.compare.compare import notes, ratio_of_times
+from steelyard.report.compare.comparison import Ratio, signed
+from steelyard.report.compare.pairs import Pairs, RunCases, Values
 from steelyard.report.junit import attribute, content
 from steelyard.report.markdown import code, markdown_table, words
-from steelyard.report.rules import Checked, Leave, bottleneck, check_rule
+from steelyard.report.rules import Checked, bottleneck, check_conditions, check_rule
 from steelyard.run.result import Result
 from steelyard.stats.formatting import safe_text
-from steelyard.stats.metrics import Metrics, figure_of, figures, uncalibrated
+from steelyard.stats.metrics import Metrics, figure_of, figures
+from steelyard.stats.paired import PairedDifference, non_inferiority, paired_difference
 from steelyard.stats.rules import Rule
 
 GATE_VERSION = 1
@@ -37,7 +38,7 @@ class Gated(msgspec.Struct, kw_only=True):
     notes: list[str]
     """What else is different between the run and its baseline."""
     warnings: list[str] = []
-    """What must be known of the figures that the rules are about: judges that are not calibrated."""
+    """What must be known of the figures and breaks nothing here: scoring errors, truncated answers, judges."""
 
     @property
     def broken(self) -> list[Checked]:
@@ -56,23 +57,27 @@ def hold_to(
     *,
     baseline: Path | None = None,
     allowance: Allowance | None = None,
-    leave: Leave | None = None,
+    allowed: Collection[str] = (),
 ) -> Gated:
     """The run, or its figures alone, checked against every rule.
 
-    A name that no figure has is a ConfigurationError before any is judged.
+    A name that no figure has is a ConfigurationError before any is judged. `allowed` are the conditions
+    (`rules.WAIVERS`) that may pass.
     """
-    leave = leave or Leave()
     cases = None if baseline is None or isinstance(run, Metrics) else RunCases(run)
     metrics = run if isinstance(run, Metrics) else cases.metrics if cases else Result.load(run).typed_metrics
     known = figures(metrics)
-    checks = [_complete(metrics.complete, metrics.n, metrics.counts.planned, leave)]
-    checks += [check_rule(rule, metrics, known, leave) for rule in rules]
+    checks = [_complete(metrics, allowed)]
+    checks += [check_rule(rule, metrics, known, allowed) for rule in rules]
     differences: list[str] = []
+    of_quality = False
     if baseline is not None and cases is not None:
-        more, pairs = check_regressions(RunCases(baseline), cases, allowance or Allowance(), leave)
+        more, pairs = check_regressions(RunCases(baseline), cases, allowance or Allowance(), allowed)
         checks += more
+        of_quality = any(not check.rule.startswith(("error_rate ", "time_")) for check in more)
         differences = [*notes(pairs), *_unpaired(pairs)]
+    conditions, warnings = check_conditions(metrics, rules, allowed, of_quality=of_quality)
+    checks += conditions
     return Gated(
         run="" if isinstance(run, Metrics) else str(run),
         baseline=None if baseline is None else str(baseline),
@@ -81,7 +86,7 @@ def hold_to(
         passed=all(check.ok for check in checks),
         checks=checks,
         notes=differences,
-        warnings=uncalibrated(metrics),
+        warnings=warnings,
     )
 
 
@@ -93,10 +98,13 @@ def _unpaired(pairs: Pairs) -> Iterator[str]:
         yield f"{len(pairs.only_b):,} of {len(pairs.other.ids):,} cases are not in the baseline"
 
 
-def _complete(complete: bool, done: int, planned: int, leave: Leave) -> Checked:
-    reason = "is complete" if complete else f"is not complete: {done:,} of {planned:,} done"
-    allowed = ", which is allowed" if not complete and leave.incomplete else ""
-    return Checked(rule="the run", ok=complete or leave.incomplete, value=None, reason=reason + allowed)
+def _complete(metrics: Metrics, allowed: Collection[str]) -> Checked:
+    if metrics.complete:
+        return Checked(rule="the run", ok=True, value=None, reason="is complete")
+    reason = f"is not complete: {metrics.n:,} of {metrics.counts.planned:,} done"
+    ok = "incomplete" in allowed
+    note = ", which is allowed" if ok else " (--allow incomplete lets that pass)"
+    return Checked(rule="the run", ok=ok, value=None, reason=reason + note)
 
 
 _MAX_CHARS = 400
@@ -184,7 +192,7 @@ def parse_drop(text: str) -> tuple[str, float]:
 
 
 def check_regressions(
-    baseline: RunCases, run: RunCases, allowance: Allowance, leave: Leave
+    baseline: RunCases, run: RunCases, allowance: Allowance, allowed: Collection[str] = ()
 ) -> tuple[list[Checked], Pairs]:
     """Each metric that may not get worse, checked over the cases that both runs have; and these."""
     pairs = Pairs(baseline, run)
@@ -195,7 +203,7 @@ def check_regressions(
         del drops["pass_rate"]
     checked = [_check_drop(pairs, name, drop) for name, drop in drops.items()]
     if allowance.slowdown is not None:
-        checked.append(_check_slowdown(pairs, allowance.slowdown, leave))
+        checked.append(_check_slowdown(pairs, allowance.slowdown, allowed))
     return checked, pairs
 
 
@@ -205,23 +213,23 @@ def _never_scored(cases: RunCases) -> bool:
     return bool(metrics.counts.ok) and not (metrics.scored or metrics.scoring_errors)
 
 
-def _check_drop(pairs: Pairs, name: str, allowed: float) -> Checked:
-    a, b = _values(pairs, name)
-    by = f" by more than {allowed:g}" if allowed else ""
+def _check_drop(pairs: Pairs, name: str, margin: float) -> Checked:
+    values = _values(pairs, name)
+    by = f" by more than {margin:g}" if margin else ""
     rule = f"{name} not worse than {_label(pairs.baseline.run)}{by}"
-    change = change_of(a, b)
+    change = paired_difference(values.differences, values.groups)
     if change is None:
         return Checked(rule=rule, ok=False, value=None, reason="is not known: no case has it in both runs")
     if _is_advisory(pairs.other.metrics, name):
         reason = "is from a judge that is not calibrated: advisory, it cannot pass a gate"
         return Checked(rule=rule, ok=False, value=change.difference, reason=reason)
     figure = figure_of(name)
-    good = _turned(change) if figure is not None and figure.better == "lower" else change
-    assert good.ci95 is not None
-    problem = _shown_worse(name, good, a, b) if not allowed else _not_ruled_out(good, allowed)
+    sign = -1.0 if figure is not None and figure.better == "lower" else 1.0
+    problem = _shown_worse(change, sign) if not margin else _not_ruled_out(values, margin, sign)
+    grouped = "" if change.groups == change.cases else f" in {change.groups:,} groups"
     reason = (
-        f"is {change.run:.4g} against {change.baseline:.4g} on {change.cases:,} cases: "
-        f"{signed(change.difference, 3)}, 95 % CI {' – '.join(signed(end, 3) for end in change.ci95 or ())}"
+        f"is {float(values.run.mean()):.4g} against {float(values.baseline.mean()):.4g} on {change.cases:,} cases"
+        f"{grouped}: {signed(change.difference, 3)}, 95 % CI {' – '.join(signed(end, 3) for end in change.ci95)}"
     )
     return Checked(rule=rule, ok=problem is None, value=change.difference, reason=reason + (problem or ""))
 
@@ -232,11 +240,11 @@ def _is_advisory(metrics: Metrics, name: str) -> bool:
     return score is not None and bool(score.advisory)
 
 
-def _values(pairs: Pairs, name: str) -> tuple[Floats, Floats]:
+def _values(pairs: Pairs, name: str) -> Values:
     if name == "pass_rate":
-        return pass_rates(pairs)
+        return pairs.pass_rates()
     if name == "error_rate":
-        return error_rates(pairs)
+        return pairs.error_rates()
     score = name.removeprefix("score.")
     names = pairs.baseline.score_counts().keys() & pairs.other.score_counts().keys()
     if not name.startswith("score.") or score not in names:
@@ -245,40 +253,34 @@ def _values(pairs: Pairs, name: str) -> tuple[Floats, Floats]:
     return pairs.both(pairs.baseline.score(score), pairs.other.score(score))
 
 
-def _shown_worse(name: str, change: Change, a: Floats, b: Floats) -> str | None:
-    """Whether the whole interval is on the wrong side; of rates the exact test, right for few cases too, must agree."""
-    assert change.ci95 is not None
-    if change.ci95[1] >= 0:
-        return None
-    if name in _DEFAULT:
-        split = split_of(a, b)
-        assert split is not None
-        if split.p >= SIGNIFICANT:
-            return None
-    return ": it is worse"
-
-
-def _not_ruled_out(change: Change, allowed: float) -> str | None:
-    assert change.ci95 is not None
+def _shown_worse(change: PairedDifference, sign: float) -> str | None:
+    """Whether the whole interval is on the wrong side."""
     low, high = change.ci95
-    if low >= -allowed:
+    return ": it is worse" if (high < 0 if sign > 0 else low > 0) else None
+
+
+def _not_ruled_out(values: Values, margin: float, sign: float) -> str | None:
+    """Whether a drop of more than the margin is shown, or only cannot be ruled out, and what could."""
+    found = non_inferiority(sign * values.differences, margin, values.groups)
+    assert found is not None
+    if found.outcome == "kept":
         return None
-    if high < -allowed:
-        return f": it is worse by more than {allowed:g}"
-    room = change.difference + allowed
-    if room <= 0:
-        return f": a drop of more than {allowed:g} cannot be ruled out"
-    needed = math.ceil(change.cases * ((change.difference - low) / room) ** 2)
-    return f": a drop of more than {allowed:g} cannot be ruled out; about {needed:,} such cases could"
+    if found.outcome == "broken":
+        return f": it is worse by more than {margin:g}"
+    could = ""
+    if found.cases_needed is not None:
+        like_these = "such cases" if values.differences.any() else "cases, none of which changes,"
+        could = f"; about {found.cases_needed:,} {like_these} could"
+    return f": a drop of more than {margin:g} cannot be ruled out{could}"
 
 
-def _check_slowdown(pairs: Pairs, allowed: float, leave: Leave) -> Checked:
+def _check_slowdown(pairs: Pairs, most: float, allowed: Collection[str]) -> Checked:
     """The typical case's time to the last token against the baseline's."""
-    rule = f"time_to_last_token not above {allowed:g} × {_label(pairs.baseline.run)}"
+    rule = f"time_to_last_token not above {most:g} × {_label(pairs.baseline.run)}"
     ratio = ratio_of_times(pairs, "time_to_last_token")
-    problem = _slow(ratio, allowed)
+    problem = _slow(ratio, most)
     for cases in (pairs.baseline, pairs.other):
-        if not leave.client_bottleneck and (why := bottleneck(cases.metrics)) is not None:
+        if "client-bottleneck" not in allowed and (why := bottleneck(cases.metrics)) is not None:
             problem = f", which says nothing of the target: in {_label(cases.run)} {why}"
     if ratio is None or ratio.ratio is None:
         return Checked(rule=rule, ok=False, value=None, reason="is not known: no case has a time in both runs")
@@ -296,13 +298,6 @@ def _slow(ratio: Ratio | None, allowed: float) -> str | None:
     if allowed > 1 and high > allowed:
         return f": × {allowed:g} cannot be ruled out"
     return None
-
-
-def _turned(change: Change) -> Change:
-    """The change of a figure that is better when it is lower, as if it were better when higher."""
-    assert change.ci95 is not None
-    low, high = change.ci95
-    return msgspec.structs.replace(change, difference=-change.difference, ci95=(-high, -low))
 
 
 def _label(run: Path) -> str:

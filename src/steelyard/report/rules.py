@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from steelyard.errors import ConfigurationError, nearest
+from steelyard.errors import ConfigurationError, nearest, suggestion
 from steelyard.stats.formatting import counted
-from steelyard.stats.metrics import Metrics, figure_of, fixed_figures, percentile_of
+from steelyard.stats.metrics import Metrics, figure_of, fixed_figures, percentile_of, uncalibrated
 from steelyard.stats.rules import COMPARISONS, Rule, is_unit, read_rule, show, show_distinctly, unit_problem
 from steelyard.stats.spec import SECONDS, SHORT_NAMES
 
@@ -24,11 +24,22 @@ class Checked(msgspec.Struct, kw_only=True):
     reason: str
 
 
-class Leave(msgspec.Struct, frozen=True, kw_only=True):
-    """What is let pass that would otherwise break a gate."""
+WAIVERS = {
+    "incomplete": "a run that is not finished",
+    "client-bottleneck": "times although the client was late",
+    "scoring-errors": "answers that could not be scored",
+    "truncated": "answers that were cut off at the limit of tokens",
+    "uncalibrated-judge": "a judge that was not compared with people's labels",
+}
+"""What would otherwise break a gate, by the name that `--allow` and a suite's `gate.allow` call it."""
 
-    incomplete: bool = False
-    client_bottleneck: bool = False
+
+def parse_waivers(names: Iterable[str]) -> frozenset[str]:
+    """The conditions that may pass; ConfigurationError for a name that is none."""
+    found = frozenset(names)
+    for name in sorted(found - WAIVERS.keys()):
+        raise ConfigurationError(f"{name!r} cannot be allowed; {suggestion(name, WAIVERS)}")
+    return found
 
 
 def parse_rule(text: str) -> Rule:
@@ -58,14 +69,54 @@ def _nonsense(rule: Rule) -> str | None:
     return problem
 
 
-def check_rule(rule: Rule, metrics: Metrics, known: Mapping[str, float | None], leave: Leave) -> Checked:
+def check_rule(
+    rule: Rule, metrics: Metrics, known: Mapping[str, float | None], allowed: Collection[str] = ()
+) -> Checked:
     """Whether the rule is kept, and why not in words; ConfigurationError for a name that no figure has."""
     value = known[rule.name] if rule.name in known else _absent(rule, known)
-    reason = _not_usable(rule, value, metrics, leave)
+    reason = _not_usable(rule, value, metrics, allowed)
     if reason is None:
         assert value is not None
-        return Checked(rule=rule.text, ok=rule.holds(value), value=value, reason=f"is {show_distinctly(value, rule)}")
+        found = f"is {show_distinctly(value, rule)}"
+        if rule.of_speed and "client-bottleneck" not in allowed and bottleneck(metrics) is not None:
+            found += " although the client was late, which can only add to it"
+        return Checked(rule=rule.text, ok=rule.holds(value), value=value, reason=found)
     return Checked(rule=rule.text, ok=False, value=value, reason=reason)
+
+
+def check_conditions(
+    metrics: Metrics, rules: Sequence[Rule], allowed: Collection[str] = (), *, of_quality: bool = False
+) -> tuple[list[Checked], list[str]]:
+    """What makes the figures of a run say less than they seem to: as broken rules, and as warnings.
+
+    It breaks a gate that is about how good the answers are: by a rule, or (`of_quality`) by a baseline. A rule on the
+    very figure decides in its place.
+    """
+    matters = of_quality or any(rule.of_quality for rule in rules)
+    named = {rule.name for rule in rules}
+    checks, warnings = [], []
+    for name, title, reason, figures in _conditions(metrics):
+        if named.intersection(figures):
+            continue
+        if name in allowed or not matters:
+            warnings.append(f"{title}: {reason}")
+        if matters:
+            note = ", which is allowed" if name in allowed else f" (--allow {name} lets that pass)"
+            checks.append(Checked(rule=title, ok=name in allowed, value=None, reason=reason + note))
+    return checks, warnings
+
+
+def _conditions(metrics: Metrics) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+    """Each condition that a run is in: its waiver, a title, what is so, and the figures whose rules decide instead."""
+    ok = metrics.counts.ok
+    if metrics.scoring_errors:
+        said = f"{metrics.scoring_errors:,} of {counted(ok, 'answer')} could not be scored, and are in no pass rate"
+        yield "scoring-errors", "scoring errors", said, ("scoring_errors", "failure_rate", "unscored")
+    if metrics.truncated:
+        said = f"{metrics.truncated:,} of {counted(ok, 'answer')} were cut off at the limit of tokens"
+        yield "truncated", "truncated answers", said, ("truncated", "truncated_rate")
+    for sentence in uncalibrated(metrics):
+        yield "uncalibrated-judge", "uncalibrated judge", sentence, ()
 
 
 def bottleneck(metrics: Metrics) -> str | None:
@@ -88,14 +139,15 @@ def _hint(name: str, known: Iterable[str]) -> str:
     return f"did you mean {match!r}?" if match else "steelyard report RUN -f json shows them all"
 
 
-def _not_usable(rule: Rule, value: float | None, metrics: Metrics, leave: Leave) -> str | None:
+def _not_usable(rule: Rule, value: float | None, metrics: Metrics, allowed: Collection[str]) -> str | None:
     for name, score in metrics.scores.items():
         if score.advisory and rule.name.startswith((f"score.{name}.", f"trials.score.{name}.")):
             return "is from a judge that is not calibrated: advisory, it cannot pass a gate"
     if value is None:
         return f"is not known: {_why_unknown(rule, metrics)}"
-    if rule.of_speed and not leave.client_bottleneck and (why := bottleneck(metrics)) is not None:
-        return f"is {show(value, rule.unit)}, which says nothing of the target: {why}"
+    late = bottleneck(metrics) if rule.of_speed and "client-bottleneck" not in allowed else None
+    if late is not None and not (rule.holds_though_late and rule.holds(value)):
+        return f"is {show(value, rule.unit)}, which says nothing of the target: {late}"
     found = percentile_of(metrics, rule.name)
     if found is not None and found.at_least and rule.holds(value) and not rule.operator.startswith(">"):
         return f"is at least {show(value, rule.unit)}: it lies among calls that timed out"

@@ -108,6 +108,9 @@ def _quality(metrics: Metrics) -> list[str]:
     counts = metrics.counts
     if metrics.n:
         rows.append(("errors", _percent(metrics.error_rate), f"{counts.error:,} of {metrics.n:,}", ""))
+    if metrics.truncated:
+        answers = f"{metrics.truncated:,} of {counts.ok:,}"
+        rows.append(("cut off", _percent(metrics.truncated_rate), answers, "at the limit of tokens"))
     if metrics.cached:
         rows.append(("cached", "", f"{metrics.cached:,} of {metrics.n:,}", "not asked; left out of the times"))
     if metrics.resent:

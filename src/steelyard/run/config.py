@@ -107,6 +107,8 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     max_error_rate: float = 0.0
     rules: tuple[str, ...] = ()
     """As written: `steelyard gate` reads them."""
+    allow: tuple[str, ...] = ()
+    """Conditions that may pass, such as `truncated`: see `report.rules.WAIVERS`."""
 
 
 class BuiltSuite(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,11 +192,14 @@ def build_gate(raw: Mapping[str, Any], path: Path | None = None) -> Gate:
     rules = raw.get("rules") or ()
     if not isinstance(rules, (list, tuple)) or not all(isinstance(rule, str) for rule in rules):
         raise SuiteError(f"gate.rules must be a list of rules such as cost<2, got {rules!r}", path=path)
-    thresholds = {name: value for name, value in raw.items() if name != "rules" and value is not None}
+    allow = raw.get("allow") or ()
+    if not isinstance(allow, (list, tuple)) or not all(isinstance(name, str) for name in allow):
+        raise SuiteError(f"gate.allow must be a list of names such as truncated, got {allow!r}", path=path)
+    thresholds = {name: value for name, value in raw.items() if name not in ("rules", "allow") and value is not None}
     for name, value in thresholds.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise SuiteError(f"gate.{name} must be within 0..1, got {value!r}", path=path)
-    return Gate(rules=tuple(rules), **thresholds)
+    return Gate(rules=tuple(rules), allow=tuple(allow), **thresholds)
 
 
 def _changed_target(file: SuiteFile, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from steelyard.errors import CountsError
 from steelyard.records import Record
 from steelyard.stats.costs import Spending
-from steelyard.stats.errors import ErrorName, by_kind, by_type, error_name
+from steelyard.stats.errors import ErrorName, by_kind, by_type, error_name, ranked
 from steelyard.stats.intervals import rate_over_cases
 from steelyard.stats.metrics import Counts, ErrorExample, JudgeCalibration, Metrics, ScoreMetrics, TrialMetrics
 from steelyard.stats.running import RunningStats
@@ -129,6 +129,9 @@ def compose(
         passed=scores.passed,
         unscored=scores.unscored,
         scoring_errors=scores.scoring_errors,
+        truncated=stats.truncated_requests,
+        truncated_rate=stats.truncated_requests / counts.ok if counts.ok else None,
+        stop_reasons=ranked(stats.stop_reasons.items()),
         cached=stats.cached_requests,
         resent=stats.resent_requests,
         reasoning_in_text=stats.reasoning_in_text,

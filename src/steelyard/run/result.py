@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,20 +115,21 @@ class Result:
         write_pieces(place, report_pieces([self.path], form))
         return place
 
-    def gate(self, *rules: str, baseline: str | Path | Result | None = None) -> Gated:
+    def gate(self, *rules: str, baseline: str | Path | Result | None = None, allow: Collection[str] = ()) -> Gated:
         """Check rules such as `pass_rate>=0.8`, and that it is not worse than a baseline: true when all are kept.
 
-        `print` shows each rule and what was found.
+        `print` shows each rule and what was found. `allow` names conditions that may pass, such as "truncated".
         """
         from steelyard.report.gate import hold_to
-        from steelyard.report.rules import parse_rule
+        from steelyard.report.rules import parse_rule, parse_waivers
 
         if not rules and baseline is None:
             raise ConfigurationError('nothing to check: give a rule such as "pass_rate>=0.8", or a baseline')
         other = baseline.path if isinstance(baseline, Result) else None if baseline is None else Path(baseline)
         if baseline is not None and (other is None or self.path is None):
             raise ConfigurationError("a run is compared with a baseline by their directories: give both an output_path")
-        return hold_to(self.path or self.typed_metrics, [parse_rule(rule) for rule in rules], baseline=other)
+        parsed, allowed = [parse_rule(rule) for rule in rules], parse_waivers(allow)
+        return hold_to(self.path or self.typed_metrics, parsed, baseline=other, allowed=allowed)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

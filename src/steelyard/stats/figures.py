@@ -28,13 +28,24 @@ class Figure(msgspec.Struct, frozen=True):
     kind: Kind = "count"
     label: str | None = None
     """What it is called in a sentence, where its name does not say that."""
+    lag_adds: bool = False
+    """Whether a client that is late can only make it larger: what is below a limit even so is below it."""
 
 
 AGGREGATES = ("average", "p50", "p90", "p95", "p99", "min", "max")
 """Those of each time and token count in `stats`."""
 
 _TIME = Figure("seconds", "lower", "speed")
+_TIME_TO = Figure("seconds", "lower", "speed", lag_adds=True)
 _TOKENS = Figure("tokens")
+
+
+def _measured(metric: str) -> Figure:
+    """A time or a number of tokens. A token that is seen late makes the time to it longer, not that between tokens."""
+    if metric.startswith(("time_to_", "time_from_")):
+        return _TIME_TO
+    return _TIME if metric.startswith("time_") else _TOKENS
+
 
 STATS: Mapping[str, Figure] = {
     "total_requests": Figure("count"),
@@ -44,11 +55,7 @@ STATS: Mapping[str, Figure] = {
     "total_output_tokens": _TOKENS,
     "requests_per_minute": Figure("rate", "higher", "speed", "requests/min"),
     "output_tps": Figure("rate", "higher", "speed", "output tokens/s"),
-    **{
-        f"{metric}-{aggregate}": _TIME if metric.startswith("time_") else _TOKENS
-        for metric in (*METRICS, *DETAILS)
-        for aggregate in AGGREGATES
-    },
+    **{f"{metric}-{aggregate}": _measured(metric) for metric in (*METRICS, *DETAILS) for aggregate in AGGREGATES},
 }
 """The figures of `stats`, which rules name without a prefix."""
 

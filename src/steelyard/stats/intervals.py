@@ -30,7 +30,7 @@ _MAX_DISTINCT = 2_000
 _BLOCK_CELLS = 1_000_000  # draws held at once: 8 MB
 _BLOCK_VALUES = 65_536
 
-_MERGE_ABOVE = 20_000
+_MERGE_ABOVE = 4_096
 """With more different observations than this, near ones are merged into `_BINS`."""
 _BINS = 4_096
 _SIZE_BINS = 64

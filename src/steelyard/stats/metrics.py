@@ -26,7 +26,7 @@ _FAULTS = Figure("count", "lower")
 _PASS_RATE = Figure("share", "higher", "quality", "the pass rate")
 _QUALITY = Figure("share", "higher", "quality")
 _SPREAD = Figure("share", "lower", "quality")
-_TIME = Figure("seconds", "lower", "speed")
+_TIME = Figure("seconds", "lower", "speed", lag_adds=True)
 _COST = Figure("money", "lower", "cost")
 _VARIANCE = Figure("number", None, "quality")
 
@@ -242,6 +242,12 @@ class Metrics(msgspec.Struct, kw_only=True):
     passed: Annotated[int, _COUNT] = 0
     unscored: Annotated[int, _FAULTS] = 0
     scoring_errors: Annotated[int, _FAULTS]
+    truncated: Annotated[int, _FAULTS] = 0
+    """Answers that were cut off at the limit of tokens."""
+    truncated_rate: Annotated[float | None, _SPREAD] = None
+    """Their share of all answers."""
+    stop_reasons: Annotated[dict[str, int], _COUNT] = {}
+    """How many answers ended for each reason that a target gives, the most frequent first."""
     cached: Annotated[int, _COUNT] = 0
     resent: Annotated[int, _COUNT] = 0
     """Requests sent again at once, as their kept-alive connection was closed before anyone read them."""

@@ -55,6 +55,16 @@ class Rule(msgspec.Struct, frozen=True):
         return self.figure is not None and self.figure.kind == "speed"
 
     @property
+    def of_quality(self) -> bool:
+        """Whether it is about how good the answers are, and not about how many there are."""
+        return self.figure is not None and self.figure.kind == "quality" and self.figure.better == "higher"
+
+    @property
+    def holds_though_late(self) -> bool:
+        """Whether it holds for sure where it holds although the client was late: that can only add to the figure."""
+        return self.operator.startswith("<") and self.figure is not None and self.figure.lag_adds
+
+    @property
     def of_cost(self) -> bool:
         """Whether it is about money, and not about how many calls' cost is known."""
         return self.figure is not None and self.figure.kind == "cost"

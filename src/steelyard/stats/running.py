@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Protocol
@@ -20,6 +21,19 @@ _FOLD_EVERY = 1024
 _PERCENTILES = (50, 90, 95, 99)
 
 _read_metrics = attrgetter(*METRICS)
+
+
+_TRUNCATIONS = frozenset(
+    {
+        "length", "max_tokens", "max_output_tokens", "max_completion_tokens", "model_length",
+        "model_context_window_exceeded", "context_length_exceeded",
+    }
+)  # fmt: skip
+
+
+def is_truncation(reason: str) -> bool:
+    """Whether a stop reason says that the answer was cut off at a limit of tokens, as any of the APIs spells it."""
+    return reason.strip().lower().replace("-", "_") in _TRUNCATIONS
 
 
 class Detailed(Protocol):
@@ -174,6 +188,8 @@ class Measured(Detailed, Served, Protocol):
     @property
     def cached(self) -> bool: ...
     @property
+    def stop_reason(self) -> str | None: ...
+    @property
     def time_to_first_token(self) -> float | None: ...
     @property
     def time_to_last_token(self) -> float | None: ...
@@ -233,6 +249,7 @@ class RunningStats:
         self.failed_requests = 0
         self.cached_requests = 0
         self.active_seconds = 0.0
+        self.stop_reasons: Counter[str] = Counter()
         self.nodes = NodeStats()
         self._values: dict[str, Blocks] = {metric: Blocks() for metric in METRICS}
         self._details = Details()
@@ -246,6 +263,11 @@ class RunningStats:
         self._sketches = {metric: PercentileSketch() for metric in METRICS}
         for metric, values in self._values.items():
             self._sketches[metric].add(values.joined())
+
+    @property
+    def truncated_requests(self) -> int:
+        """Answers that were cut off at the limit of tokens."""
+        return sum(number for reason, number in self.stop_reasons.items() if is_truncation(reason))
 
     @property
     def resent_requests(self) -> int:
@@ -274,6 +296,8 @@ class RunningStats:
             if response.error_type in TIMEOUTS:
                 self._add_timeout(response)
             return
+        if response.stop_reason is not None:
+            self.stop_reasons[response.stop_reason] += 1
         if response.cached:
             self.cached_requests += 1
             return
@@ -305,6 +329,7 @@ class RunningStats:
         answered = [response for response in responses if response.error is None]
         measured = [response for response in answered if not response.cached]
         self.failed_requests += len(responses) - len(answered)
+        self.stop_reasons.update(filter(None, map(attrgetter("stop_reason"), answered)))
         self.cached_requests += len(answered) - len(measured)
         for metric, values in self._values.items():
             read = attrgetter(metric)
@@ -353,6 +378,7 @@ class RunningStats:
         self.total_requests += other.total_requests
         self.failed_requests += other.failed_requests
         self.cached_requests += other.cached_requests
+        self.stop_reasons.update(other.stop_reasons)
         self.active_seconds = max(self.active_seconds, other.active_seconds)
         self._fold()
         for metric, values in self._values.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from steelyard.errors import ConfigurationError, RunDamaged
@@ -33,7 +34,9 @@ def changed(change: Change | None) -> Change:
 def test_a_run_that_is_better_on_14_cases_and_worse_on_3_is_better(tmp_path: Path) -> None:
     one = against(tmp_path, "f" * 14 + "p" * 43, "p" * 14 + "f" * 3 + "p" * 40)
     assert one.outcome == "better"
-    assert one.verdict == "b is better on 14 cases, worse on 3: p = 0.013"
+    assert one.verdict == (
+        "b is better: passed +19.3 points, 95 % CI +3.8 – +34.1, p = 0.013; better on 14 cases, worse on 3"
+    )
     assert changed(one.pass_rate).difference == pytest.approx(11 / 57)
     assert [case.id for case in one.worse] == ["c14", "c15", "c16"]
     assert len(one.better) == 14
@@ -41,8 +44,11 @@ def test_a_run_that_is_better_on_14_cases_and_worse_on_3_is_better(tmp_path: Pat
 
 def test_a_run_that_is_worse_says_so_first(tmp_path: Path) -> None:
     one = against(tmp_path, "p" * 40, "f" * 20 + "p" * 20)
-    assert (one.outcome, one.verdict) == ("worse", "b is worse on 20 cases, better on 0: p < 0.001")
-    low, high = changed(one.pass_rate).ci95 or (0, 0)
+    assert one.outcome == "worse"
+    assert one.verdict.startswith(
+        "b is worse: passed −50.0 points, 95 % CI −66.2 – −29.6, p < 0.001; worse on 20 cases"
+    )
+    low, high = changed(one.pass_rate).ci95
     assert low < -0.5 < high < 0
 
 
@@ -50,17 +56,18 @@ def test_too_little_to_tell_says_what_could_be_seen(tmp_path: Path) -> None:
     one = against(tmp_path, "f" * 3 + "p" * 57, "p" * 60)
     assert one.outcome == "no difference"
     assert one.verdict == (
-        "no difference that 60 cases could show: b is better on 3 cases, worse on 0: p = 0.25;"
-        " the smallest that they could is about 10 points"
+        "no difference that 60 cases could show: b passed +5.0 points, 95 % CI −2.6 – +13.9, p = 0.25;"
+        " better on 3 cases, worse on 0; the smallest that they show four times in five is about 13 points"
     )
     few = against(tmp_path, "fp", "pp")
-    assert few.verdict == "no difference: b is better on 1 case, worse on 0: p = 1; 2 cases are too few to show any"
+    assert few.verdict.startswith("no difference: b passed +50.0 points, 95 % CI −77.6 – +98.7, p = 1;")
+    assert few.verdict.endswith("2 cases are too few to show any")
 
 
 def test_the_same_answers_are_no_difference_and_not_certain(tmp_path: Path) -> None:
     one = against(tmp_path, "p" * 50, "p" * 50)
     assert one.outcome == "no difference"
-    low, high = changed(one.pass_rate).ci95 or (0, 0)
+    low, high = changed(one.pass_rate).ci95
     assert low < 0 < high
 
 
@@ -201,8 +208,77 @@ def test_several_runs_are_corrected_for_their_number(tmp_path: Path) -> None:
     both = compare([tmp_path / name for name in "abc"]).against
     assert alone.outcome == "better"
     assert [one.outcome for one in both] == ["no difference"] * 2
-    assert all(one.split is not None and one.split.p_adjusted == 2 * one.split.p for one in both)
-    assert "p = 0.063 (Holm)" in both[0].verdict
+    assert all(changed(one.pass_rate).p_adjusted == 2 * changed(one.pass_rate).p for one in both)
+    assert "p = 0.062 (Holm)" in both[0].verdict
+
+
+def test_rows_are_corrected_for_their_number_and_a_row_twice_counts_once(tmp_path: Path) -> None:
+    """The score of the only scorer is the pass rate again; another score is one more chance of a false alarm."""
+    alone = against(tmp_path / "alone", "f" * 6 + "p" * 34, "p" * 40)
+    assert (changed(alone.pass_rate).p_adjusted, alone.outcome) == (changed(alone.pass_rate).p, "better")
+    assert alone.scores["exact"].outcome == "better"
+    for run, letters in (("a", "f" * 6 + "p" * 34), ("b", "p" * 40)):
+        scores = [
+            [Score("exact", float(letter == "p"), letter == "p"), Score("style", (i * 7 + (run == "b") * 3) % 10 / 10)]
+            for i, letter in enumerate(letters)
+        ]
+        write_journal(tmp_path / run, [outcome("u", i, scores=each) for i, each in enumerate(scores)])
+    two = compare([tmp_path / "a", tmp_path / "b"]).against[0]
+    rate = changed(two.pass_rate)
+    assert (rate.p_adjusted, two.outcome) == (pytest.approx(2 * rate.p), "no difference")
+    assert rate.ci95[0] > 0
+    assert "(Holm)" in two.verdict
+
+
+def test_cases_that_fail_now_come_first(tmp_path: Path) -> None:
+    """Errors leave the pass rate alone: without this the headline was "no difference" while 40 of 100 timed out."""
+    journal(tmp_path / "a", "p" * 100)
+    timeouts = [outcome("e", i, error_type="TimeoutError") for i in range(40)]
+    write_journal(tmp_path / "b", [*timeouts, *(outcome("p", i) for i in range(40, 100))])
+    one = compare([tmp_path / "a", tmp_path / "b"]).against[0]
+    assert one.outcome == one.error_rate.outcome == "worse"
+    assert one.verdict.startswith("40 of 100 cases now time out; errors +40.0 points, 95 % CI +28.9 – +50.3, p < 0.001")
+    assert "of the 60 with a verdict in both, no difference" in one.verdict
+    assert (one.errors.now_failing, one.errors.kinds) == (40, {"timeout": 40})
+    back = compare([tmp_path / "b", tmp_path / "a"]).against[0]
+    assert back.verdict.startswith("40 of 100 fail no longer; errors −40.0 points")
+    assert back.outcome == "better"
+
+
+def test_better_answers_and_more_errors_are_mixed(tmp_path: Path) -> None:
+    one = against(tmp_path, "f" * 20 + "p" * 80, "p" * 20 + "e" * 40 + "p" * 40)
+    assert (one.outcome, changed(one.pass_rate).outcome, one.error_rate.outcome) == ("mixed", "better", "worse")
+    assert one.verdict.startswith("40 of 100 cases now fail (40 TargetError)")
+
+
+@pytest.mark.parametrize("trials", [(1, 10), (1, 3)])
+def test_an_unchanged_model_with_other_numbers_of_trials_is_not_called_worse(
+    tmp_path: Path, trials: tuple[int, int]
+) -> None:
+    """A sign test on the cases' rates did, in 65 to 100 of 100 comparisons: more trials show more cases below 100 %."""
+    rng = np.random.default_rng(13)
+    alarms = 0
+    for number in range(20):
+        for run, count in zip("ab", trials, strict=True):
+            passed = rng.random((60, count)) < 0.9
+            records = [outcome("fp"[int(passed[i, k])], i, trial=k) for i in range(60) for k in range(count)]
+            write_journal(tmp_path / f"{run}{number}", records)
+        one = compare([tmp_path / f"a{number}", tmp_path / f"b{number}"]).against[0]
+        alarms += one.outcome != "no difference"
+    assert alarms <= 3
+
+
+def test_what_a_verdict_says_its_interval_supports(tmp_path: Path) -> None:
+    """Fewer cases are better, and by more: the counts point one way, the mean the other."""
+    for run, rates in (("a", [10] * 30 + [0] * 6), ("b", [9] * 30 + [10] * 6)):
+        records = [outcome("p" if k < rate else "f", i, trial=k) for i, rate in enumerate(rates) for k in range(10)]
+        write_journal(tmp_path / run, records)
+    one = compare([tmp_path / "a", tmp_path / "b"]).against[0]
+    change = changed(one.pass_rate)
+    assert one.split is not None
+    assert (one.split.better, one.split.worse) == (6, 30)
+    assert change.difference > 0
+    assert (one.outcome == "worse") is (change.ci95[1] < 0) is False
 
 
 def test_what_differs_between_the_runs_is_said(tmp_path: Path) -> None:
@@ -293,7 +369,7 @@ def test_the_json_reads_back_as_the_comparison(tmp_path: Path) -> None:
     ended = run_cli(tmp_path, "compare", "a", "b", "-f", "json")
     assert ended.code == 0
     back = msgspec.json.decode(ended.out, type=Comparison)
-    assert back.against[0].verdict.startswith("no difference")
+    assert back.against[0].verdict.startswith("1 of 4 cases now fail (1 TargetError); errors +25.0 points")
     assert run_cli(tmp_path, "compare", "a", "b", "-f", "json", "-o", "c.json").out == ""
     assert msgspec.json.decode((tmp_path / "c.json").read_bytes(), type=Comparison) == back
 

@@ -87,7 +87,7 @@ def test_markdown_takes_nothing_for_markup(hostile: Comparison) -> None:
         assert sign not in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     widths = {line.count(" | ") for line in rows if not line.startswith("|---")}
-    assert widths == {4, 3}  # figures have five columns, changed cases four
+    assert widths == {5, 3}  # figures have six columns, changed cases four
 
 
 def test_text_cannot_steer_a_terminal(hostile: Comparison) -> None:
@@ -102,8 +102,11 @@ def test_text_tells_the_verdict_the_figures_and_the_cases(tmp_path: Path) -> Non
     ended = run_cli(tmp_path, "compare", "a", "b")
     assert ended.code == 0
     lines = ended.out.splitlines()
-    assert "b is worse on 25 cases, better on 0: p < 0.001" in lines
-    assert any(line.split()[:5] == ["passed", "100.0%", "16.7%", "−83.3", "points"] for line in lines)
+    verdict = "b is worse: passed −83.3 points, 95 % CI −94.4 – −57.8, p < 0.001; worse on 25 cases, better on 0"
+    assert verdict in lines
+    (passed,) = [line.split() for line in lines if line.startswith("  passed")]
+    assert passed[:5] == ["passed", "100.0%", "16.7%", "−83.3", "points"]
+    assert passed[-1] == "worse"
     assert "  c0  hello → hello" in lines
     assert "  and 5 more (--all lists them)" in lines
     assert "more" not in run_cli(tmp_path, "compare", "a", "b", "--all").out

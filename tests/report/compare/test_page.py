@@ -73,7 +73,10 @@ def theme(page: Page) -> str | None:
 @of("flips")
 def test_the_verdict_the_figures_and_the_flipped_cases_are_shown(seen: Seen) -> None:
     page = seen.page
-    assert "flips-b is better on 30 cases, worse on 3" in page.locator("h2.verdict").inner_text()
+    verdict = page.locator("h2.verdict").inner_text()
+    assert verdict.startswith("1 of 51 fail no longer; errors −2.0 points")
+    assert "flips-b is better: passed +54.0 points" in verdict
+    assert "better on 30 cases, worse on 3" in verdict
     assert page.locator(".section-head .pill").inner_text() == "better"
     assert "51 paired cases" in page.locator("main").inner_text()
     assert page.locator("svg.whisker.good").count() >= 1

@@ -18,16 +18,17 @@ from steelyard.report.compare.comparison import (
     CaseList,
     Change,
     Comparison,
+    ErrorCases,
     Ratio,
     RunFacts,
     Split,
     outcome_of,
     verdict_of,
 )
-from steelyard.report.compare.pairs import TIMES, Counts, Floats, Pairs, RunCases
+from steelyard.report.compare.pairs import TIMES, Counts, Floats, Pairs, RunCases, Values
 from steelyard.stats.formatting import one_line
 from steelyard.stats.metrics import uncalibrated
-from steelyard.stats.paired import holm, mcnemar_exact, median_interval, paired_interval, smallest_visible
+from steelyard.stats.paired import holm, median_interval, paired_difference, shown_outcome, smallest_detectable
 
 MAX_LISTED = 20
 PERCENTILES = (50, 90, 99)
@@ -55,38 +56,37 @@ def compare_runs(runs: Sequence[Path], *, with_edited: bool = False, most: int |
     return Comparison(baseline=_facts(baseline, labels[0]), currency=currency, against=against)
 
 
-def change_of(a: Floats, b: Floats) -> Change | None:
-    """The difference between two means of the same cases; None without any."""
-    if not len(a):
+def change_of(values: Values, *, lower_is_better: bool = False) -> Change | None:
+    """The mean of the differences between two runs of the same cases; None without any."""
+    found = paired_difference(values.differences, values.groups)
+    if found is None:
         return None
-    low, high = float(np.mean(a)), float(np.mean(b))
-    return Change(cases=len(a), baseline=low, run=high, difference=float(np.mean(b - a)), ci95=paired_interval(b - a))
-
-
-def pass_rates(pairs: Pairs) -> tuple[Floats, Floats]:
-    """The share of trials that passed, by case, of the pairs in which both have a verdict."""
-    a, b = pairs.scored()
-    return pairs.baseline.passed[a] / pairs.baseline.tried[a], pairs.other.passed[b] / pairs.other.tried[b]
-
-
-def error_rates(pairs: Pairs) -> tuple[Floats, Floats]:
-    """The share of trials that brought no answer, by case."""
-    a, b = pairs.a, pairs.b
-    return pairs.baseline.errors[a] / pairs.baseline.records[a], pairs.other.errors[b] / pairs.other.records[b]
+    return Change(
+        cases=found.cases,
+        groups=found.groups,
+        changed=int(np.count_nonzero(values.differences)),
+        baseline=float(np.mean(values.baseline)),
+        run=float(np.mean(values.run)),
+        difference=found.difference,
+        ci95=found.ci95,
+        p=found.p,
+        p_adjusted=found.p,
+        outcome=shown_outcome(found.difference, found.p, found.p, lower_is_better=lower_is_better),
+    )
 
 
 def ratio_of_times(pairs: Pairs, name: str) -> Ratio | None:
     """A time's percentiles in both runs, and the typical case's ratio; None where either run has no such times."""
-    a, b = pairs.both(pairs.baseline.times(name), pairs.other.times(name))
-    if not len(a):
+    values = pairs.both(pairs.baseline.times(name), pairs.other.times(name))
+    if not len(values.run):
         return None
     before, now = pairs.baseline.all_times(name, pairs.a), pairs.other.all_times(name, pairs.b)
-    return _ratio(a, b, _percentiles(before), _percentiles(now))
+    return _ratio(values, _percentiles(before), _percentiles(now))
 
 
 def _against(pairs: Pairs, label: str, most: int | None) -> Against:
-    a, b = pass_rates(pairs)
-    errors = change_of(*error_rates(pairs))
+    passes = pairs.pass_rates()
+    errors = change_of(pairs.error_rates(), lower_is_better=True)
     assert errors is not None
     times = {name: ratio for name in TIMES if (ratio := ratio_of_times(pairs, name)) is not None}
     scores, left_out = _scores(pairs)
@@ -96,11 +96,12 @@ def _against(pairs: Pairs, label: str, most: int | None) -> Against:
         verdict="",
         outcome="unknown",
         paired=len(pairs),
-        pass_rate=change_of(a, b),
-        split=split_of(a, b),
+        pass_rate=change_of(passes),
+        split=_split(passes),
         scores=scores,
         scores_left_out=left_out,
         error_rate=errors,
+        errors=_error_cases(pairs),
         times=times,
         cost=_cost(pairs),
         better=better,
@@ -112,24 +113,60 @@ def _against(pairs: Pairs, label: str, most: int | None) -> Against:
     )
 
 
-def split_of(a: Floats, b: Floats) -> Split | None:
-    """How many cases are higher and lower in the second run, and McNemar's exact p; None without cases."""
-    if not len(a):
+def _split(values: Values) -> Split | None:
+    """How many cases are higher and lower in the second run, and what they could show; None without cases."""
+    differences = values.differences
+    if not len(differences):
         return None
-    better, worse = int((b > a).sum()), int((b < a).sum())
-    p = mcnemar_exact(better, worse)
-    same = len(a) - better - worse
-    return Split(better=better, worse=worse, same=same, p=p, p_adjusted=p, smallest_visible=smallest_visible(b - a))
+    better, worse = int((differences > 0).sum()), int((differences < 0).sum())
+    return Split(
+        better=better,
+        worse=worse,
+        same=len(differences) - better - worse,
+        smallest_detectable=smallest_detectable(differences, values.groups),
+    )
+
+
+def _error_cases(pairs: Pairs) -> ErrorCases:
+    failing = pairs.now_failing()
+    return ErrorCases(
+        now_failing=len(failing),
+        no_longer_failing=len(pairs.no_longer_failing()),
+        kinds=pairs.other.error_kinds(failing),
+    )
 
 
 def _correct(against: list[Against]) -> None:
-    """Raise the p-values for the number of runs, and put into words what then stands."""
-    tested = [one.split for one in against if one.split is not None]
-    for split, p in zip(tested, holm([split.p for split in tested]), strict=True):
-        split.p_adjusted = p
+    """Raise the p-values for the number of rows that carry a verdict, and put into words what is then shown.
+
+    A row in which no case differs can show nothing, and a score that differs exactly as the pass rate does is the
+    same row twice: neither is counted.
+    """
+    tested = [(change, lower) for one in against for change, lower in _tested_rows(one)]
+    for (change, lower), p in zip(tested, holm([change.p for change, _ in tested]), strict=True):
+        change.p_adjusted = p
+        change.outcome = shown_outcome(change.difference, change.p, p, lower_is_better=lower)
     for one in against:
-        one.outcome = outcome_of(one.split)
-        one.verdict = verdict_of(one, several=len(against) > 1)
+        for name in one.scores:
+            if one.pass_rate is not None and _is_same(one.scores[name], one.pass_rate):
+                one.scores[name].p_adjusted = one.pass_rate.p_adjusted
+                one.scores[name].outcome = one.pass_rate.outcome
+        one.outcome = outcome_of(one)
+        one.verdict = verdict_of(one, raised=len(tested) > 1)
+
+
+def _tested_rows(one: Against) -> Iterator[tuple[Change, bool]]:
+    """The rows that carry a verdict, and whether lower is better in them."""
+    rows = [] if one.pass_rate is None else [(one.pass_rate, False)]
+    rows.append((one.error_rate, True))
+    rows += [
+        (score, False) for score in one.scores.values() if one.pass_rate is None or not _is_same(score, one.pass_rate)
+    ]
+    yield from (row for row in rows if row[0].changed)
+
+
+def _is_same(score: Change, passes: Change) -> bool:
+    return (score.cases, score.difference, score.ci95) == (passes.cases, passes.difference, passes.ci95)
 
 
 def _scores(pairs: Pairs) -> tuple[dict[str, Change], int]:
@@ -138,7 +175,7 @@ def _scores(pairs: Pairs) -> tuple[dict[str, Change], int]:
     names = sorted(a.keys() & b.keys(), key=lambda name: (-a[name], name))
     changes = {}
     for name in names[:_MAX_SCORES]:
-        change = change_of(*pairs.both(pairs.baseline.score(name), pairs.other.score(name)))
+        change = change_of(pairs.both(pairs.baseline.score(name), pairs.other.score(name)))
         if change is not None:
             changes[name] = change
     return changes, max(len(names) - _MAX_SCORES, 0)
@@ -148,17 +185,20 @@ def _cost(pairs: Pairs) -> Ratio | None:
     """What the paired cases cost; None where it is not known of both runs, or not in one currency."""
     if pairs.baseline.metrics.currency != pairs.other.metrics.currency:
         return None
-    a, b = pairs.both(pairs.baseline.costs(), pairs.other.costs())
-    if not len(a):
+    values = pairs.both(pairs.baseline.costs(), pairs.other.costs())
+    if not len(values.run):
         return None
-    return _ratio(a, b, {"total": math.fsum(a)}, {"total": math.fsum(b)})
+    return _ratio(values, {"total": math.fsum(values.baseline)}, {"total": math.fsum(values.run)})
 
 
-def _ratio(a: Floats, b: Floats, baseline: dict[str, float], run: dict[str, float]) -> Ratio:
+def _ratio(values: Values, baseline: dict[str, float], run: dict[str, float]) -> Ratio:
     """The figures of both runs with the median of the cases' ratios, and where it lies."""
-    ratios = b[a > 0] / a[a > 0]
+    a, b, groups = values
+    known = a > 0
+    ratios = b[known] / a[known]
+    of_them = None if groups is None else [group for group, there in zip(groups, known, strict=True) if there]
     typical = float(np.median(ratios)) if len(ratios) else None
-    return Ratio(cases=len(a), baseline=baseline, run=run, ratio=typical, ci95=median_interval(ratios))
+    return Ratio(cases=len(a), baseline=baseline, run=run, ratio=typical, ci95=median_interval(ratios, groups=of_them))
 
 
 def _percentiles(values: Floats) -> dict[str, float]:
@@ -169,10 +209,10 @@ def _percentiles(values: Floats) -> dict[str, float]:
 def _flips(pairs: Pairs, most: int | None) -> tuple[list[CaseChange], list[CaseChange]]:
     """The cases that came out better, and those that came out worse, the largest changes first."""
     a, b = pairs.scored()
-    rates_a, rates_b = pass_rates(pairs)
+    differences = pairs.pass_rates().differences
     found = []
     for sign in (1, -1):
-        change = sign * (rates_b - rates_a)
+        change = sign * differences
         order = np.argsort(-change, kind="stable")[: int((change > 0).sum())][:most]
         found.append(_changes(pairs, a[order], b[order]))
     return found[0], found[1]

@@ -10,8 +10,7 @@ from steelyard.stats.costs import format_money
 from steelyard.stats.formatting import counted, format_seconds
 from steelyard.stats.intervals import Interval
 
-COMPARISON_VERSION = 1
-SIGNIFICANT = 0.05
+COMPARISON_VERSION = 2
 
 
 class RunFacts(msgspec.Struct, kw_only=True):
@@ -27,26 +26,45 @@ class RunFacts(msgspec.Struct, kw_only=True):
 
 
 class Change(msgspec.Struct, kw_only=True):
-    """A mean over the paired cases in both runs, and the difference with its 95 % interval."""
+    """A mean over the paired cases in both runs, the mean of their differences, and how sure it is, by one procedure.
+
+    The interval and p are from `paired_difference`: p is below 0.05 exactly where the interval leaves out 0.
+    """
 
     cases: int
+    groups: int
+    """How many groups the cases belong to; as many as cases where they are not grouped."""
+    changed: int
+    """On how many of the cases the runs differ."""
     baseline: float
     run: float
     difference: float
-    ci95: Interval | None
+    ci95: Interval
+    p: float
+    p_adjusted: float
+    """Raised (Holm) for the number of rows, of all runs, that carry a verdict."""
+    outcome: str
+    """`better`, `worse` or `no difference`."""
 
 
 class Split(msgspec.Struct, kw_only=True):
-    """On how many cases a run is better or worse, and how likely that is by chance."""
+    """On how many cases a run is better or worse, and what as many cases could show."""
 
     better: int
     worse: int
     same: int
-    p: float
-    p_adjusted: float
-    """Raised (Holm) when several runs are compared with the baseline, else the same."""
-    smallest_visible: float | None
-    """The difference that this many cases would show four times in five."""
+    smallest_detectable: float | None
+    """The difference that this many cases, changing as much, would show four times in five; None if none."""
+
+
+class ErrorCases(msgspec.Struct, kw_only=True):
+    """The cases whose answers stopped coming, or came again."""
+
+    now_failing: int
+    """Cases that have an error now and had none in the baseline."""
+    no_longer_failing: int
+    kinds: dict[str, int]
+    """Of those that fail now, how many by each kind of error, the most frequent first."""
 
 
 class Ratio(msgspec.Struct, kw_only=True):
@@ -85,13 +103,14 @@ class Against(msgspec.Struct, kw_only=True):
     run: RunFacts
     verdict: str
     outcome: str
-    """`better`, `worse`, `no difference` or `unknown`."""
+    """`better`, `worse`, `mixed`, `no difference` or `unknown`: by the pass rate and the errors together."""
     paired: int
     pass_rate: Change | None
     split: Split | None
     scores: dict[str, Change]
     scores_left_out: int
     error_rate: Change
+    errors: ErrorCases
     times: dict[str, Ratio]
     cost: Ratio | None
     better: list[CaseChange]
@@ -111,30 +130,70 @@ class Comparison(msgspec.Struct, kw_only=True):
     against: list[Against]
 
 
-def outcome_of(split: Split | None) -> str:
-    if split is None:
-        return "unknown"
-    if split.p_adjusted >= SIGNIFICANT:
-        return "no difference"
-    return "better" if split.better > split.worse else "worse"
+def outcome_of(one: Against) -> str:
+    """What is shown of a run: errors count as well as verdicts, and where they point both ways it is mixed."""
+    shown = {one.error_rate.outcome, "no difference" if one.pass_rate is None else one.pass_rate.outcome}
+    if {"better", "worse"} <= shown:
+        return "mixed"
+    for outcome in ("worse", "better"):
+        if outcome in shown:
+            return outcome
+    return "unknown" if one.pass_rate is None else "no difference"
 
 
-def verdict_of(one: Against, *, several: bool) -> str:
-    name, split = one.run.label, one.split
-    if split is None:
+def verdict_of(one: Against, *, raised: bool) -> str:
+    """The verdict in a sentence: cases that fail now come first, then what is known of those with a verdict."""
+    return "; ".join([*_of_errors(one, raised=raised), _of_passes(one, raised=raised)])
+
+
+def _of_errors(one: Against, *, raised: bool) -> Iterator[str]:
+    errors, change = one.errors, one.error_rate
+    if errors.now_failing:
+        yield f"{errors.now_failing:,} of {counted(one.paired, 'case')} {_now_failing(errors)}"
+    if errors.no_longer_failing:
+        yield f"{errors.no_longer_failing:,} of {one.paired:,} fail no longer"
+    if errors.now_failing or errors.no_longer_failing or change.outcome != "no difference":
+        shown = "not shown to be more or less than chance" if change.outcome == "no difference" else change.outcome
+        yield f"errors {_how_sure(change, raised=raised)}: {shown}"
+
+
+def _now_failing(errors: ErrorCases) -> str:
+    if list(errors.kinds) == ["timeout"]:
+        return "now time out"
+    kinds = [f"{number:,} {kind}" for kind, number in errors.kinds.items()]
+    shown = [*kinds[:_MAX_KINDS], f"{len(kinds) - _MAX_KINDS:,} more kinds"] if len(kinds) > _MAX_KINDS else kinds
+    return f"now fail ({', '.join(shown)})"
+
+
+def _of_passes(one: Against, *, raised: bool) -> str:
+    name, split, change = one.run.label, one.split, one.pass_rate
+    if split is None or change is None:
         return f"nothing is known of {name}: no case has a verdict in both runs"
-    p = format_p(split.p_adjusted) + (" (Holm)" if several else "")
-    counts = f"better on {counted(split.better, 'case')}, worse on {split.worse:,}: {p}"
-    if one.outcome == "worse":
-        counts = f"worse on {counted(split.worse, 'case')}, better on {split.better:,}: {p}"
-    if one.outcome != "no difference":
-        return f"{name} is {counts}"
-    n = split.better + split.worse + split.same
-    cases = counted(n, "case")
-    if split.smallest_visible is None:
-        return f"no difference: {name} is {counts}; {cases} are too few to show any"
-    points = f"{split.smallest_visible * 100:.2g} points"
-    return f"no difference that {cases} could show: {name} is {counts}; the smallest that they could is about {points}"
+    of_those = "" if change.cases == one.paired else f"of the {change.cases:,} with a verdict in both, "
+    counts = f"better on {counted(split.better, 'case')}, worse on {split.worse:,}"
+    if change.outcome == "worse":
+        counts = f"worse on {counted(split.worse, 'case')}, better on {split.better:,}"
+    sure = _how_sure(change, raised=raised)
+    if change.outcome != "no difference":
+        return f"{of_those}{name} is {change.outcome}: passed {sure}; {counts}"
+    cases = _units(change)
+    if split.smallest_detectable is None:
+        return f"{of_those}no difference: {name} passed {sure}; {counts}; {cases} are too few to show any"
+    points = f"{split.smallest_detectable * 100:.2g} points"
+    return (
+        f"{of_those}no difference that {cases} could show: {name} passed {sure}; {counts}; "
+        f"the smallest that they show four times in five is about {points}"
+    )
+
+
+def _how_sure(change: Change, *, raised: bool) -> str:
+    p = format_p(change.p_adjusted) + (" (Holm)" if raised else "")
+    return f"{signed(change.difference * 100, 1)} points, 95 % CI {_interval(change.ci95, 100, 1)}, {p}"
+
+
+def _units(change: Change) -> str:
+    cases = counted(change.cases, "case")
+    return cases if change.groups == change.cases else f"{cases} in {counted(change.groups, 'group')}"
 
 
 def format_p(p: float) -> str:
@@ -142,6 +201,7 @@ def format_p(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
+_MAX_KINDS = 3
 _TIMES = {"time_to_first_token": "time to first token", "time_to_last_token": "time to last token"}
 
 
@@ -154,6 +214,7 @@ class Row(msgspec.Struct, frozen=True):
     run: str = ""
     change: str = ""
     interval: str = ""
+    outcome: str = ""
 
 
 def rows(one: Against, currency: str) -> list[Row]:
@@ -201,6 +262,7 @@ def _points(label: str, change: Change) -> Row:
         run=f"{change.run:.1%}",
         change=f"{signed(change.difference * 100, 1)} points",
         interval=_interval(change.ci95, 100, 1),
+        outcome=_shown_outcome(change),
     )
 
 
@@ -212,6 +274,7 @@ def _score(name: str, change: Change) -> Row:
         run=f"{change.run:.3f}",
         change=signed(change.difference, 3),
         interval=_interval(change.ci95, 1, 3),
+        outcome=_shown_outcome(change),
     )
 
 
@@ -247,9 +310,11 @@ def _times_as_much(now: float, before: float) -> str:
     return f"× {now / before:.2f}" if before > 0 else ""
 
 
-def _interval(interval: Interval | None, factor: float, digits: int) -> str:
-    if interval is None:
-        return ""
+def _shown_outcome(change: Change) -> str:
+    return "" if change.outcome == "no difference" else change.outcome
+
+
+def _interval(interval: Interval, factor: float, digits: int) -> str:
     return f"{signed(interval[0] * factor, digits)} – {signed(interval[1] * factor, digits)}"
 
 

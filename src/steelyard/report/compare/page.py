@@ -10,7 +10,7 @@ from markupsafe import Markup
 from steelyard.report.compare.comparison import Against, Change, Comparison, Row, RunFacts, lists, outcomes, rows
 from steelyard.report.html import document, render
 
-_PILLS = {"better": "passed", "worse": "failed", "no difference": "unscored", "unknown": "unscored"}
+_PILLS = {"better": "passed", "worse": "failed", "mixed": "failed", "no difference": "unscored", "unknown": "unscored"}
 _WIDTH, _HEIGHT = 180, 14
 
 
@@ -50,18 +50,16 @@ def _figures(one: Against, currency: str) -> Iterator[tuple[Row, dict[str, Any] 
     changes = {("errors", ""): one.error_rate, **{("score", name): change for name, change in one.scores.items()}}
     if one.pass_rate is not None:
         changes["passed", ""] = one.pass_rate
-    widest = max(max(abs(end) for end in change.ci95 or (0.0,)) for change in changes.values())
+    widest = max(max(abs(end) for end in change.ci95) for change in changes.values())
     for row in rows(one, currency):
         kind = row.label.partition(",")[0]
         change = changes.get((kind, row.name))
-        yield row, None if change is None else _whisker(change, widest or 1.0, kind != "errors")
+        yield row, None if change is None else _whisker(change, widest or 1.0)
 
 
-def _whisker(change: Change, widest: float, more_is_better: bool) -> dict[str, Any] | None:
-    """The interval as a line, on the scale of the widest; green or red where it leaves out no change."""
-    if change.ci95 is None:
-        return None
+def _whisker(change: Change, widest: float) -> dict[str, Any]:
+    """The interval as a line, on the scale of the widest; green or red where a difference is shown."""
     low, high = change.ci95
-    tone = "" if low <= 0 <= high else "good" if (low > 0) == more_is_better else "bad"
+    tone = {"better": "good", "worse": "bad"}.get(change.outcome, "")
     left, right, point = (round(_WIDTH * (0.5 + 0.46 * end / widest), 1) for end in (low, high, change.difference))
     return {"tone": tone, "width": _WIDTH, "height": _HEIGHT, "left": left, "right": right, "point": point}

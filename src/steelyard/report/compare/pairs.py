@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from array import array
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -16,11 +17,13 @@ from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import FAILED, PASSED, ROWS, Rows, short_fingerprint, winners
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import RecordReader, damage, index_rows
-from steelyard.records import Record
+from steelyard.records import Record, id_digest
 from steelyard.run.result import Result
+from steelyard.stats.errors import error_name, ranked
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Counts: TypeAlias = npt.NDArray[np.int64]
+Digests: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 TIMES = ("time_to_first_token", "time_to_last_token")
@@ -40,6 +43,9 @@ class _Measured(msgspec.Struct, gc=False):
     scores: list[_Value]
     cost: float | None = None
     cached: bool = False
+    group: str | None = None
+    error_type: str | None = None
+    http_status: int | None = None
 
 
 _decode = msgspec.json.Decoder(_Measured).decode
@@ -66,6 +72,8 @@ class RunCases:
         self._offsets = rows["offset"][first]
         self._read = _Columns(run, rows)
         self.graded: Counts = self._read.graded[first]
+        self.groups: Digests | None = None if self._read.groups is None else self._read.groups[first]
+        """The digest of each case's group, 0 for a case without one; None where no case has one."""
         self.cached = self._read.cached
 
     @property
@@ -96,6 +104,11 @@ class RunCases:
         chosen[cases] = True
         values: Floats = self._read.times[name][chosen[self._case_of]]
         return values[~np.isnan(values)]
+
+    def error_kinds(self, cases: Counts) -> dict[str, int]:
+        """How many of these cases ended in each kind of error, by the first of its errors, most frequent first."""
+        kinds = dict(zip(self._case_of[list(self._read.kinds)].tolist(), self._read.kinds.values(), strict=True))
+        return ranked((kinds[case], 1) for case in cases.tolist() if case in kinds)
 
     def examples(self, cases: Counts) -> list[Record]:
         """The first record of each of these cases."""
@@ -130,6 +143,9 @@ class _Columns:
         self.costs = np.full(len(rows), math.nan)
         self.graded = np.zeros(len(rows), dtype=np.int64)
         self.cached = 0
+        self.groups: Digests | None = None
+        self.kinds: dict[int, str] = {}
+        """The kind of error of each row that has one."""
         self.scores: dict[str, tuple[array[int], array[float]]] = {}
         """For each name the rows that have such a score, and its values."""
         if len(rows):
@@ -150,7 +166,12 @@ class _Columns:
 
     def _take(self, number: int, measured: _Measured, *, ok: bool) -> None:
         self.graded[number] = short_fingerprint(measured.scored_by)
+        if measured.group is not None:
+            if self.groups is None:
+                self.groups = np.zeros(len(self.graded), dtype=np.uint64)
+            self.groups[number] = id_digest(measured.group)
         if not ok:
+            self.kinds[number] = sys.intern(error_name(measured).kind)
             return
         if measured.cached:
             # Its times are of the call back then, and it cost nothing: neither says anything of this run.
@@ -164,6 +185,19 @@ class _Columns:
                 rows, values = self.scores.setdefault(name, (array("q"), array("d")))
                 rows.append(number)
                 values.append(value)
+
+
+class Values(NamedTuple):
+    """A figure by case in both runs, and the group of each case where cases are grouped."""
+
+    baseline: Floats
+    run: Floats
+    groups: list[int] | None
+
+    @property
+    def differences(self) -> Floats:
+        """By how much it is higher in the run, case by case."""
+        return self.run - self.baseline
 
 
 class Pairs:
@@ -189,22 +223,59 @@ class Pairs:
         kept = np.ones(len(a), dtype=bool) if with_edited else ~edited
         self.edited: Counts = b[edited]
         self.a, self.b = a[kept], b[kept]
+        self._groups = _groups(baseline, self.a, other, self.b)
         self.only_a = _in_order(baseline, np.flatnonzero(~np.isin(baseline.ids, other.ids)))
         self.only_b = _in_order(other, np.flatnonzero(~np.isin(other.ids, baseline.ids)))
 
     def __len__(self) -> int:
         return len(self.a)
 
-    def both(self, of_baseline: Floats, of_other: Floats) -> tuple[Floats, Floats]:
+    def both(self, of_baseline: Floats, of_other: Floats) -> Values:
         """The values by case of each run, of the pairs in which both have one."""
         a, b = of_baseline[self.a], of_other[self.b]
         present = ~(np.isnan(a) | np.isnan(b))
-        return a[present], b[present]
+        groups = None if self._groups is None else self._groups[present].tolist()
+        return Values(a[present], b[present], groups)
 
     def scored(self) -> tuple[Counts, Counts]:
         """The pairs in which both have a verdict."""
         decided = (self.baseline.tried[self.a] > 0) & (self.other.tried[self.b] > 0)
         return self.a[decided], self.b[decided]
+
+    def pass_rates(self) -> Values:
+        """The share of trials that passed, by case, of the pairs in which both have a verdict."""
+        return self.both(*(_share(cases.passed, cases.tried) for cases in (self.baseline, self.other)))
+
+    def error_rates(self) -> Values:
+        """The share of trials that brought no answer, by case."""
+        return self.both(*(_share(cases.errors, cases.records) for cases in (self.baseline, self.other)))
+
+    def now_failing(self) -> Counts:
+        """The cases of the other run that have an error there and none in the baseline."""
+        failing: Counts = self.b[(self.baseline.errors[self.a] == 0) & (self.other.errors[self.b] > 0)]
+        return failing
+
+    def no_longer_failing(self) -> Counts:
+        """The cases of the baseline that have an error there and none in the other run."""
+        failed: Counts = self.a[(self.baseline.errors[self.a] > 0) & (self.other.errors[self.b] == 0)]
+        return failed
+
+
+def _share(part: Counts, whole: Counts) -> Floats:
+    shares: Floats = np.divide(part, whole, out=np.full(len(whole), math.nan), where=whole > 0)
+    return shares
+
+
+def _groups(baseline: RunCases, a: Counts, other: RunCases, b: Counts) -> Counts | None:
+    """A number for the group of each pair, as the newer run has it; a case without one is a group by itself."""
+    cases, chosen = (other, b) if other.groups is not None else (baseline, a)
+    if cases.groups is None or not len(chosen):
+        return None
+    digests = cases.groups[chosen]
+    _, numbers = np.unique(digests, return_inverse=True)
+    alone = digests == 0
+    numbers[alone] = len(chosen) + np.arange(int(alone.sum()))
+    return numbers.astype(np.int64)
 
 
 def _in_order(cases: RunCases, positions: Counts) -> Counts:

@@ -23,7 +23,7 @@ _WIDTH = 100
 _MAX_ID_TEXT = 40
 _MAX_LABEL_CHARS = 34
 _COLUMN = 12
-_WIDTHS = (0, _COLUMN, _COLUMN, _COLUMN, 15)
+_WIDTHS = (0, _COLUMN, _COLUMN, _COLUMN, 15, 0)
 """Of the columns of figures at the least, so that the tables of several runs look alike."""
 
 
@@ -54,12 +54,17 @@ def _named(role: str, run: RunFacts) -> str:
 
 def _table(one: Against, comparison: Comparison) -> str:
     before, now = _heads(comparison.baseline, one.run)
-    head = Row(f"{one.paired:,} paired cases", baseline=before, run=now, change="change", interval="95 % CI")
+    head = Row(
+        f"{one.paired:,} paired cases", baseline=before, run=now, change="change", interval="95 % CI", outcome="shown"
+    )
     shown = [head, *rows(one, safe_text(comparison.currency))]
     labels = [trim(f"{row.label} {safe_text(row.name)}".rstrip(), _MAX_LABEL_CHARS) for row in shown]
-    cells = [[label, row.baseline, row.run, row.change, row.interval] for label, row in zip(labels, shown, strict=True)]
+    cells = [
+        [label, row.baseline, row.run, row.change, row.interval, row.outcome]
+        for label, row in zip(labels, shown, strict=True)
+    ]
     widths = [max(fewest, *map(len, column)) for fewest, column in zip(_WIDTHS, zip(*cells, strict=True), strict=True)]
-    form = f"  {{:<{widths[0]}}}" + "".join(f"  {{:>{width}}}" for width in widths[1:])
+    form = f"  {{:<{widths[0]}}}" + "".join(f"  {{:>{width}}}" for width in widths[1:-1]) + "  {}"
     lines = [form.format(*row).rstrip() for row in cells]
     if one.scores_left_out:
         lines.append(f"  and {one.scores_left_out:,} more scores")
@@ -96,7 +101,7 @@ def _more(count: int) -> list[str]:
 
 
 _MAX_ID_MD = 60
-_SIGNS = {"better": "🟢", "worse": "🔴", "no difference": "⚪", "unknown": "⚪"}
+_SIGNS = {"better": "🟢", "worse": "🔴", "mixed": "🟠", "no difference": "⚪", "unknown": "⚪"}
 
 
 def compare_markdown(comparison: Comparison) -> str:
@@ -107,9 +112,9 @@ def compare_markdown(comparison: Comparison) -> str:
 def _markdown_sections(one: Against, comparison: Comparison) -> Iterator[str]:
     baseline = comparison.baseline
     yield f"### {_SIGNS[one.outcome]} {code(one.run.label, _MAX_ID_MD)} against {code(baseline.label, _MAX_ID_MD)}"
-    yield code(one.verdict, 400)
+    yield code(one.verdict, 800)
     yield markdown_table(
-        [f"{one.paired:,} paired cases", "baseline", "run", "change", "95 % CI"],
+        [f"{one.paired:,} paired cases", "baseline", "run", "change", "95 % CI", "shown"],
         (
             [
                 f"{row.label} {code(row.name, _MAX_ID_MD)}".rstrip(),
@@ -117,6 +122,7 @@ def _markdown_sections(one: Against, comparison: Comparison) -> Iterator[str]:
                 row.run,
                 row.change,
                 row.interval,
+                row.outcome,
             ]
             for row in rows(one, code(comparison.currency, 20))
         ),
