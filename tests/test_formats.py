@@ -16,6 +16,7 @@ from steelyard.journal.lock import Holder
 from steelyard.journal.manifest import Launch, Manifest
 from steelyard.records import Sample, StoredSample
 from steelyard.targets import CallableTarget
+from steelyard.workspace.recording import CallLine, EndLine, RequestDelta, SessionLine
 
 PAGE = (Path(__file__).parent.parent / "docs" / "formats.md").read_text(encoding="utf-8")
 
@@ -65,6 +66,7 @@ def test_the_fields_of_a_score_are_those_on_the_page() -> None:
         (Sample, "`answers.jsonl`"),
         (JudgeCall, "`answers.jsonl`"),
         (Holder, "What is promised"),
+        *((kind, "Calls") for kind in (SessionLine, CallLine, EndLine, RequestDelta)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -63,8 +63,6 @@ class EvalCase(msgspec.Struct, kw_only=True, omit_defaults=True):
     metadata: dict[str, Any] = {}
     limits: CaseLimits | None = None
     """Limits of this case, in place of the suite's `case_limits`."""
-    attachments: list[Any] = []
-    """Files that go with the prompt: paths or URLs; each an `Attachment` once the suite has read the case."""
 
 
 def id_digest(case_id: str) -> int:
@@ -199,6 +197,10 @@ class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Seconds spent waiting for permission to send: a rate, a token budget, an endpoint that asked all to slow down."""
     time_in_backoff: float | None = None
     """Seconds between a failed try and the next one, all tries together."""
+    time_in_model: float | None = None
+    """Of an agent with a gateway: seconds in which a model was answering at least one of its calls."""
+    time_in_tools: float | None = None
+    """Of an agent with a gateway: seconds in which no call was under way, the agent's own work and its tools'."""
     time_queued: float | None = None
     """Seconds from asking the client to send until the bytes were handed to the socket: connecting, mostly."""
     time_from_planned: float | None = None

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from steelyard.attachments import attached, identity, messages_by_content
 from steelyard.records import EvalCase
 
 FINGERPRINT_VERSION = 1
@@ -18,7 +17,7 @@ FINGERPRINT_VERSION = 1
 
 _is_key = re.compile(r"[0-9a-f]{64}").fullmatch
 
-_SOMETIMES = ("metadata", "trial", "attachments")
+_SOMETIMES = ("metadata", "trial")
 
 
 class CacheKey(str):
@@ -55,8 +54,6 @@ class CaseFingerprint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Functions and commands see it, so their answers may depend on it. Left out of the key when empty."""
     trial: int = 0
     """Left out of the key when 0."""
-    attachments: list[list[str]] = []
-    """Name, type and digest of each file that goes with the prompt. Left out of the key when empty."""
 
     @property
     def key(self) -> CacheKey:
@@ -85,14 +82,13 @@ def fingerprint_of(
     return CaseFingerprint(
         case_id=case.id,
         system_prompt=case.system_prompt,
-        user_messages=[*(messages_by_content(case.messages) or ()), *prompt],
+        user_messages=[*(case.messages or ()), *prompt],
         initial_session=session,
         tool_set_hash=tool_set_hash([*tools, *(case.tools or ())]),
         agent_model=model_id,
         parameters=dict(target_parameters),
         metadata=case.metadata,
         trial=trial,
-        attachments=[identity(one) for one in attached(case)] if case.attachments else [],
     )
 
 

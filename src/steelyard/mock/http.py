@@ -36,6 +36,8 @@ class Reply(msgspec.Struct, kw_only=True):
     """Whether the connection is closed after it."""
     is_admitted: bool = False
     """Whether it counts towards the concurrency until its last byte is written."""
+    tokens: tuple[int, int] = (0, 0)
+    """What its usage says, counted when all of it was written."""
     is_dropped: bool = False
     is_torn: bool = False
     includes_times: bool = False

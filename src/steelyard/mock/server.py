@@ -280,6 +280,9 @@ class ReplyPlayback:
         elif reply.path:
             stats.torn += reply.is_torn
             stats.answers[reply.path, reply.status] += 1
+            if not reply.is_torn:
+                stats.tokens_input += reply.tokens[0]
+                stats.tokens_output += reply.tokens[1]
         if reply.request_id:
             times = Times(reply.request_id, reply.id, self._received_ns, self._first_ns, monotonic_ns())
             stats.times.append(times)

@@ -32,6 +32,8 @@ _COUNTERS = (
     "dropped",
     "torn",
     "abandoned",
+    "tokens_input",
+    "tokens_output",
     "chunks",
     "connections",
     "connections_opened",
@@ -123,6 +125,9 @@ class Service:
             parsed.stream = found.stream
         if (wrong := self._problem(parsed)) is not None:
             return _failed(call, *wrong)
+        if found.counts:
+            body = msgspec.json.encode({"input_tokens": parsed.count_input_tokens()})
+            return _json(head, 200, body, (dialect.id_header, call.request_id.encode()), path=found.path)
         refusal = self.limits.admit(monotonic())
         if refusal is not None:
             after = refusal.retry_after if options.retry_after is None else options.retry_after
@@ -149,6 +154,8 @@ class Service:
         answer = compose(request, options, call.randomness, numbers, self._answer_file)
         tear = options.tear or (_torn(numbers) if hits(numbers.torn, options.torn_rate) else None)
         reply = _streamed(call, answer, tear) if request.stream else _whole(call, answer, tear)
+        if answer.usage is not None:
+            reply.tokens = (answer.usage.input, answer.usage.output)
         reply.interval = options.interval(numbers.pace)
         # An answer that is not streamed comes when its last token would have come.
         reply.delay = delay if request.stream else delay + max(0, answer.steps - 1) * reply.interval
@@ -363,6 +370,8 @@ class Stats:
         self.dropped = 0
         self.torn = 0
         self.abandoned = 0
+        self.tokens_input = 0
+        self.tokens_output = 0
         self.chunks = 0
         self.bytes_received = 0
         self.bytes_sent = 0

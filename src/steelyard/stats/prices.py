@@ -115,6 +115,13 @@ class PriceBook(msgspec.Struct, frozen=True):
             return None
         return listed_prices(target.model_id, target.endpoint)
 
+    def of_model(self, model: str | None, endpoint: str) -> Prices | None:
+        """Return what a model's tokens cost at an endpoint, where an agent chooses the model. Reads the list."""
+        found = self.models.get(model) or self.models.get(None)
+        if found is None and model is not None and self.currency == _LISTED_CURRENCY:
+            found = listed_prices(model, endpoint)
+        return found
+
     def unknown_because(self, target: Target) -> str:
         """Explain why `of` knows no price, and what helps."""
         model = f"model {target.model_id!r}" if target.model_id is not None else "the target"

@@ -77,6 +77,8 @@ class Route(msgspec.Struct, frozen=True):
     """The model that the path names: Azure's deployment, Gemini's or Bedrock's model, one of `/v1/models`."""
     stream: bool | None = None
     """Whether the path asks for a stream; None where the body says so."""
+    counts: bool = False
+    """Whether it counts a request's tokens instead of answering it."""
 
 
 _OPENAI = (b"x-request-id", openai_failure)
@@ -108,7 +110,7 @@ BEDROCK = Dialect(
 _APIS = {"chat/completions": CHAT, "completions": COMPLETIONS, "responses": RESPONSES, "messages": MESSAGES}
 _API = re.compile(
     r"(?:/v1|/openai/v1|/openai/deployments/(?P<model>[^/]+)|/openai|/anthropic/v1|/models)?"
-    r"/(?P<api>chat/completions|completions|responses|messages)"
+    r"/(?P<api>chat/completions|completions|responses|messages(?P<counts>/count_tokens)?)"
 )
 _GEMINI = re.compile(
     r"(?:/v1(?:beta1?|alpha)?)?(?:/projects/[^/]+/locations/[^/]+)?(?:/publishers/[^/]+)?"
@@ -123,8 +125,9 @@ _PAGES = {"/stats": ("GET", "HEAD"), "/health": ("GET", "HEAD"), "/stats/reset":
 def route(path: str) -> Route | None:
     """Find what is at a path; None if there is nothing."""
     if found := _API.fullmatch(path):
-        dialect = _APIS[found["api"]]
-        return Route(dialect.path, ("POST",), dialect, found["model"])
+        dialect = _APIS[found["api"].removesuffix("/count_tokens")]
+        counts = found["counts"] is not None
+        return Route(dialect.path + (found["counts"] or ""), ("POST",), dialect, found["model"], counts=counts)
     for pattern, dialect in ((_GEMINI, GEMINI), (_BEDROCK, BEDROCK)):
         if found := pattern.fullmatch(path):
             return Route(dialect.path, ("POST",), dialect, found["model"], stream=found["stream"] is not None)
