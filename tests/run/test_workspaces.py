@@ -1,12 +1,20 @@
 """Runs whose cases have workspaces: fresh for each attempt, copied for scorers, gone at the end."""
 
 import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from steelyard import CaseLimits, ConfigurationError, EvalSet, Runner, SuiteError, TransientError, Workspace
+from steelyard.journal.reader import iter_records
 from steelyard.run.config import build_suite
+from steelyard.run.rescore import StoredAnswers
+from steelyard.targets import CallableTarget
+from steelyard.workspace.places import safe_name
 
 CASES = EvalSet("s", [{"id": "one", "prompt": "p"}, {"id": "Two/../x", "prompt": "q"}])
 FILES = Workspace({"files": {"a.txt": "start"}}, setup=[["sh", "-c", "echo $HOME > home.txt"]])
@@ -151,3 +159,167 @@ def test_a_bad_key_is_named(tmp_path, line, problem):
 def test_a_missing_fixture_is_named_before_anything_is_asked(tmp_path):
     with pytest.raises(SuiteError, match=r"there is no folder .*missing"):
         run(lambda case: "x", workspace=Workspace(Path("missing"), folder=tmp_path), tmp_path=tmp_path)
+
+
+def writes(case, context):
+    (context.workspace / "a.txt").write_text(f"by {case.id}")
+    (context.workspace / "logs").mkdir()
+    (context.workspace / "logs" / "x.log").write_text("log")
+    (context.workspace / "logs" / "secret.log").symlink_to("/etc/passwd")
+    return "x"
+
+
+def passes_one(case, response, context):
+    return (context.workspace / "a.txt").read_text() == "by one"
+
+
+def artifacts(tmp_path, case_id="one", run="run"):
+    folder = tmp_path / run / "artifacts" / safe_name(case_id) / "0"
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("all", {"one", "Two/../x"}), ("failed", {"Two/../x"}), ("none", set())])
+def test_whole_workspaces_are_kept_by_rule_and_the_patch_always(tmp_path, keep, kept):
+    workspace = Workspace({"files": {"a.txt": "start"}}, keep=keep, artifacts=["logs/**"])
+    run(writes, [passes_one], workspace=workspace, tmp_path=tmp_path)
+    for case_id in ("one", "Two/../x"):
+        found = artifacts(tmp_path, case_id)
+        assert {"workspace.patch", "workspace.json", "files/logs/x.log"} <= found
+        assert ("workspace/a.txt" in found) == (case_id in kept)
+        # What a link leads to is not copied into the run.
+        assert "files/logs/secret.log" not in found
+
+
+def test_disk_use_is_bounded_and_the_record_says_what_was_not_kept(tmp_path):
+    def large(case, context):
+        (context.workspace / "large").write_bytes(b"x" * 200_000)
+        return "x"
+
+    workspace = Workspace(keep="all", max_disk="450k")
+    result = run(
+        large, workspace=workspace, tmp_path=tmp_path, suite=EvalSet("s", [{"prompt": str(i)} for i in range(5)])
+    )
+    notes = [record.notes for record in result.responses]
+    assert sum(bool(one) for one in notes) >= 3
+    assert "max_disk (450,000 bytes) is used up" in str(notes)
+
+
+def test_stored_answers_are_graded_again_from_the_patch(tmp_path):
+    run(writes, workspace=FILES, tmp_path=tmp_path)
+    again = Runner(
+        StoredAnswers(tmp_path / "run"),
+        CASES,
+        [passes_one],
+        workspace=FILES,
+        output_path=tmp_path / "again",
+        progress="off",
+    )
+    again.scored_from = str(tmp_path / "run")
+    result = again.run_sync()
+    assert [record.scores[0].passed for record in result.responses] == [True, False]
+    assert "workspace.patch" in artifacts(tmp_path, run="again")
+
+
+def test_what_cannot_be_rebuilt_is_refused_by_id(tmp_path):
+    run(writes, workspace=FILES, tmp_path=tmp_path)
+    (tmp_path / "run" / "artifacts" / "one" / "0" / "workspace.patch").unlink()
+    again = Runner(
+        StoredAnswers(tmp_path / "run"),
+        CASES,
+        [passes_one],
+        workspace=FILES,
+        output_path=tmp_path / "again",
+        progress="off",
+    )
+    again.scored_from = str(tmp_path / "run")
+    first, second = again.run_sync().responses
+    assert first.scores[0].passed is None
+    assert "the workspace of case 'one' cannot be rebuilt" in first.scores[0].errors[0]
+    assert second.scores[0].passed is False
+
+
+def test_a_cached_answer_is_graded_from_its_patch_and_an_edited_fixture_misses(tmp_path):
+    fixture = tmp_path / "fixture"
+    fixture.mkdir()
+    (fixture / "a.txt").write_text("1")
+    asked = []
+
+    def agent(case, context):
+        asked.append(case.id)
+        (context.workspace / "a.txt").write_text(f"by {case.id}")
+        return "x"
+
+    target = CallableTarget(agent, model_id="m")
+
+    def once(name):
+        runner = Runner(
+            target, CASES, [passes_one], workspace=Workspace(fixture), cache=tmp_path / "cache",
+            output_path=tmp_path / name, progress="off",
+        )  # fmt: skip
+        return runner.run_sync().responses
+
+    assert [record.scores[0].passed for record in once("first")] == [True, False]
+    hits = once("second")
+    assert [record.cached for record in hits] == [True, True]
+    assert [record.scores[0].passed for record in hits] == [True, False]
+    assert "workspace.patch" in artifacts(tmp_path, run="second")
+    assert len(asked) == 2
+    (fixture / "a.txt").write_text("2")
+    assert not any(record.cached for record in once("third"))
+    assert len(asked) == 4
+
+
+def test_trials_each_have_their_own_workspace(tmp_path):
+    result = run(writes, [passes_one], tmp_path=tmp_path, trials=3, parallelism=3)
+    assert [record.scores[0].passed for record in result.responses] == [True] * 3 + [False] * 3
+    assert {"0", "1", "2"} == set(os.listdir(tmp_path / "run" / "artifacts" / "one"))
+
+
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from steelyard import EvalSet, Runner, Workspace
+
+place = Path(sys.argv[1])
+die_in = sys.argv[2]
+
+def note(what):
+    with open(place / "notes", "a") as file:
+        file.write(what + "\\n")
+
+def agent(case, context):
+    note(f"agent {case.id}")
+    (context.workspace / "a.txt").write_text("done " + case.id)
+    if die_in == "agent" and case.id == "3":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "x"
+
+def grade(case, response, context):
+    note(f"grade {case.id}")
+    if die_in == "grade" and case.id == "3":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return (context.workspace / "a.txt").read_text() == "done " + case.id
+
+cases = EvalSet("s", [{"id": str(number), "prompt": "p"} for number in range(6)])
+Runner(
+    agent, cases, [grade], workspace=Workspace({"files": {"a.txt": "start"}}), output_path=place / "run", progress="off"
+).run_sync()
+"""
+
+
+@pytest.mark.parametrize(("moment", "asked"), [("agent", 2), ("grade", 1)])
+@pytest.mark.parametrize("work_is_lost", [False, True])
+def test_after_a_kill_only_what_is_missing_is_done_again(tmp_path, work, moment, asked, work_is_lost):
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    killed = subprocess.run([sys.executable, script, tmp_path, moment], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    if work_is_lost:
+        shutil.rmtree(work)
+    subprocess.run([sys.executable, script, tmp_path, "never"], check=True)
+    notes = (tmp_path / "notes").read_text().splitlines()
+    assert notes.count("agent 3") == asked
+    assert all(notes.count(f"agent {number}") == 1 for number in "01245")
+    records = list(iter_records(tmp_path / "run"))
+    assert [record.scores[0].passed for record in records] == [True] * 6
+    assert not work.exists() or not os.listdir(work)

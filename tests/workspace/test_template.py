@@ -69,10 +69,10 @@ def test_each_edit_of_a_template_changes_its_digest(template, tmp_path, edit):
 
 def test_a_template_that_is_edited_while_it_is_used_is_refused(template, tmp_path):
     workspace = Workspace(template)
-    found = workspace.template_of(CASE, tmp_path / "cache")
+    digest(workspace, tmp_path)
     (template / "src" / "app.py").write_text("edited meanwhile\n")
     with pytest.raises(ConfigurationError, match="was edited while the run used it"):
-        found.make(tmp_path / "made")
+        made(workspace, tmp_path)
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../secret", "src/../../other"])

@@ -92,6 +92,8 @@ class Cached(TargetWrapper):
                 model_id=self.model_id,
                 tools=self._tools,
                 trial=context.trial,
+                workspace=context.template_digest,
+                limits=case.limits,
             )
             if fingerprint is None:
                 self._warn("identity", "the target has no model_id: its answers are not cached")

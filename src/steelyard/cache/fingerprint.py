@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from steelyard.records import EvalCase
+from steelyard.records import CaseLimits, EvalCase
 
 FINGERPRINT_VERSION = 1
 """Part of every key. Raise it when the content of fingerprints changes: old entries are then never found again."""
 
 _is_key = re.compile(r"[0-9a-f]{64}").fullmatch
 
-_SOMETIMES = ("metadata", "trial")
+_SOMETIMES = ("metadata", "trial", "workspace", "limits")
 
 
 class CacheKey(str):
@@ -54,6 +54,9 @@ class CaseFingerprint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Functions and commands see it, so their answers may depend on it. Left out of the key when empty."""
     trial: int = 0
     """Left out of the key when 0."""
+    workspace: str = ""
+    """The content of the workspace's template. Left out of the key when empty, as are limits."""
+    limits: dict[str, Any] = {}
 
     @property
     def key(self) -> CacheKey:
@@ -71,6 +74,8 @@ def fingerprint_of(
     model_id: str | None,
     tools: Iterable[Any] = (),
     trial: int = 0,
+    workspace: str = "",
+    limits: CaseLimits | None = None,
 ) -> CaseFingerprint | None:
     """Return what the answer to a case depends on; None when the model is not known: that is never cached.
 
@@ -89,6 +94,8 @@ def fingerprint_of(
         parameters=dict(target_parameters),
         metadata=case.metadata,
         trial=trial,
+        workspace=workspace,
+        limits={} if limits is None else msgspec.to_builtins(limits),
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from steelyard.errors import ConfigurationError, SteelyardError, describe
 from steelyard.plugins import BUILT_IN, find, is_known, load_object, make_importable, unknown
-from steelyard.records import InvocationResponse
+from steelyard.records import STOP_REASONS, InvocationResponse
 
 _CUT_SHORT = frozenset(
     {
@@ -22,7 +22,7 @@ _CUT_SHORT = frozenset(
         "content_filter", "content_filtered", "safety", "recitation", "blocklist", "prohibited_content", "spii",
         "refusal", "guardrail_intervened", "malformed_function_call",
         "cancelled", "canceled", "abort", "aborted", "interrupted",
-        "timeout", "timed_out", "error", "failed",
+        "timeout", "timed_out", "error", "failed", *STOP_REASONS.values(),
     }
 )  # fmt: skip
 """Providers' stop reasons of answers that were not ended by the model itself."""

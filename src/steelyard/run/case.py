@@ -139,8 +139,13 @@ class CaseRunner:
         if job.stored is not None:
             response, attempts, before = job.stored.response, job.stored.attempts, job.stored.elapsed
             failures: list[FailedAttempt] | None = job.stored.retry_errors
+            context.attempt = max(1, attempts)
         else:
+            if self._workspaces is not None and self._workspaces.workspace is not None:
+                context.template_digest = self._workspaces.digest_of(job.case)
             response, shape = await self._ask(job, context, emit)
+            if self._workspaces is not None and response.workspace_patch is not None:
+                response, shape = await self._workspaces.unpacked(job.case.id, job.trial, response), None
             before = None
             if context.waiting or context.backoff or job.planned_at is not None:
                 response, shape = _with_waits(response, context, job.planned_at), None
@@ -163,9 +168,13 @@ class CaseRunner:
             new_context = None
             if self._workspaces is not None and self._pipeline.takes_context:
                 new_context = partial(self._workspaces.scoring_context, job.case, context)
+                if context.workspace is None:
+                    await self._workspaces.restore(job.case, context)
             scores = await self._pipeline.score(job, response, context, keep_answer, emit, new_context)
         elapsed = time.perf_counter() - started if before is None else before
         record = _record(job, response, scores, attempts, elapsed, failures, shape)
+        if self._workspaces is not None:
+            await self._workspaces.keep(record, context)
         emit(record)
         if self._workspaces is not None:
             await self._workspaces.done(record)

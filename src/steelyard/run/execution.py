@@ -22,7 +22,7 @@ from steelyard.errors import ConfigurationError, RunCancelled, SuiteError
 from steelyard.journal.reader import iter_records
 from steelyard.progress.display import LiveDisplay
 from steelyard.protocols import CallByCall, DriverCallback, RepeatedJudge, Scorer, Session, Tally, Target
-from steelyard.records import CaseLimits, Job, Record
+from steelyard.records import CaseLimits, InvocationResponse, Job, Record
 from steelyard.run.case import CaseRunner
 from steelyard.run.directory import OpenMode, RunDirectory
 from steelyard.run.metrics import compose
@@ -158,14 +158,18 @@ class Execution:
     def _open_workspaces(self) -> Workspaces | None:
         """Where agents work; None in a run that has no use for it."""
         workspace = self._workspace
-        if workspace is None and getattr(self._target, "needs_workspace", False):
-            workspace = Workspace()
         if workspace is None and self._case_limits is None and not any(map(takes_context, self._scorers)):
             return None
         if workspace is not None:
             self._engine.check_workspaces()
         output = self._options.output_path
-        return Workspaces(workspace, run=None if output is None else Path(output), limits=self._case_limits)
+        return Workspaces(
+            workspace,
+            run=None if output is None else Path(output),
+            limits=self._case_limits,
+            answers_of=None if self._scored_from is None else Path(self._scored_from),
+            for_cache=self._store is not None,
+        )
 
     def _recover(self, plan: Plan) -> Recorder:
         """Read what earlier launches did, and get ready to record more."""
@@ -303,7 +307,10 @@ class Execution:
         options, send_policy = self._options, self._send_policy
         target = self._retrying(self._target)
         if self._store is not None:
-            target = Cached(target, self._store, self._plan.suite.id, session=self._session)
+            is_good = None
+            if self._workspaces is not None and self._workspaces.workspace is not None:
+                is_good = _has_patch
+            target = Cached(target, self._store, self._plan.suite.id, session=self._session, is_good=is_good)
         scorers = [self._bound(scorer) if isinstance(scorer, RepeatedJudge) else scorer for scorer in self._scorers]
         return CaseRunner(
             target,
@@ -334,7 +341,7 @@ class Execution:
                 called = InWorkspace(called, places)
             return Retry(called, policy)
 
-        places = self._workspaces if target is self._target else None
+        places = self._workspaces if target is self._target and self._scored_from is None else None
         if not isinstance(target, CallByCall):
             return wrap(target)
         return target.bound(wrap) if places is None else InWorkspace(target.bound(wrap), places)
@@ -427,6 +434,11 @@ class Execution:
             self._scratch.cleanup()
         if self._workspaces is not None:
             self._workspaces.close()
+
+
+def _has_patch(response: InvocationResponse) -> bool:
+    """Whether an agent's answer can be used again: without its patch, its workspace could not be graded."""
+    return response.workspace_patch is not None
 
 
 def _calibrations(scorers: Sequence[Scorer]) -> dict[str, JudgeCalibration]:

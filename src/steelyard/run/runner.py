@@ -58,6 +58,8 @@ class Runner:
             raise ConfigurationError(f"engine must be an Engine, got {type(engine).__name__}")
         if workspace is not None and not isinstance(workspace, Workspace):
             raise ConfigurationError(f"workspace must be a Workspace, got {type(workspace).__name__}")
+        if workspace is None and getattr(self.target, "needs_workspace", False):
+            workspace = Workspace()
         self.workspace = workspace
         self.case_limits = read_case_limits(case_limits)
         self.engine = engine

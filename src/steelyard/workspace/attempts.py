@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import os
 import secrets
 import threading
+import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -26,9 +28,11 @@ from steelyard.protocols import (
 )
 from steelyard.records import CaseLimits, EvalCase, InvocationResponse, Record
 from steelyard.subprocesses import allowed_environment, run_program
-from steelyard.suite.identity import BadCase
+from steelyard.suite.identity import BadCase, canonical
+from steelyard.workspace.keeping import Keeper, read_patch
 from steelyard.workspace.limits import AttemptLimits, BothClocks, TurnRecorder
 from steelyard.workspace.logs import STREAMS, AttemptLogs
+from steelyard.workspace.patch import PatchSummary, Scan, apply_patch, make_patch, scan
 from steelyard.workspace.places import AttemptPlace, AttemptState, RunPlaces, remove_tree
 from steelyard.workspace.template import Template, Workspace, copy_tree
 
@@ -36,6 +40,9 @@ log = logging.getLogger("steelyard")
 
 _SHOWN_OUTPUT = 2000
 _TEMPLATES = "templates"
+_HURRIED_TEARDOWN = 1.0
+"""Seconds for `teardown` in a run that is being cancelled."""
+_MAX_CACHED_PATCH = 4 << 20
 
 
 class Workspaces:
@@ -47,11 +54,20 @@ class Workspaces:
         *,
         run: Path | None,
         limits: CaseLimits | None = None,
+        answers_of: Path | None = None,
+        for_cache: bool = False,
     ) -> None:
         self.workspace = workspace
         """None where scorers take a context, or cases have limits, and nothing has a workspace."""
         self.limits = limits
         self.places = RunPlaces(run)
+        self.keeper = Keeper(self.places, workspace) if workspace is not None else None
+        self._answers_of = answers_of
+        """The run whose answers are scored again: its patches rebuild their workspaces."""
+        self.for_cache = for_cache
+        """Whether responses carry their patch, for the cache."""
+        self._problems: dict[tuple[str, int], str] = {}
+        self._cached: dict[tuple[str, int], tuple[bytes, PatchSummary]] = {}
         self.programs: StartedPrograms | None = None
         """Where scorers write down the programs that they start."""
         self._threads = DaemonThreads()
@@ -67,9 +83,15 @@ class Workspaces:
     def seen_of(self, case: EvalCase) -> bytes:
         """What an agent sees besides the case, for the case's fingerprint: its workspace. BadCase without one."""
         try:
-            return self.template_of(case).digest.encode()
+            return self.digest_of(case).encode()
         except (ConfigurationError, OSError) as error:
             raise BadCase(str(error)) from error
+
+    def digest_of(self, case: EvalCase) -> str:
+        """A digest of a workspace before the agent begins: its template, and how it is made ready."""
+        assert self.workspace is not None
+        ready = canonical(self.workspace.identity()).decode()
+        return f"{self.workspace.digest_of(case, self.places.root / _TEMPLATES)}:{ready}"
 
     def template_of(self, case: EvalCase) -> Template:
         """The content of a case's workspace before anything was done in it."""
@@ -97,9 +119,9 @@ class Workspaces:
         state = AttemptState(id=case.id, trial=context.trial, attempt=context.attempt)
         place = await self._threads.run(self.places.new_attempt, state)
         try:
-            await self._threads.run(self.template_of(case).make, place.workspace)
-            attempt = Attempt(self, place, case, context)
-            await attempt.run_commands(place, self.workspace.setup, "setup")
+            template = await self._threads.run(self._make, case, place)
+            attempt = Attempt(self, place, case, context, template)
+            await attempt.set_up()
         except (ConfigurationError, OSError) as error:
             await self._threads.run(remove_tree, place.path)
             raise SetupError(f"the workspace could not be made: {error}") from error
@@ -108,6 +130,61 @@ class Workspaces:
                 await self._threads.run(remove_tree, place.path)
             raise
         return attempt
+
+    def _make(self, case: EvalCase, place: AttemptPlace) -> Template:
+        template = self.template_of(case)
+        template.make(place.workspace)
+        return template
+
+    async def unpacked(self, case_id: str, trial: int, response: InvocationResponse) -> InvocationResponse:
+        """The response without the patch that it carries for the cache; a cached one's is kept with this run."""
+        if response.cached and response.workspace_patch is not None and self.keeper is not None:
+            with suppress(ValueError):  # where it cannot be read, its workspace cannot be rebuilt
+                found = unpacked(response.workspace_patch)
+                self._cached[case_id, trial] = found
+                await self._threads.run(self.keeper.write_patch, case_id, trial, *found)
+        return msgspec.structs.replace(response, workspace_patch=None)
+
+    async def restore(self, case: EvalCase, context: InvocationContext) -> None:
+        """Find or rebuild the finished workspace of an answer that was not given just now.
+
+        That is one of an earlier launch, of the run whose answers are scored again, or of the cache. Where it cannot be
+        rebuilt, the scorers that ask for it are told why.
+        """
+        if self.workspace is None:
+            return
+        for place, state in self.places.attempts(case.id, context.trial):
+            if state is not None and state.finished and state.id == case.id and state.attempt == context.attempt:
+                context.workspace = place.workspace
+                return
+        try:
+            patch, summary = await self._threads.run(self._read_patch, case.id, context.trial)
+            context.workspace = await self._rebuild(case, context, patch, summary)
+        except (SetupError, ConfigurationError, OSError, ValueError) as error:
+            self._problems[case.id, context.trial] = str(error)
+
+    def _read_patch(self, case_id: str, trial: int) -> tuple[bytes, PatchSummary]:
+        assert self.keeper is not None
+        if (case_id, trial) in self._cached:
+            return self._cached[case_id, trial]
+        if self._answers_of is not None:
+            found = read_patch(self._answers_of, case_id, trial)
+            self.keeper.write_patch(case_id, trial, *found)  # this run can be scored again, too
+            return found
+        if self.places.run is None:
+            raise ConfigurationError("a run without a directory keeps no patches")
+        return read_patch(self.places.run, case_id, trial)
+
+    async def _rebuild(self, case: EvalCase, context: InvocationContext, patch: bytes, summary: PatchSummary) -> Path:
+        state = AttemptState(id=case.id, trial=context.trial, attempt=context.attempt)
+        place = await self._threads.run(self.places.new_attempt, state)
+        template = await self._threads.run(self._make, case, place)
+        # The commands of the setup see a context like the agent's; this one is not the agent's.
+        ready = Attempt(self, place, case, msgspec.structs.replace(context), template, with_logs=False)
+        await ready.set_up()
+        await self._threads.run(apply_patch, patch, summary, template, place.workspace)
+        place.write_state(msgspec.structs.replace(state, finished=True))
+        return place.workspace
 
     def scoring_context(self, case: EvalCase, context: InvocationContext) -> ScoringContext:
         """What a scorer may know besides case and response: a copy of the finished workspace, on demand."""
@@ -141,16 +218,22 @@ class Workspaces:
         )
 
     def _finished(self, case: EvalCase, context: InvocationContext) -> Path:
-        """The finished workspace of a case: of this launch, or of an earlier one that was ended before grading."""
-        if context.workspace is not None and context.workspace.exists():
+        """The finished workspace of a case."""
+        if context.workspace is not None:
             return context.workspace
-        for place, state in self.places.attempts(case.id, context.trial):
-            if state is not None and state.finished and state.id == case.id:
-                return place.workspace
-        raise ConfigurationError(f"the workspace of case {case.id!r} cannot be rebuilt: nothing is left of it")
+        why = self._problems.get((case.id, context.trial), "nothing is left of it")
+        raise ConfigurationError(f"the workspace of case {case.id!r} cannot be rebuilt: {why}")
+
+    async def keep(self, record: Record, context: InvocationContext) -> None:
+        """Keep what is to be kept of a case; what could not be is said in the record's notes."""
+        if self.keeper is not None and context.workspace is not None:
+            notes = await self._threads.run(self.keeper.keep, record, context.workspace)
+            record.notes = [*record.notes, *notes]
 
     async def done(self, record: Record) -> None:
         """Clear away what a case used: its record is written."""
+        self._problems.pop((record.id, record.trial), None)
+        self._cached.pop((record.id, record.trial), None)
         await self._threads.run(self._clear, record.id, record.trial)
 
     def close(self) -> None:
@@ -172,8 +255,17 @@ class Attempt:
     """One attempt at a case: its folders, logs and limits."""
 
     def __init__(
-        self, owner: Workspaces, place: AttemptPlace | None, case: EvalCase, context: InvocationContext
+        self,
+        owner: Workspaces,
+        place: AttemptPlace | None,
+        case: EvalCase,
+        context: InvocationContext,
+        template: Template | None = None,
+        *,
+        with_logs: bool = True,
     ) -> None:
+        self._template = template
+        self._before = Scan({}, 0)
         self._owner = owner
         self._place = place
         self._case = case
@@ -182,7 +274,7 @@ class Attempt:
         self.limits = AttemptLimits(owner.limits_of(case))
         key = (case.id, context.trial)
         places = owner.places
-        self.logs = AttemptLogs({stream: places.log(*key, stream) for stream in STREAMS})
+        self.logs = AttemptLogs({stream: places.log(*key, stream) for stream in STREAMS if with_logs})
         self.turns = TurnRecorder(places.log(*key, "turns.jsonl"), self.limits)
         self._clock = context.clock
         if place is not None:
@@ -277,21 +369,50 @@ class Attempt:
                 )
                 raise SetupError(f"{which}: {' '.join(argv)[:200]} {how}" + (f": {printed}" if printed else ""))
 
-    async def end(self) -> None:
-        """End what is left of the agent's programs, and write down that the workspace is finished."""
-        if self._place is not None and self._owner.workspace is not None:
-            await self._owner._threads.run(reaper.end_all, {}, self._marker)
-            try:
-                await self.run_commands(self._place, self._owner.workspace.teardown, "teardown")
-            except SetupError as error:
-                log.warning("case %s: %s", self._case.id, error)
-        self.logs.close()
+    async def set_up(self) -> None:
+        """Run the commands of `setup`, and remember what the agent finds."""
+        assert self._place is not None
+        assert self._owner.workspace is not None
+        await self.run_commands(self._place, self._owner.workspace.setup, "setup")
+        self._before = await self._owner._threads.run(scan, self._place.workspace)
 
-    def finish(self) -> None:
-        """Write down that the workspace is what the agent left."""
-        state = AttemptState(id=self._case.id, trial=self._context.trial, attempt=self._context.attempt, finished=True)
-        if self._place is not None:
-            self._place.write_state(state)
+    async def end(self) -> PatchedWorkspace | None:
+        """End what is left of the agent's programs, run `teardown`, and write down what the agent changed.
+
+        None in a run without workspaces, and in one that is being cancelled: such an attempt is made again.
+        """
+        owner, place = self._owner, self._place
+        try:
+            if place is None or owner.workspace is None:
+                return None
+            await owner._threads.run(reaper.end_all, {}, self._marker)
+            is_ending = self._context.token is not None and self._context.token.cancelled
+            try:
+                async with asyncio.timeout(_HURRIED_TEARDOWN if is_ending else None):
+                    await self.run_commands(place, owner.workspace.teardown, "teardown")
+            except (SetupError, TimeoutError) as error:
+                log.warning("case %s: %s", self._case.id, error)
+            return None if is_ending else await owner._threads.run(self._write_patch, place)
+        finally:
+            self.logs.close()
+
+    def _write_patch(self, place: AttemptPlace) -> PatchedWorkspace:
+        assert self._template is not None
+        assert self._owner.keeper is not None
+        after, context = scan(place.workspace), self._context
+        patch, summary = make_patch(self._template, self._before, after, place.workspace, context.attempt)
+        self._owner.keeper.write_patch(self._case.id, context.trial, patch, summary)
+        state = AttemptState(id=self._case.id, trial=context.trial, attempt=context.attempt, finished=True)
+        place.write_state(state)
+        return PatchedWorkspace(patch, summary, after.total)
+
+
+class PatchedWorkspace(NamedTuple):
+    """A finished workspace: what the agent changed, and how many bytes it has."""
+
+    patch: bytes
+    summary: PatchSummary
+    size: int
 
 
 class InWorkspace(TargetWrapper):
@@ -304,12 +425,31 @@ class InWorkspace(TargetWrapper):
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """Prepare the workspace, call the target in it, and leave it for the scorers."""
         attempt = await self._workspaces.prepare(case, context)
+        finished = None
         try:
             response = await attempt.call(self._target)
         finally:
-            await attempt.end()
-        attempt.finish()
-        return response
+            finished = await attempt.end()
+        if finished is None or not isinstance(response, InvocationResponse):
+            return response
+        packed = pack(finished.patch, finished.summary) if self._workspaces.for_cache else None
+        return msgspec.structs.replace(response, disk_used=finished.size, workspace_patch=packed)
+
+
+def pack(patch: bytes, summary: PatchSummary) -> str | None:
+    """A patch as text for the cache; None for one that is too large, or cannot be rebuilt from."""
+    if len(patch) > _MAX_CACHED_PATCH or summary.left_out:
+        return None
+    return base64.b64encode(zlib.compress(msgspec.json.encode(summary) + b"\n" + patch)).decode()
+
+
+def unpacked(packed: str) -> tuple[bytes, PatchSummary]:
+    """The patch in a cached answer; ValueError where it cannot be read."""
+    try:
+        head, _, patch = zlib.decompress(base64.b64decode(packed)).partition(b"\n")
+        return patch, msgspec.json.decode(head, type=PatchSummary)
+    except (zlib.error, msgspec.DecodeError) as error:
+        raise ValueError(f"the cached patch cannot be read: {error}") from error
 
 
 def _listed(folder: Path) -> list[str]:

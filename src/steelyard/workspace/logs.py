@@ -30,7 +30,7 @@ class AttemptLogs:
         with self._lock:
             log = self._open.get(stream)
             if log is None:
-                path = self._paths[stream]
+                path = self._paths.get(stream)
                 if path is None:
                     return
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -93,21 +93,37 @@ class FilesTemplate(Template):
         return None if text is None else (Entry(path), text)
 
 
-class FolderTemplate(Template):
-    """The files of a folder. `.git` is left out, and a link must lead to something in the folder."""
+class Known(NamedTuple):
+    """What is remembered of a folder: what tells whether it was edited, and the digest of its content."""
 
-    def __init__(self, folder: Path, where: str, *, with_git: bool = False) -> None:
+    signature: str
+    digest: str
+
+
+class FolderTemplate(Template):
+    """The files of a folder. `.git` is left out, and a link must lead to something in the folder.
+
+    `known` is what an earlier look at the folder found: ConfigurationError where it was edited since.
+    """
+
+    def __init__(self, folder: Path, where: str, known: Known | None = None) -> None:
         self._where = where
-        self._with_git = with_git
         try:
             self.folder = folder.resolve(strict=True)
         except (OSError, RuntimeError) as error:
             raise ConfigurationError(f"{where}: there is no folder {folder}") from error
         if not self.folder.is_dir():
             raise ConfigurationError(f"{where}: {folder} is not a folder")
+        self._signing = hashlib.blake2b(digest_size=16)
         self._entries = list(self._walk())
-        self._signature = self._stat_all()
-        self.digest = _digest_of((entry.path, _kind(entry), self._content(entry)) for entry in self._entries)
+        signature = self._signing.hexdigest()
+        if known is not None and known.signature != signature:
+            raise ConfigurationError(f"{where}: {self.folder} was edited while the run used it: start it again")
+        if known is None:
+            contents = ((entry.path, _kind(entry), self._content(entry)) for entry in self._entries)
+            known = Known(signature, _digest_of(contents))
+        self.known = known
+        self.digest = known.digest
 
     def _walk(self, prefix: str = "") -> Iterator[Entry]:
         try:
@@ -117,15 +133,19 @@ class FolderTemplate(Template):
             raise ConfigurationError(f"{self._where}: cannot read {error.filename}: {error.strerror}") from error
         for one in found:
             path = f"{prefix}{one.name}"
-            if one.name == _LEFT_OUT and not (self._with_git and not prefix):
+            if one.name == _LEFT_OUT:
                 continue
+            if one.is_dir(follow_symlinks=False):
+                yield from self._walk(f"{path}/")
+                continue
+            seen = one.stat(follow_symlinks=False)
+            told = f"{path}\0{seen.st_size}\0{seen.st_mtime_ns}\0{seen.st_ino}\0{seen.st_mode}\0"
+            self._signing.update(told.encode("utf-8", "surrogateescape"))
             if one.is_symlink():
                 self._check_link(path)
                 yield Entry(path, is_link=True)
-            elif one.is_dir(follow_symlinks=False):
-                yield from self._walk(f"{path}/")
             elif one.is_file(follow_symlinks=False):
-                yield Entry(path, executable=bool(one.stat(follow_symlinks=False).st_mode & 0o100))
+                yield Entry(path, executable=bool(seen.st_mode & 0o100))
             else:
                 raise ConfigurationError(f"{self._where}: {path} is neither a file, a folder nor a link")
 
@@ -148,24 +168,8 @@ class FolderTemplate(Template):
         with open(place, "rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
 
-    def _stat_all(self) -> str:
-        """A digest of what tells, without reading, whether a file was edited."""
-        told = hashlib.blake2b(digest_size=16)
-        for entry in self._entries:
-            found = os.lstat(self.folder / entry.path)
-            told.update(
-                f"{entry.path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\0".encode(errors="replace")
-            )
-        return told.hexdigest()
-
     def make(self, folder: Path) -> None:
         """Copy the folder, each file by reflink where the disk can; never by hard links."""
-        try:
-            changed = list(self._walk()) != self._entries or self._stat_all() != self._signature
-        except FileNotFoundError:
-            changed = True
-        if changed:
-            raise ConfigurationError(f"{self._where}: {self.folder} was edited while the run used it: start it again")
         folder.mkdir(mode=0o700)
         made = {""}
         for entry in self._entries:
@@ -417,19 +421,21 @@ class Workspace:
         self._folder = Path(folder)
         self._given = template
         self._kind, self._templates = _read_template(template)
-        self._made: dict[Any, Template] = {}
+        self._known: dict[Path, Known] = {}
+        self._commits: dict[tuple[Path, str, bool], GitTemplate] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {**self.__dict__, "_made": {}}
-        return (_rebuilt, (state,))
+        return (_rebuilt, ({**self.__dict__, "_commits": {}},))
 
     def __repr__(self) -> str:
         return f"Workspace({self._given!r})"
 
     def identity(self) -> dict[str, Any]:
-        """What decides an answer besides the templates' content, which is in each case's fingerprint."""
-        given = {name: [[word.source for word in words] for words in getattr(self, name)] for name in ("setup",)}
-        return {**given, "env": {name: text.source for name, text in self.env.items()}}
+        """What decides an answer besides the templates' content: how a workspace is made ready."""
+        return {
+            "setup": [[word.source for word in words] for words in self.setup],
+            "env": {name: text.source for name, text in self.env.items()},
+        }
 
     def template_of(self, case: EvalCase, cache: Path) -> Template:
         """The content of a case's workspace; ConfigurationError where there is none. Blocks: it reads all of it."""
@@ -440,17 +446,23 @@ class Workspace:
             return FilesTemplate(self._files_of(case), f"{where}.files")
         if self._kind == "folder":
             path = self._folder / os.path.expanduser(self._templates["folder"].render(case))
-            return self._memoised(path, lambda: FolderTemplate(path, where))
+            folder = FolderTemplate(path, where, self._known.get(path))
+            self._known[path] = folder.known
+            return folder
         path = self._folder / os.path.expanduser(self._templates["git"].render(case))
         ref, history = self._templates["ref"].render(case), bool(self._templates["history"])
-        return self._memoised(
-            (path, ref, history), lambda: GitTemplate(path, ref, history=history, cache=cache, where=where)
-        )
+        key = (path, ref, history)
+        if key not in self._commits:
+            self._commits[key] = GitTemplate(path, ref, history=history, cache=cache, where=where)
+        return self._commits[key]
 
-    def _memoised(self, key: Any, make: Any) -> Template:
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+    def digest_of(self, case: EvalCase, cache: Path) -> str:
+        """The digest of a case's template; not computed again where it is known."""
+        if self._kind == "folder":
+            path = self._folder / os.path.expanduser(self._templates["folder"].render(case))
+            if path in self._known:
+                return self._known[path].digest
+        return self.template_of(case, cache).digest
 
     def _files_of(self, case: EvalCase) -> dict[str, str]:
         files = self._templates["files"]

@@ -1,0 +1,143 @@
+"""What is kept of an agent's work: its patch always, files by patterns, whole workspaces by rule, within `max_disk`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from pathlib import Path
+
+import msgspec
+
+from steelyard.errors import ConfigurationError
+from steelyard.records import Record, verdict
+from steelyard.workspace.patch import PatchSummary, scan
+from steelyard.workspace.places import ARTIFACTS, RunPlaces, remove_tree, safe_name
+from steelyard.workspace.template import Workspace, copy_entry, copy_tree
+
+log = logging.getLogger("steelyard")
+
+PATCH = "workspace.patch"
+SUMMARY = "workspace.json"
+KEPT_WORKSPACE = "workspace"
+KEPT_FILES = "files"
+
+
+class Keeper:
+    """Keeps what is left of cases under artifacts/ID/TRIAL/ of a run directory, and counts the bytes."""
+
+    def __init__(self, places: RunPlaces, workspace: Workspace) -> None:
+        self._places = places
+        self._workspace = workspace
+        self._patterns = [re.compile(_as_regex(pattern)) for pattern in workspace.artifacts]
+        self._lock = threading.Lock()
+        self._used: int | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_lock": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def write_patch(self, case_id: str, trial: int, patch: bytes, summary: PatchSummary) -> None:
+        """Write down what an agent changed; whole or not at all."""
+        folder = self._places.artifacts(case_id, trial)
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self._reserve(len(patch), always=True)
+        for name, content in ((PATCH, patch), (SUMMARY, msgspec.json.encode(summary))):
+            draft = folder / f".{name}.tmp"
+            draft.write_bytes(content)
+            draft.replace(folder / name)
+
+    def keep(self, record: Record, workspace: Path | None) -> list[str]:
+        """Keep files and, by rule, the whole workspace of a case; what could not be kept, for the record's notes."""
+        folder = self._places.artifacts(record.id, record.trial)
+        if folder is None or workspace is None or not workspace.is_dir():
+            return []
+        notes: list[str] = []
+        try:
+            if self._patterns:
+                self._keep_files(workspace, folder / KEPT_FILES, notes)
+            if self._is_kept(record):
+                self._keep_whole(workspace, folder / KEPT_WORKSPACE, notes)
+        except OSError as error:
+            notes.append(f"not everything could be kept of the workspace: {error.strerror or error}")
+            log.warning("case %s: %s", record.id, notes[-1])
+        return notes
+
+    def _is_kept(self, record: Record) -> bool:
+        if self._workspace.keep != "failed":
+            return self._workspace.keep == "all"
+        return record.status == "error" or verdict(record.scores) is False
+
+    def _keep_files(self, workspace: Path, folder: Path, notes: list[str]) -> None:
+        """Keep the files that a pattern matches. Links are not followed: they may lead to anything of the user's."""
+        if folder.exists():
+            remove_tree(folder)
+        dropped = 0
+        for path, stamp in scan(workspace).stamps.items():
+            if not any(pattern.fullmatch(path) for pattern in self._patterns):
+                continue
+            if (workspace / path).is_symlink() or not (workspace / path).is_file():
+                continue
+            if not self._reserve(stamp.size):
+                dropped += 1
+                continue
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            copy_entry(workspace / path, folder / path)
+        if dropped:
+            notes.append(f"artifacts not kept: {dropped}; max_disk ({self._workspace.max_disk:,} bytes) is used up")
+
+    def _keep_whole(self, workspace: Path, folder: Path, notes: list[str]) -> None:
+        size = folder_size(workspace)
+        if not self._reserve(size):
+            notes.append(
+                f"workspace not kept ({size:,} bytes): max_disk ({self._workspace.max_disk:,} bytes) is used up"
+            )
+            return
+        if folder.exists():
+            remove_tree(folder)
+        copy_tree(workspace, folder)
+
+    def _reserve(self, size: int, *, always: bool = False) -> bool:
+        """Count bytes that are about to be written; False where they are too many."""
+        with self._lock:
+            if self._used is None:
+                run = self._places.run
+                self._used = folder_size(run / ARTIFACTS) if run is not None else 0
+            if not always and self._used + size > self._workspace.max_disk:
+                return False
+            self._used += size
+            return True
+
+
+def read_patch(run: Path, case_id: str, trial: int) -> tuple[bytes, PatchSummary]:
+    """The patch of a case that a run has kept; ConfigurationError where there is none."""
+    folder = run / ARTIFACTS / safe_name(case_id) / str(trial)
+    try:
+        summary = msgspec.json.decode((folder / SUMMARY).read_bytes(), type=PatchSummary)
+        return (folder / PATCH).read_bytes(), summary
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{run} has kept no patch of it") from error
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of all files in a folder, `.git` included, without following links."""
+    total = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def _as_regex(pattern: str) -> str:
+    """A file pattern as a regular expression: `**` matches folders too, `*` and `?` stay within a name."""
+    parts = re.split(r"(\*\*/?|\*|\?)", pattern)
+    known = {"**/": r"(?:.*/)?", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
+    return "".join(known.get(part, re.escape(part)) for part in parts)
