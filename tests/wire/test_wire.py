@@ -1,7 +1,8 @@
 """Wire quirks of providers: each transcript here is replayed, whole and in small pieces, and read as expected.
 
 A file is of one provider: its name, the API that it speaks, cases. A case has a name, where its shape is documented,
-what comes back (`deltas` or `events` of a stream, or a `body`; `raw` is text as on the wire) and how it is `read`.
+what comes back (`deltas` or `events` of a stream, `frames` of a binary one, whose exceptions begin with `!`, or a
+`body`; `raw` is text as on the wire) and how it is `read`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from steelyard import EvalCase, InvocationResponse
 from steelyard.errors import TargetError, TransientError
 from steelyard.protocols import HttpReply
 from steelyard.scoring.trajectory import tool_calls
-from steelyard.targets import AnthropicMessages, OpenAIChat, OpenAIResponses
+from steelyard.targets import AnthropicMessages, Bedrock, Gemini, OpenAIChat, OpenAIResponses
 from steelyard.targets.endpoint import EndpointTarget
+from steelyard.transport.event_stream import MEDIA_TYPE, frame
 from tests.support.scripted_transport import CONTEXT, ScriptedTransport
 
 KINDS: dict[str, type[EndpointTarget]] = {
     "openai-chat": OpenAIChat,
     "openai-responses": OpenAIResponses,
     "anthropic-messages": AnthropicMessages,
+    "gemini": Gemini,
+    "bedrock": Bedrock,
 }
 KEYS = {"name", "documented", "deltas", "events", "body", "raw", "finish", "usage", "done", "status", "headers", "read",
-        "target", "named"}  # fmt: skip
+        "target", "named", "frames"}  # fmt: skip
 FILES = sorted(Path(__file__).parent.glob("*.yaml"))
 MIN_TRANSCRIPTS = 120
 
@@ -60,6 +64,8 @@ def wire_bytes(case: dict[str, Any]) -> list[bytes]:
         return [case["raw"].encode("utf-8", "surrogateescape")]
     if "body" in case:
         return [json.dumps(case["body"]).encode()]
+    if "frames" in case:
+        return [binary_frame(name, fields) for name, fields in case["frames"]]
     events = list(case.get("events", ()))
     for delta in case.get("deltas", ()):
         events.append({"id": "c", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta}]})
@@ -76,11 +82,20 @@ def wire_bytes(case: dict[str, Any]) -> list[bytes]:
     return chunks
 
 
+def binary_frame(name: str, fields: dict[str, Any]) -> bytes:
+    """An event of Bedrock's binary stream, or an exception."""
+    kind = "exception" if name.startswith("!") else "event"
+    headers = {f"{kind}_type": name.removeprefix("!"), "content_type": "application/json", "message_type": kind}
+    return frame(json.dumps(fields).encode(), **headers)
+
+
 def reply_of(case: dict[str, Any], chunks: list[bytes]) -> HttpReply:
     streamed = "body" not in case and (
         "raw" not in case or case["raw"].lstrip("\ufeff").startswith(("data", "event", ":"))
     )
     media_type = "text/event-stream" if streamed else "application/json"
+    if "frames" in case:
+        media_type = MEDIA_TYPE
     headers = {"content-type": media_type, **{name: str(value) for name, value in case.get("headers", {}).items()}}
     arrivals = [float(number) for number in range(1, len(chunks) + 1)]
     return HttpReply(case.get("status", 200), headers, chunks, arrivals, arrivals[-1], 0.0)
@@ -88,7 +103,9 @@ def reply_of(case: dict[str, Any], chunks: list[bytes]) -> HttpReply:
 
 def ask(case: dict[str, Any], chunks: list[bytes]) -> tuple[InvocationResponse | None, TargetError | None]:
     transport = ScriptedTransport(reply_of(case, chunks))
-    target = KINDS[case["api"]]("m", base_url="http://localhost/v1", transport=transport, **case.get("target", {}))
+    own = {"stream": "body" not in case, "api_key": "k"} if case["api"] in ("gemini", "bedrock") else {}
+    options = {**own, **case.get("target", {})}
+    target = KINDS[case["api"]]("m", base_url="http://localhost/v1", transport=transport, **options)
     try:
         return asyncio.run(target.invoke(EvalCase(id="a", prompt="?"), CONTEXT)), None
     except TargetError as error:
