@@ -20,6 +20,7 @@ BENCHMARKS = (
     "endpoint_streams",
     "endpoint_many",
     "auto_ceiling",
+    "gateway",
     "report_page",
     "ray_scale",
     "ray_worker",
