@@ -68,3 +68,18 @@ def test_base64_of_anything_around_a_key_does_not_give_it_away(key: str, before:
 
 def test_a_secret_shows_nowhere() -> None:
     assert KEY not in repr(Secret(KEY)) + str(Secret(KEY)) + f"{Secret(KEY)}"
+
+
+def test_a_quick_look_finds_every_form_that_is_masked() -> None:
+    masker = Masker([KEY])
+    for written in (KEY, KEY.upper(), quote(KEY, safe=""), quote(KEY, safe="").lower(), b64(f"user:{KEY}")):
+        assert masker.finds(f"before {written} after")
+    assert not masker.finds("short")
+    assert not masker.finds("a long text in which there is no secret of any kind, in no form")
+
+
+@pytest.mark.parametrize("written", [KEY[:20], b64(KEY)[:22], f"{KEY[:18]} and more", quote(KEY, safe="")[:25]])
+def test_the_beginning_of_a_key_that_was_cut_is_masked_where_texts_are_shortened(written: str) -> None:
+    masked = Masker([KEY], cut=True).text(f"the server said: {written}")
+    assert MASK in masked
+    assert written[:16] not in masked

@@ -63,6 +63,8 @@ class EvalCase(msgspec.Struct, kw_only=True, omit_defaults=True):
     metadata: dict[str, Any] = {}
     limits: CaseLimits | None = None
     """Limits of this case, in place of the suite's `case_limits`."""
+    attachments: list[Any] = []
+    """Files that go with the prompt: paths or URLs; each an `Attachment` once the suite has read the case."""
 
 
 def id_digest(case_id: str) -> int:

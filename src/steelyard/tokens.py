@@ -28,7 +28,7 @@ _NOT_COUNTED = frozenset(
     {
         "type", "role", "id", "call_id", "tool_call_id", "tool_use_id", "status", "signature", "encrypted_content",
         "cache_control", "image_url", "input_audio", "audio", "file", "file_data", "source", "data", "annotations",
-        "reasoning_details", "extra_content",
+        "reasoning_details", "extra_content", "attachment", "inlineData", "fileData", "image", "document", "video",
     }
 )  # fmt: skip
 """Fields of messages that hold no text of the message."""

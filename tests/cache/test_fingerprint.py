@@ -38,6 +38,7 @@ CHANGES = {
     "trial": 0,
     "workspace": "0a1b",
     "limits": {"time": 5.0},
+    "attachments": [["a.png", "image/png", "0a1b"]],
 }
 GOLDEN_SMALL = "8a4d903c0c220843a0f1016a083d25e18bd0a7834e7bfa1cbe2a0e7d4110192f"
 GOLDEN_FULL = "34486c6d6f7d8cd8c011d562cd02bfc7dff8b1a159da294bbea0ae0f36f9fccd"

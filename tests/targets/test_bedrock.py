@@ -147,7 +147,7 @@ def test_chat_messages_are_turned_into_this_apis_shape() -> None:
     ]
     linked = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     case = EvalCase(id="a", messages=[{"role": "user", "content": [linked]}])
-    assert "fetches no images from the web" in str(failure_of(PLAIN, case=case))
+    assert "fetches nothing from the web" in str(failure_of(PLAIN, case=case))
 
 
 def test_a_streamed_answer_has_its_text_times_and_tokens() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from steelyard.attachments import attached, identity, messages_by_content
 from steelyard.records import CaseLimits, EvalCase
 
 FINGERPRINT_VERSION = 1
@@ -17,7 +18,7 @@ FINGERPRINT_VERSION = 1
 
 _is_key = re.compile(r"[0-9a-f]{64}").fullmatch
 
-_SOMETIMES = ("metadata", "trial", "workspace", "limits")
+_SOMETIMES = ("metadata", "trial", "workspace", "limits", "attachments")
 
 
 class CacheKey(str):
@@ -57,6 +58,8 @@ class CaseFingerprint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     workspace: str = ""
     """The content of the workspace's template. Left out of the key when empty, as are limits."""
     limits: dict[str, Any] = {}
+    attachments: list[list[str]] = []
+    """Name, type and digest of each file that goes with the prompt. Left out of the key when empty."""
 
     @property
     def key(self) -> CacheKey:
@@ -87,7 +90,7 @@ def fingerprint_of(
     return CaseFingerprint(
         case_id=case.id,
         system_prompt=case.system_prompt,
-        user_messages=[*(case.messages or ()), *prompt],
+        user_messages=[*(messages_by_content(case.messages) or ()), *prompt],
         initial_session=session,
         tool_set_hash=tool_set_hash([*tools, *(case.tools or ())]),
         agent_model=model_id,
@@ -96,6 +99,7 @@ def fingerprint_of(
         trial=trial,
         workspace=workspace,
         limits={} if limits is None else msgspec.to_builtins(limits),
+        attachments=[identity(one) for one in attached(case)] if case.attachments else [],
     )
 
 

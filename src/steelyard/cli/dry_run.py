@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from steelyard.attachments import all_attached, has_attachments
 from steelyard.cache.cached import Cached
 from steelyard.cache.store import EvaluationDataStore, ManagedStore, open_store, path_of
 from steelyard.errors import ConfigurationError
@@ -281,6 +282,8 @@ class Estimate(msgspec.Struct, kw_only=True):
     cost_bound: Bound | None
     currency: str
     prices_from: str
+    attachments: int = 0
+    attachment_bytes: int = 0
 
     def describe(self) -> list[str]:
         """The estimate in words."""
@@ -292,7 +295,13 @@ class Estimate(msgspec.Struct, kw_only=True):
             alone = ", the input alone" if self.output_tokens is None else ""
             money = format_money(self.cost, safe_text(self.currency))
             cost = f"{self.cost_bound} {money}{alone} ({safe_text(self.prices_from)})"
-        return [f"input tokens: about {self.input_tokens:,}", f"output tokens: {output}", f"cost: {cost}"]
+        attached = ""
+        if self.attachments:
+            size = f" ({self.attachment_bytes:,} bytes)" if self.attachment_bytes else ""
+            attached = (
+                f", without {counted(self.attachments, 'attachment')}{size}: their tokens are the model's to count"
+            )
+        return [f"input tokens: about {self.input_tokens:,}{attached}", f"output tokens: {output}", f"cost: {cost}"]
 
 
 def guess_output(target: Target, finished: RunningStats) -> OutputGuess:
@@ -318,6 +327,7 @@ class Estimator:
         self._output = output
         self._input_tokens = 0
         self._calls = 0
+        self._attachments = self._attachment_bytes = 0
         self._spending = Spending(prices.currency)
 
     def add(self, case: EvalCase) -> None:
@@ -325,6 +335,10 @@ class Estimator:
         from steelyard.tokens import estimate_input_tokens
 
         tokens = estimate_input_tokens(case)
+        if has_attachments(case):
+            found = all_attached(case)
+            self._attachments += len(found)
+            self._attachment_bytes += sum(one.size or 0 for one in found)
         self._calls += 1
         self._input_tokens += tokens
         if self._prices is not None:
@@ -345,5 +359,7 @@ class Estimator:
             output_tokens_from=self._output.source,
             currency=self._spending.currency,
             prices_from=self._source,
+            attachments=round(self._attachments * share),
+            attachment_bytes=round(self._attachment_bytes * share),
             **(unknown if self._prices is None else cost),
         )

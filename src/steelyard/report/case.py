@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from steelyard.attachments import shown
 from steelyard.errors import ConfigurationError, suggestion
 from steelyard.journal.manifest import read_manifest
 from steelyard.records import EvalCase, Record, Score
@@ -172,7 +173,10 @@ def as_text(value: Any) -> str:
 def _asked(record: Record, case: EvalCase | None) -> list[dict[str, Any]]:
     messages = list(case.messages or []) if case is not None else []
     prompt = record.input_prompt or (case.prompt if case is not None else None)
-    return [*messages, *([{"role": "user", "content": prompt}] if prompt else [])]
+    attached = list(map(shown, case.attachments)) if case is not None else []
+    if not attached:
+        return [*messages, *([{"role": "user", "content": prompt}] if prompt else [])]
+    return [*messages, {"role": "user", "content": [*attached, *([prompt] if prompt else [])]}]
 
 
 def _tells_what_was_asked(found: Sequence[ChatMessage], asked: Sequence[ChatMessage]) -> bool:
@@ -203,6 +207,8 @@ def _words(part: Any) -> Iterator[str]:
     elif isinstance(part, list):
         for one in part:
             yield from _words(one)
+    elif isinstance(part, Mapping) and "attachment" in part:
+        yield shown(part["attachment"])
     elif isinstance(part, Mapping):
         found = [part[key] for key in _TEXTS if isinstance(part.get(key), str | list | dict) and part[key]]
         kind = part.get("type")

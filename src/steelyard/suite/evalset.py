@@ -8,6 +8,7 @@ from copy import copy
 from itertools import islice
 from pathlib import Path
 
+from steelyard.attachments import AttachmentFolder
 from steelyard.disk import sync_directory
 from steelyard.errors import ConfigurationError, SuiteError
 from steelyard.records import EvalCase
@@ -130,7 +131,8 @@ class EvalSet:
         finally:
             draft.unlink(missing_ok=True)
         sync_directory(path.parent)
-        return EvalSet.from_jsonl(path, id=self.id)
+        folder = AttachmentFolder(path.parent)  # what the cases attach was checked when they were read first
+        return EvalSet.from_source(self.id, JsonlSource(path, by_name, folder))
 
     def _completed(self, case: EvalCase, occurrences: Occurrences) -> EvalCase:
         """Return a copy of the case with an id and a system prompt.

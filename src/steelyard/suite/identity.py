@@ -15,6 +15,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from steelyard.attachments import (
+    attached,
+    attachment_name,
+    has_attachments,
+    identity,
+    messages_by_content,
+    messages_by_name,
+)
 from steelyard.records import CaseLimits, EvalCase
 
 Digests: TypeAlias = npt.NDArray[np.uint64]
@@ -35,6 +43,7 @@ class _Asked(msgspec.Struct, omit_defaults=True):
     messages: list[dict[str, Any]] | None = None
     system_prompt: str | None = None
     tools: list[dict[str, Any]] | None = None
+    attachments: list[str] = []
 
 
 class _Seen(msgspec.Struct, omit_defaults=True):
@@ -46,6 +55,7 @@ class _Seen(msgspec.Struct, omit_defaults=True):
     tools: list[dict[str, Any]] | None = None
     metadata: dict[str, Any] = {}
     limits: CaseLimits | None = None
+    attachments: list[list[str]] = []
 
 
 class _Graded(msgspec.Struct, omit_defaults=True):
@@ -81,13 +91,21 @@ def as_json(value: Any, *, sort_keys: bool = False, ascii_only: bool = True) -> 
 
 def content_digest(case: EvalCase) -> int:
     """Return 48 bits (12 hex digits) of the question: the first half of an automatic id."""
-    asked = _Asked(case.prompt, case.messages, case.system_prompt, case.tools)
+    if has_attachments(case):
+        names = [attachment_name(one) for one in attached(case)]
+        asked = _Asked(case.prompt, messages_by_name(case.messages), case.system_prompt, case.tools, names)
+    else:
+        asked = _Asked(case.prompt, case.messages, case.system_prompt, case.tools)
     return int.from_bytes(blake2b(canonical(asked), digest_size=6).digest())
 
 
 def seen(case: EvalCase) -> bytes:
     """Return what a target may see of a case, as canonical JSON."""
-    return canonical(_Seen(case.prompt, case.messages, case.system_prompt, case.tools, case.metadata, case.limits))
+    if not has_attachments(case):
+        return canonical(_Seen(case.prompt, case.messages, case.system_prompt, case.tools, case.metadata, case.limits))
+    messages, contents = messages_by_content(case.messages), [identity(one) for one in attached(case)]
+    more = (case.system_prompt, case.tools, case.metadata, case.limits, contents)
+    return canonical(_Seen(case.prompt, messages, *more))
 
 
 def graded(case: EvalCase) -> bytes:

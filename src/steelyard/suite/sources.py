@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import msgspec
 
+from steelyard.attachments import AttachmentFolder, BadAttachment, anywhere, has_attachments, resolved
 from steelyard.errors import ConfigurationError, SteelyardError, SuiteError, describe, nearest, reject_unknown
 from steelyard.records import EvalCase
 from steelyard.suite.identity import BadCase, Marks
@@ -48,6 +49,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     expected: Any = None
     expected_trajectory: Any = None
     metadata: dict[str, Any] = {}
+    attachments: Any = None
 
 
 _decode_row = msgspec.json.Decoder(_Row).decode
@@ -75,17 +77,22 @@ def from_cells(columns: CaseColumns) -> CaseColumns:
     for name in JSON_FIELDS:
         if isinstance(values.get(name), str):
             values[name] = json_text(values[name], name)
+    attached = values.get("attachments")
+    if isinstance(attached, str) and attached.lstrip()[:1] in ("[", "{"):  # else it is one path
+        values["attachments"] = json_text(attached, "attachments")
     return CaseColumns(values, columns.rest)
 
 
-def case_from(columns: CaseColumns) -> EvalCase:
-    """Build the case of a row, checked."""
+def case_from(columns: CaseColumns, folder: AttachmentFolder) -> EvalCase:
+    """Build the case of a row, checked; its attachments are in `folder`."""
     values = dict(columns.values)
+    if values.get("attachments") is None:
+        values.pop("attachments", None)
     own = values.pop("metadata", None)
     if own is not None and not isinstance(own, dict):
         raise BadCase(f"metadata must be an object, got {found(own)}")
     metadata = {**columns.rest, **own} if own else columns.rest
-    return checked(EvalCase(**values, metadata=metadata))
+    return checked(EvalCase(**values, metadata=metadata), folder)
 
 
 def plain_case(text: bytes) -> EvalCase | None:
@@ -94,9 +101,9 @@ def plain_case(text: bytes) -> EvalCase | None:
         row = _decode_row(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    if row.prompt is None and not row.messages:
+    if (row.prompt is None and not row.messages) or row.attachments:
         return None
-    return EvalCase(
+    case = EvalCase(
         id=row.id,
         prompt=row.prompt,
         messages=row.messages,
@@ -106,14 +113,16 @@ def plain_case(text: bytes) -> EvalCase | None:
         expected_trajectory=row.expected_trajectory,
         metadata=row.metadata,
     )
+    return None if row.messages and has_attachments(case) else case
 
 
-def checked(case: EvalCase) -> EvalCase:
-    """Return the case, its id as text; BadCase when a field has the wrong type."""
+def checked(case: EvalCase, folder: AttachmentFolder | None = None) -> EvalCase:
+    """Return the case, its id as text and its attachments found; BadCase when a field has the wrong type."""
     plain = type(case.id) is type(case.prompt) is str and case.id.isascii() and type(case.metadata) is dict
     if (
         plain
         and case.messages is None is case.tools
+        and not case.attachments
         and (case.system_prompt is None or type(case.system_prompt) is str)
         and case.limits is None
     ):
@@ -135,7 +144,12 @@ def checked(case: EvalCase) -> EvalCase:
         raise BadCase("has neither prompt nor messages")
     if case.limits is not None:
         case = _with_limits(case)
-    return case
+    if not has_attachments(case):
+        return case
+    try:
+        return resolved(case, folder or anywhere())
+    except BadAttachment as error:
+        raise BadCase(str(error)) from error
 
 
 def _with_limits(case: EvalCase) -> EvalCase:
@@ -257,9 +271,10 @@ class FileSource(ABC):
     one_shot = False
     settled = False
 
-    def __init__(self, path: str | Path, arrange: Arrange) -> None:
+    def __init__(self, path: str | Path, arrange: Arrange, folder: AttachmentFolder | None = None) -> None:
         self.path = Path(path)
         self._arrange = arrange
+        self._folder = folder or AttachmentFolder(self.path.parent, (self.path.parent,))
         open_file(self.path).close()  # a missing file is an error now, not at the first case
 
     @abstractmethod
@@ -303,7 +318,7 @@ class JsonlSource(FileSource):
         if not isinstance(row, dict):
             raise BadCase(f"a row must be an object, got {found(row)}")
         try:
-            return case_from(self._arrange(row))
+            return case_from(self._arrange(row), self._folder)
         except BadCase as error:
             raise BadCase(described(error, row)) from error
 
@@ -361,7 +376,7 @@ class CsvSource(FileSource):
             raise SuiteError(message, path=self.path, line=line)
         row = {name: cell for name, cell in zip(header, cells, strict=True) if name}
         try:
-            return case_from(from_cells(self._arrange(row)))
+            return case_from(from_cells(self._arrange(row)), self._folder)
         except BadCase as error:
             raise SuiteError(described(error, row), path=self.path, line=line) from error
 
@@ -379,6 +394,7 @@ class MemorySource:
         arrange: Arrange | None = None,
         path: Path | None = None,
         lines: list[int] | None = None,
+        folder: AttachmentFolder | None = None,
     ) -> None:
         if isinstance(cases, str | bytes | Mapping) or not (isinstance(cases, Iterable) or callable(cases)):
             raise ConfigurationError(
@@ -390,6 +406,7 @@ class MemorySource:
         self._cases = cases
         self._arrange = arrange
         self._lines = lines
+        self._folder = folder or (anywhere() if path is None else AttachmentFolder(path.parent))
         self._taken = False
 
     def read(self, marks: Marks | None = None) -> Iterator[Placed]:  # noqa: ARG002 - there is no file
@@ -403,7 +420,7 @@ class MemorySource:
         for index, row in enumerate(self._cases if self.settled else self._produced()):  # type: ignore[arg-type]
             line = self._lines[index] if self._lines else None
             try:
-                case = checked(row) if type(row) is EvalCase else self._case(row, index, line)
+                case = checked(row, self._folder) if type(row) is EvalCase else self._case(row, index, line)
             except BadCase as error:
                 raise self.problem(str(error), index, line) from error
             yield line, case
@@ -432,13 +449,13 @@ class MemorySource:
 
     def _case(self, row: Any, index: int, line: int | None) -> EvalCase:
         if isinstance(row, EvalCase):
-            return checked(row)
+            return checked(row, self._folder)
         if not isinstance(row, Mapping):
             raise BadCase(f"must be an EvalCase or an object, got {found(row)}")
         if self._arrange is not None:
-            return case_from(self._arrange(dict(row)))
+            return case_from(self._arrange(dict(row)), self._folder)
         reject_unknown(row, CASE_FIELDS, f"cases[{index}]", file=self.path, line=line)
-        return case_from(by_name(dict(row)))
+        return case_from(by_name(dict(row)), self._folder)
 
 
 def _lines(file: BinaryIO, marks: Marks | None) -> Iterator[bytes]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from steelyard.errors import TargetError
 from steelyard.records import EvalCase
 from steelyard.targets.conversation import Call, Conversation, ModelAnswer, TokenUsage, asked_turns, encoded, media_of
 from steelyard.targets.endpoint import EndpointTarget
@@ -150,7 +152,7 @@ def _content(content: Any) -> Any:
 
 
 def _block(part: Any) -> Any:
-    """Return a part of a message as a block: texts and images are translated, anything else is unchanged."""
+    """Return a part of a message as a block: texts, images and documents are translated, anything else is unchanged."""
     if not isinstance(part, Mapping):
         return {"type": "text", "text": str(part)}
     kind = part.get("type")
@@ -159,9 +161,18 @@ def _block(part: Any) -> Any:
     media = media_of(part)
     if media is None:
         return part
+    if media.kind == "text" and media.data is not None:
+        text = base64.b64decode(media.data).decode("utf-8", "replace")
+        source: dict[str, Any] = {"type": "text", "media_type": "text/plain", "data": text}
+        return {"type": "document", "source": source, "title": media.name}
+    if media.kind not in ("", "image") and media.media_type != "application/pdf":
+        raise TargetError(f"anthropic-messages takes images, PDF and text files, got {media.media_type}: {media.name}")
+    source = {"type": "url", "url": media.url}
     if media.data is not None:
-        return {"type": "image", "source": {"type": "base64", "media_type": media.media_type, "data": media.data}}
-    return {"type": "image", "source": {"type": "url", "url": media.url}}
+        source = {"type": "base64", "media_type": media.media_type, "data": media.data}
+    if media.media_type == "application/pdf":
+        return {"type": "document", "source": source, "title": media.name}
+    return {"type": "image", "source": source}
 
 
 def read_usage(reports: Sequence[Any], oddities: list[str]) -> TokenUsage | None:

@@ -15,13 +15,11 @@ from typing import Any, TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from steelyard.errors import ConfigurationError, TargetError
-from steelyard.masking import Secret
+from steelyard.masking import Masker, Secret
+from steelyard.records import InvocationResponse
 from steelyard.targets.keys import KeyFunction, KeySource
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
-
-_SECRET_LENGTH = 8
-"""Shorter values are too common to be masked in a text: `1`, `true`, `beta`."""
 
 _is_header_name = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
 
@@ -32,6 +30,7 @@ _LOCAL_ENDINGS = (".localhost", ".local", ".internal", ".lan", ".home", ".home.a
 
 _AUTH_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
 """Headers that replace an API key."""
+_names_secret = re.compile(r"key|token|secret|auth|password|cookie|credential", re.IGNORECASE).search
 
 
 def check_texts(*, model: object, **others: object) -> None:
@@ -98,13 +97,13 @@ def checked_headers(headers: Mapping[str, str] | None) -> Headers:
     return tuple(checked)
 
 
-def scrubbed(text: str, secrets: Iterable[str]) -> str:
-    """Return the text with each secret masked, also where only its part after `Bearer ` occurs."""
-    for secret in secrets:
-        for part in {secret, secret.rpartition(" ")[2]}:
-            if len(part) >= _SECRET_LENGTH:
-                text = text.replace(part, "***")
-    return text
+def _alone_too(secrets: Iterable[str]) -> list[str]:
+    """Return the secrets, and of one like `Bearer …` also the part after the blank."""
+    return [part for secret in secrets for part in dict.fromkeys((secret, secret.rpartition(" ")[2]))]
+
+
+def _is_auth_header(name: str) -> bool:
+    return name.lower() in _AUTH_HEADERS or _names_secret(name) is not None
 
 
 class Address:
@@ -252,11 +251,17 @@ class Auth:
         self._given_key = None if callable(api_key) else checked_key(api_key)
         self._key_variable = api_key_env
         self._extra = checked_headers(headers)
-        self._secrets: tuple[str, ...] = ()
         self._hidden: tuple[str, ...] = ()
+        self._set_secrets(())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_secrets": (), "_hidden": ()}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_masker", "_error_masker")} | {
+            "_hidden": ()
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set_secrets(())
 
     @property
     def header_names(self) -> list[str]:
@@ -297,19 +302,46 @@ class Auth:
             ours.append(("authorization", basic.reveal()))
         elif key is not None:
             ours.append(key_header(key.reveal()))
-        secrets = (key, basic, *self._address.secrets)
-        self._secrets = (*self._hidden, *(secret.reveal() for secret in secrets if secret is not None))
+        known = () if self.source is None else self.source.known
+        self._set_secrets([secret for secret in (key, basic, *self._address.secrets, *known) if secret is not None])
         extra = set(self.header_names)
         return (*(pair for pair in ours if pair[0] not in extra), *self._extra)
 
     def hide(self, *secrets: str) -> None:
-        """Mask these texts too, where an error repeats them."""
+        """Mask these texts too, where a server repeats them; from the next `headers` on."""
         self._hidden = tuple(secret for secret in secrets if secret)
+
+    def _set_secrets(self, secrets: Iterable[Secret]) -> None:
+        """Prepare to mask these and the values of headers: in an error all of them, in an answer those of auth."""
+        texts = [*self._hidden, *(secret.reveal() for secret in secrets)]
+        of_auth = [value for name, value in self._extra if _is_auth_header(name)]
+        self._masker = Masker(_alone_too([*texts, *of_auth]))
+        self._error_masker = Masker(_alone_too([*texts, *(value for _, value in self._extra)]), cut=True)
 
     def remove_secrets(self, error: TargetError) -> None:
         """Mask keys and header values in an error's message: some servers repeat what they were sent."""
-        fetched = () if self.source is None else (key.reveal() for key in self.source.known)
-        error.args = (scrubbed(str(error), (*self._secrets, *fetched, *(value for _, value in self._extra))),)
+        error.args = (self._error_masker.text(str(error)),)
+
+    def mask_response(self, response: InvocationResponse) -> None:
+        """Mask keys in all that is kept of a server's reply; quick where there is none, as in most."""
+        masker = self._masker
+        text, messages = response.response_text, response.messages
+        if text and masker.finds(text):
+            response.response_text = masker.text(text)
+        # Most answers are one message with the text that was just looked at.
+        plain = messages and len(messages) == 1 and len(messages[0]) == 2 and messages[0].get("content") is text
+        if not plain or response.response_text is not text:
+            response.messages = masker.value(messages)
+        if response.request_id:
+            response.request_id = masker.text(response.request_id)
+        if response.stop_reason:
+            response.stop_reason = masker.text(response.stop_reason)
+        if response.fields_left_out:
+            response.fields_left_out = masker.value(response.fields_left_out)
+
+    def masked(self, value: Any) -> Any:
+        """Return a text, or a list or mapping of texts, with keys masked."""
+        return self._masker.value(value)
 
     def find_key(self) -> Secret | None:
         """Return the key that does not expire: as given, or from the environment."""

@@ -68,6 +68,19 @@ _IMAGE_FORMATS = {
     "image/gif": "gif",
     "image/webp": "webp",
 }
+_DOCUMENT_FORMATS = {
+    "application/pdf": "pdf",
+    "text/csv": "csv",
+    "application/msword": "doc",
+    "application/vnd.openxmlformats-officedocument.wordprocessingml.document": "docx",
+    "application/vnd.ms-excel": "xls",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": "xlsx",
+    "text/html": "html",
+    "text/plain": "txt",
+    "text/markdown": "md",
+}
+_AUDIO_FORMATS = {"mpeg": "mp3", "x-wav": "wav"}
+_VIDEO_FORMATS = {"quicktime": "mov", "x-matroska": "mkv"}
 _DEFAULT_REGION = "us-east-1"
 
 
@@ -343,21 +356,42 @@ def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _blocks(content: Any) -> list[dict[str, Any]]:
-    return translated_parts(content, _image)
+    return translated_parts(content, _media)
 
 
-def _image(media: Media) -> dict[str, Any]:
-    """Return an image in this API's shape."""
-    kind = _IMAGE_FORMATS.get(media.media_type or "")
-    if kind is None:
-        raise TargetError(
-            f"bedrock takes images as png, jpeg, gif or webp, got {media.media_type or 'an unknown type'}"
-        )
+def _media(media: Media) -> dict[str, Any]:
+    """Return an image, a document or audio in this API's shape."""
+    block, form = _block_of(media)
     if media.data is not None:
-        return {"image": {"format": kind, "source": {"bytes": media.data}}}
-    if media.url is not None and media.url.startswith("s3://"):
-        return {"image": {"format": kind, "source": {"s3Location": {"uri": media.url}}}}
-    raise TargetError("bedrock fetches no images from the web: give the image's data, or an s3:// address")
+        source: dict[str, Any] = {"bytes": media.data}
+    elif media.url is not None and media.url.startswith("s3://"):
+        source = {"s3Location": {"uri": media.url}}
+    else:
+        raise TargetError("bedrock fetches nothing from the web: give the file's data, or an s3:// address")
+    name = {"name": _document_name(media.name)} if block == "document" else {}
+    return {block: {"format": form, **name, "source": source}}
+
+
+def _block_of(media: Media) -> tuple[str, str]:
+    """Return which block a file goes into, and what the API calls its format."""
+    kind = media.media_type or "an unknown type"
+    if media.kind == "audio":
+        return "audio", _AUDIO_FORMATS.get(media.format, media.format)
+    if media.kind == "video":
+        return "video", _VIDEO_FORMATS.get(media.format, media.format)
+    if kind in _IMAGE_FORMATS:
+        return "image", _IMAGE_FORMATS[kind]
+    if kind in _DOCUMENT_FORMATS:
+        return "document", _DOCUMENT_FORMATS[kind]
+    if media.kind == "image" or media.media_type is None:
+        raise TargetError(f"bedrock takes images as png, jpeg, gif or webp, got {kind}")
+    raise TargetError(f"bedrock takes documents as {', '.join(_DOCUMENT_FORMATS.values())}, got {kind}: {media.name}")
+
+
+def _document_name(name: str) -> str:
+    """Return a file's name in the characters that the API takes: letters, digits, spaces, hyphens and brackets."""
+    plain = re.sub(r"[^A-Za-z0-9\s()\[\]-]+", "-", Path(name).stem)
+    return re.sub(r"\s+", " ", plain).strip(" -")[:200] or "attachment"
 
 
 def read_usage(usage: Any, oddities: list[str]) -> TokenUsage | None:

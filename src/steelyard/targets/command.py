@@ -233,6 +233,8 @@ def _check_program(program: str, cwd: Path | None, path: str | None) -> None:
 
 def _payload(case: EvalCase, context: InvocationContext) -> bytes:
     fields = {name: getattr(case, name) for name in case.__struct_fields__}
+    if not case.attachments:
+        del fields["attachments"]
     fields |= {"trial": context.trial, "attempt": context.attempt, "seed": context.seed}
     try:
         return msgspec.json.encode(fields) + b"\n"

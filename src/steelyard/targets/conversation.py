@@ -111,13 +111,24 @@ class Media(msgspec.Struct, frozen=True):
     media_type: str | None
     data: str | None = None
     url: str | None = None
+    name: str = "attachment"
+
+    @property
+    def kind(self) -> str:
+        """`image`, `audio`, `video`, `text` or `application`."""
+        return (self.media_type or "").partition("/")[0]
+
+    @property
+    def format(self) -> str:
+        """The second part of the media type: `png`, `pdf`, `mp3`."""
+        return (self.media_type or "").partition("/")[2]
 
 
 _is_data_url = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.-]+)*;base64,(.*)", re.DOTALL).fullmatch
 
 
 def translated_parts(content: Any, translate: Callable[[Media], dict[str, Any]]) -> list[dict[str, Any]]:
-    """The parts of a message as `{"text": …}` and what `translate` makes of images; anything else is unchanged."""
+    """The parts of a message as `{"text": …}` and what `translate` makes of media; anything else is unchanged."""
     if not isinstance(content, list):
         return [{"text": content}] if content else []
     return [_translated_part(part, translate) for part in content]
@@ -133,11 +144,25 @@ def _translated_part(part: Any, translate: Callable[[Media], dict[str, Any]]) ->
 
 
 def media_of(part: Mapping[str, Any]) -> Media | None:
-    """Return the image of a message's part in the shape of OpenAI's APIs; None for any other part."""
-    if part.get("type") not in ("image_url", "input_image"):
+    """Return the image, audio or file of a message's part in the shape of OpenAI's APIs; None for any other part."""
+    kind = part.get("type")
+    if kind in ("image_url", "input_image"):
+        image = part.get("image_url")
+        return _media_at(image.get("url") if isinstance(image, Mapping) else image)
+    if kind == "input_audio" and isinstance(audio := part.get("input_audio"), Mapping):
+        return Media(f"audio/{audio.get('format')}", data=audio.get("data"))
+    if kind not in ("file", "input_file"):
         return None
-    image = part.get("image_url")
-    url = image.get("url") if isinstance(image, Mapping) else image
+    inner = part.get("file")
+    file = inner if isinstance(inner, Mapping) else part
+    media = _media_at(file.get("file_data") or file.get("file_url"))
+    if media is None:
+        return None
+    given = part.get("media_type") or media.media_type
+    return msgspec.structs.replace(media, name=str(file.get("filename") or "attachment"), media_type=given)
+
+
+def _media_at(url: Any) -> Media | None:
     if not isinstance(url, str):
         return None
     data = _is_data_url(url)
@@ -229,7 +254,9 @@ def response_of(answer: ModelAnswer, reply: HttpReply, asked_at: datetime, promp
     last = reply.arrivals[-1] if reply.arrivals else reply.ended
     refused = answer.refusal is not None and not answer.text
     stop_reason = "refusal" if refused and answer.stop_reason != CONTENT_FILTER else answer.stop_reason
-    cost = usage.cost if usage.cost is not None else as_cost(reply.headers.get(_COST_HEADER))
+    cost = usage.cost
+    if cost is None and _COST_HEADER in reply.headers:
+        cost = as_cost(reply.headers[_COST_HEADER])
     return InvocationResponse(
         response_text=answer.refusal if refused else answer.text,
         input_prompt=prompt,

@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from steelyard._version import __version__
+from steelyard.attachments import file_url, has_attachments, with_contents, without_contents
+from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import TargetError, TransportError
 from steelyard.masking import Secret
 from steelyard.protocols import HttpReply, HttpRequest, Identity, InvocationContext, Target, Transport
@@ -46,11 +48,12 @@ from steelyard.targets.conversation import (
     separate_thinking,
     time_per_output_token,
 )
-from steelyard.targets.keys import KeyFunction
+from steelyard.targets.keys import KeyFunction, KeySource
 from steelyard.targets.tools import (
     Functions,
     ModelTurn,
     OneTurn,
+    ToolResult,
     ToolShape,
     TurnByTurn,
     TurnCase,
@@ -65,6 +68,8 @@ from steelyard.transport.sse import ServerSentEvent, events
 _NO_ANSWER = ModelAnswer(complete=False, terminated=False)
 
 DEFAULT_REASONING_TAGS = ("think",)
+
+_FILE_THREADS = DaemonThreads()
 
 log = logging.getLogger("steelyard")
 
@@ -134,6 +139,9 @@ class EndpointTarget(ABC):
     stream_type: ClassVar[str] = "text/event-stream"
     takes_back_all: ClassVar[bool] = False
     """Whether this API takes back every field of its turns, so that none is left out when one is refused."""
+    takes_attachments: ClassVar[bool] = True
+    takes_file_urls: ClassVar[bool] = True
+    """Whether this API fetches other files than images from a URL."""
 
     def __init__(
         self,
@@ -273,11 +281,11 @@ class EndpointTarget(ABC):
         """Ask the model; tool calls that have a function are carried out until it answers without one."""
         if self._functions:
             return await self.converse(case, context, OneTurn(self))
-        return (await self._take_turn(self._opening(case), case, context)).response
+        return (await self._take_turn(await self._opened(case), case, context)).response
 
     async def converse(self, case: EvalCase, context: InvocationContext, call: Target) -> InvocationResponse:
         """Run the tool loop and return the model's last answer; each turn is requested through `call`."""
-        conversation = self._opening(case)
+        conversation = await self._opened(case)
         taken = ModelTurn(InvocationResponse())
 
         async def take() -> InvocationResponse:
@@ -293,7 +301,22 @@ class EndpointTarget(ABC):
             response = await call.invoke(asked, context)
             return ModelTurn(response, taken.calls, taken.began, waited=taken.began - wanted)
 
-        return await run_loop(take_turn, self._functions, self._results, context, max_turns=self.max_turns)
+        def as_turns(results: Sequence[ToolResult]) -> list[dict[str, Any]]:
+            masked: list[dict[str, Any]] = self._auth.masked(self._results(results))
+            return masked
+
+        return await run_loop(take_turn, self._functions, as_turns, context, max_turns=self.max_turns)
+
+    async def _opened(self, case: EvalCase) -> Conversation:
+        """Return the case as this API's conversation; files are read in a thread, as others are being timed."""
+        if not has_attachments(case):
+            return self._opening(case)
+        if not self.takes_attachments:
+            raise TargetError(f"{self.kind} takes no attachments, and the case has some: use openai-chat")
+        loaded = await _FILE_THREADS.run(with_contents, case)
+        if not self.takes_file_urls and (url := file_url(loaded)) is not None:
+            raise TargetError(f"{self.kind} fetches only images from a URL: download {url} and attach its path")
+        return self._opening(loaded)
 
     async def _take_turn(self, conversation: Conversation, case: EvalCase, context: InvocationContext) -> ModelTurn:
         """Send one request and read the answer; an error carries the part that was received."""
@@ -333,8 +356,10 @@ class EndpointTarget(ABC):
         response.fields_left_out = left_out or None
         if response.num_tokens_input is None or response.num_tokens_output is None:
             await self._estimate_tokens(response, conversation)
+        self._auth.mask_response(response)
         if self.store_payload:
-            response.input_payload = json.loads(body)  # json accepts the escaped surrogates that msgspec refuses
+            # json accepts the escaped surrogates that msgspec refuses
+            response.input_payload = without_contents(json.loads(body))
         return ModelTurn(response, answer.calls, called_at + reply.queued)
 
     def _refused_field(self, reply: HttpReply, conversation: Conversation) -> str | None:
@@ -344,7 +369,8 @@ class EndpointTarget(ABC):
         """Remember a field that this endpoint sends and does not take back."""
         if name not in self._refused_fields:
             self._refused_fields = (*self._refused_fields, name)
-            log.warning("%s refuses the field %s that its own answers have: it is left out", self.endpoint, name)
+            shown = self._auth.masked(name)
+            log.warning("%s refuses the field %s that its own answers have: it is left out", self.endpoint, shown)
 
     def _warn_of(self, answer: ModelAnswer) -> None:
         """Warn, once for each, of what was odd in an answer and was read around."""
@@ -352,22 +378,41 @@ class EndpointTarget(ABC):
             place = oddity.partition(" ")[0]
             if place not in self._warned:
                 self._warned.add(place)
-                log.warning("%s answers in an odd shape, which is read around: %s", self.endpoint, oddity)
+                shown = self._auth.masked(oddity)
+                log.warning("%s answers in an odd shape, which is read around: %s", self.endpoint, shown)
 
     async def _send(self, connection: EndpointConnection, body: bytes) -> tuple[HttpReply, TransportError | None]:
-        """Return the reply; one that broke off comes with its error. An expired key is replaced, once."""
+        """Return the reply; one that broke off comes with its error. Fields that a server refuses are left out."""
+        broken: TransportError | None = None
         source = self._auth.source
-        if source is None:
-            return await self._send_once(connection, connection.headers, body)
+        try:
+            if source is None:
+                reply = await connection.transport.send(self._request(connection, connection.headers, body))
+            else:
+                reply = await self._send_with_key(source, connection, body)
+        except TransportError as error:
+            if error.reply is None or not error.reply.status:
+                raise
+            reply, broken = error.reply, error
+        if reply.status in (400, 422) and (accepted := self._without_refused(reply, body)) is not None:
+            return await self._send(connection, accepted)
+        return reply, broken
+
+    async def _send_with_key(self, source: KeySource, connection: EndpointConnection, body: bytes) -> HttpReply:
+        """Send with a key that may expire: one that is refused is replaced, once."""
         key = await source.key()
-        reply, broken = await self._send_once(connection, self._headers_with(connection, key), body)
+        reply = await connection.transport.send(self._request(connection, self._headers_with(connection, key), body))
         if not self._refuses_key(reply):
             source.accepted(key)
-            return reply, broken
+            return reply
         another = await source.another(key)
         if another is None:
-            return reply, broken
-        return await self._send_once(connection, self._headers_with(connection, another), body)
+            return reply
+        return await connection.transport.send(self._request(connection, self._headers_with(connection, another), body))
+
+    def _without_refused(self, reply: HttpReply, body: bytes) -> bytes | None:  # noqa: ARG002
+        """Return the body without an optional field of this API that the server refuses; None where it is not that."""
+        return None
 
     def _headers_with(self, connection: EndpointConnection, key: Secret) -> Headers:
         """Return the headers with this key; they are made again only when it is a new one."""
@@ -378,16 +423,6 @@ class EndpointTarget(ABC):
     def _refuses_key(self, reply: HttpReply) -> bool:
         """Whether the reply says that the key is not valid, or no longer."""
         return reply.status == 401
-
-    async def _send_once(
-        self, connection: EndpointConnection, headers: Headers, body: bytes
-    ) -> tuple[HttpReply, TransportError | None]:
-        try:
-            return await connection.transport.send(self._request(connection, headers, body)), None
-        except TransportError as error:
-            if error.reply is None or not error.reply.status:
-                raise
-            return error.reply, error
 
     def _request(self, connection: EndpointConnection, headers: Headers, body: bytes) -> HttpRequest:  # noqa: ARG002
         return HttpRequest(self._url, headers, body)
@@ -436,6 +471,7 @@ class EndpointTarget(ABC):
         response = partial_of(answer, reply, asked_at, prompt)
         if response.messages and (response.num_tokens_input is None or response.num_tokens_output is None):
             self._count_tokens(response, conversation, known_counter(self.model_id))
+        self._auth.mask_response(response)
         return response
 
     def _is_stream(self, reply: HttpReply) -> bool:

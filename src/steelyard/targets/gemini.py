@@ -191,11 +191,11 @@ def _function_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
-    return translated_parts(content, _image)
+    return translated_parts(content, _media)
 
 
-def _image(media: Media) -> dict[str, Any]:
-    """Return an image in this API's shape."""
+def _media(media: Media) -> dict[str, Any]:
+    """Return an image or another file in this API's shape."""
     if media.data is not None:
         return {"inlineData": {"mimeType": media.media_type, "data": media.data}}
     kind = {} if media.media_type is None else {"mimeType": media.media_type}

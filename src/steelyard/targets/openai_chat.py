@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from steelyard.errors import TargetError, TransientError, TransportError
+from steelyard.errors import TargetError, TransientError
 from steelyard.protocols import HttpReply
 from steelyard.records import EvalCase
 from steelyard.targets.conversation import Call, Conversation, ModelAnswer, TokenUsage, asked_turns
-from steelyard.targets.endpoint import EndpointConnection, EndpointTarget
+from steelyard.targets.endpoint import EndpointTarget
 from steelyard.targets.keys import is_access_token
 from steelyard.targets.wire import (
     NOTHING,
@@ -106,12 +106,11 @@ class StreamUsage(OpenAIEndpoint):
             fields.setdefault("stream_options", {"include_usage": True})
         return fields
 
-    async def _send(self, connection: EndpointConnection, body: bytes) -> tuple[HttpReply, TransportError | None]:
-        reply, broken = await super()._send(connection, body)
+    def _without_refused(self, reply: HttpReply, body: bytes) -> bytes | None:
         if refuses_usage(reply) and _USAGE_FIELD in body and "stream_options" not in self.params:
             self._prefix = self._prefix.replace(b"," + _USAGE_FIELD, b"")
-            return await super()._send(connection, body.replace(b"," + _USAGE_FIELD, b"", 1))
-        return reply, broken
+            return body.replace(b"," + _USAGE_FIELD, b"", 1)
+        return None
 
 
 class OpenAIChat(StreamUsage):
@@ -123,6 +122,7 @@ class OpenAIChat(StreamUsage):
     turns_field = b',"messages":'
     reserved = ("model", "messages", "stream", "tools")
     tool_shape = "chat"
+    takes_file_urls = False
 
     def _opening(self, case: EvalCase) -> Conversation:
         turns = asked_turns(case)
@@ -141,6 +141,7 @@ class OpenAIChat(StreamUsage):
 
 
 def refuses_usage(reply: HttpReply) -> bool:
+    """Whether the server refuses to be asked for the usage of a stream."""
     return reply.status in (400, 422) and any(word in reply.body for word in (b"stream_options", b"include_usage"))
 
 
@@ -168,7 +169,7 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Completion(msgspec.Struct, gc=False):
-    """A whole completion, or a chunk of a streamed one, of the shape that nearly all have."""
+    """A chunk of a streamed completion, of the shape that nearly all have."""
 
     choices: list[_Choice] | None = None
     usage: msgspec.Raw = NOTHING
@@ -200,7 +201,14 @@ class _Usage(msgspec.Struct, gc=False):
     cost: None = None
 
 
+class _WholeCompletion(_Completion, gc=False):
+    """A completion in one piece, its usage included."""
+
+    usage: _Usage | None = None  # type: ignore[assignment]
+
+
 _PLAIN = Reader(_Completion)
+_WHOLE = Reader(_WholeCompletion)
 _USAGE = Reader(_Usage)
 _OBJECTS: Reader[dict[str, Any]] = Reader(dict[str, Any])
 
@@ -334,7 +342,7 @@ def _native_call(call: Call, native: dict[str, Any], number: int) -> dict[str, A
 
 def read_chat_whole(body: bytes) -> ModelAnswer:
     """Read an answer that came as one object."""
-    completion = _PLAIN.try_read(body)
+    completion = _WHOLE.try_read(body)
     if completion is not None and (answer := _plain_whole(completion)) is not None:
         return answer
     fields = _OBJECTS.read(body)
@@ -351,17 +359,19 @@ def read_chat_whole(body: bytes) -> ModelAnswer:
     return answer
 
 
-def _plain_whole(completion: _Completion) -> ModelAnswer | None:
+def _plain_whole(completion: _WholeCompletion) -> ModelAnswer | None:
     """Return the answer of a message that is only text, as most are; None for any other."""
-    choice = next((choice for choice in completion.choices or () if not choice.index), None)
-    if choice is None or choice.message is None or choice.finish_reason in _FAILED or completion.object == "error":
+    if not completion.choices or completion.object == "error" or completion.x_groq is not NOTHING:
         return None
-    text, more = choice.message.content, choice.message.reasoning_content or choice.message.reasoning
-    if not text or more or completion.x_groq is not NOTHING:
+    choice = completion.choices[0]
+    message = choice.message
+    if message is None or choice.index or choice.finish_reason in _FAILED:
         return None
-    answer = ModelAnswer([{"role": "assistant", "content": text}], text, stop_reason=choice.finish_reason)
-    answer.usage = read_usage(completion.usage, answer.oddities)
-    return answer
+    text = message.content
+    if not text or message.reasoning_content or message.reasoning:
+        return None
+    usage = None if completion.usage is None else _plain_usage(completion.usage)
+    return ModelAnswer([{"role": "assistant", "content": text}], text, stop_reason=choice.finish_reason, usage=usage)
 
 
 def read_chat_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
@@ -492,14 +502,7 @@ def _reported_usage(chunks: Iterable[dict[str, Any]], oddities: list[str]) -> To
 def read_usage(usage: Any, oddities: list[str]) -> TokenUsage | None:
     """Read this API's usage, leniently: an odd count is left out and named, the answer is kept."""
     if isinstance(usage, msgspec.Raw) and (plain := _USAGE.try_read(bytes(usage))) is not None:
-        read, written = plain.prompt_tokens_details, plain.completion_tokens_details
-        return TokenUsage(
-            plain.prompt_tokens,
-            plain.completion_tokens,
-            None if read is None else read.cached_tokens,
-            None if written is None else written.reasoning_tokens,
-            None if read is None else read.cache_write_tokens,
-        )
+        return _plain_usage(plain)
     fields = usage_fields(usage, oddities)
     if fields is None:
         return None
@@ -511,6 +514,17 @@ def read_usage(usage: Any, oddities: list[str]) -> TokenUsage | None:
         fields.count("completion_tokens_details.reasoning_tokens", "reasoning_tokens"),
         fields.count("prompt_tokens_details.cache_write_tokens", "cache_creation_input_tokens"),
         fields.cost(),
+    )
+
+
+def _plain_usage(usage: _Usage) -> TokenUsage:
+    read, written = usage.prompt_tokens_details, usage.completion_tokens_details
+    return TokenUsage(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        None if read is None else read.cached_tokens,
+        None if written is None else written.reasoning_tokens,
+        None if read is None else read.cache_write_tokens,
     )
 
 

@@ -24,6 +24,7 @@ class OpenAICompletions(StreamUsage):
     turns_field = b',"prompt":'
     reserved = ("model", "prompt", "stream", "tools")
     tool_shape = "chat"
+    takes_attachments = False
 
     def _encode_tools(self, tools: list[dict[str, Any]]) -> bytes:
         if tools:

@@ -103,6 +103,8 @@ def _part(part: Any, text_kind: str) -> Any:
         return {"type": text_kind, "text": str(part)}
     if part.get("type") == "text":
         return {**part, "type": text_kind}
+    if part.get("type") == "file" and isinstance(part.get("file"), Mapping):
+        return {"type": "input_file", **part["file"]}
     if part.get("type") != "image_url":
         return part
     image = part.get("image_url")

@@ -12,6 +12,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
+from steelyard.attachments import shown, without_contents
 from steelyard.errors import describe
 from steelyard.protocols import CallByCall, InvocationContext, RemoteTarget, ScoreResult, Target, TargetWrapper
 from steelyard.records import EvalCase, InvocationResponse, Score
@@ -206,8 +207,11 @@ def system_instructions(case: EvalCase) -> str | None:
 def input_messages(case: EvalCase) -> str:
     """Encode the case's messages as JSON, its prompt last."""
     turns = list(case.messages or [])
-    if case.prompt is not None:
-        turns.append({"role": "user", "content": case.prompt})
+    if case.prompt is not None or case.attachments:
+        content: Any = case.prompt
+        if case.attachments:
+            content = [*map(shown, case.attachments), *([] if case.prompt is None else [case.prompt])]
+        turns.append({"role": "user", "content": content})
     return _as_json([_message(turn) for turn in turns])
 
 
@@ -237,7 +241,10 @@ def _content(content: Any) -> Iterator[dict[str, Any]]:
         for part in content:
             if isinstance(part, dict):
                 text = part.get("text")
-                yield _text(text) if isinstance(text, str) else {"type": "unknown", **part}
+                if "attachment" in part:
+                    yield _text(shown(part["attachment"]))
+                else:
+                    yield _text(text) if isinstance(text, str) else {"type": "unknown", **without_contents(part)}
             else:
                 yield _text(str(part))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from steelyard.attachments import shown
 from steelyard.errors import ConfigurationError, suggestion
 from steelyard.plugins import BUILT_IN, find
 from steelyard.records import EvalCase, InvocationResponse
@@ -170,7 +171,11 @@ def _other_answer(variables: Mapping[str, Any]) -> Any:
 
 
 def _asked(case: EvalCase) -> list[dict[str, Any]]:
-    prompt = [] if case.prompt is None else [{"role": "user", "content": case.prompt}]
+    words: Any = case.prompt
+    if case.attachments:
+        files = [{"type": "text", "text": shown(one)} for one in case.attachments]
+        words = [*files, *([] if case.prompt is None else [{"type": "text", "text": case.prompt}])]
+    prompt = [] if words is None else [{"role": "user", "content": words}]
     return [*(case.messages or ()), *prompt]
 
 
@@ -192,6 +197,8 @@ def _content_text(content: Any) -> str:
 
 def _part_text(part: Any) -> str:
     if isinstance(part, Mapping):
+        if "attachment" in part:
+            return shown(part["attachment"])
         text = part.get("text")
         return text if isinstance(text, str) else f"({part.get('type', 'part')})"
     return str(part)
