@@ -195,6 +195,12 @@ class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Not asked for: from the cache, or from a call that another case made. Its times are of the call back then."""
     time_to_first_content_token: float | None = None
     time_to_first_reasoning_token: float | None = None
+    time_between_tokens_p50: float | None = None
+    """Of a streamed answer: seconds between a piece that brings a token and the next one."""
+    time_between_tokens_p99: float | None = None
+    time_between_tokens_max: float | None = None
+    stalls: int = 0
+    """How many of these gaps lasted half a second or longer."""
     time_waiting: float | None = None
     """Seconds spent waiting for permission to send: a rate, a token budget, an endpoint that asked all to slow down."""
     time_in_backoff: float | None = None

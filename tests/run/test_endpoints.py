@@ -44,6 +44,10 @@ def test_every_case_is_asked_once_and_recorded_once(quick: Mock, kind: Any, stre
         assert record.request_id
         assert record.num_tokens_output == 4
         assert record.time_queued is not None
+        assert (record.time_between_tokens_max is not None) == stream
+    assert ("time_between_tokens_p99-p99" in result.metrics["stats"]) == stream
+    gated = run_cli(tmp_path, "gate", "run", "--rule", "itl_p50<10s", "--rule", "stalls<=1000")
+    assert (gated.code == 0) == stream, gated  # a figure that was not measured keeps no rule
 
 
 def test_no_first_token_is_reported_sooner_than_the_server_sent_it(quick: Mock) -> None:

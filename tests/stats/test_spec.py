@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steelyard.errors import ConfigurationError
-from steelyard.stats.spec import DEFAULT_PROGRESS_BAR_STATS, ProgressStat, parse_progress_bar_stats
+from steelyard.stats.spec import DEFAULT_PROGRESS_BAR_STATS, ProgressStat, full_name, parse_progress_bar_stats
 
 
 def test_none_is_the_default_and_an_empty_mapping_is_nothing():
@@ -75,3 +75,11 @@ def test_something_that_is_no_mapping_is_refused(given):
 def test_a_label_must_be_text(label):
     with pytest.raises(ConfigurationError, match="label must be text"):
         parse_progress_bar_stats({label: "failed"})
+
+
+def test_gaps_between_tokens_have_short_names():
+    assert full_name("itl_p99") == "time_between_tokens_p99-p99"
+    assert full_name("ITL_max") == "time_between_tokens_max-max"
+    for unknown in ("itl", "itl_p90"):
+        with pytest.raises(ConfigurationError, match="itl_p50, itl_p99, itl_max"):
+            full_name(unknown)

@@ -111,6 +111,29 @@ def test_a_streamed_answer_has_its_text_times_tokens_and_ids() -> None:
     assert not response.tokens_estimated
 
 
+def test_a_stream_has_the_gaps_between_its_tokens_and_a_whole_answer_has_none() -> None:
+    texts = [chat_chunk(role="assistant"), *(chat_chunk(content=text) for text in "abcdefghijk"), chat_end(chat_usage())]
+    reply = stream(*texts, first=1.0, step=0.01)
+    # The eighth token comes 0.7 s late, and those after it with it.
+    reply.arrivals = [at + 0.7 * (number > 7) for number, at in enumerate(reply.arrivals)]
+    response, _ = ask(reply)
+    assert response.time_between_tokens_p50 == pytest.approx(0.01)
+    assert response.time_between_tokens_max == pytest.approx(0.71)
+    assert response.time_between_tokens_p99 == pytest.approx(0.01 + 0.91 * 0.7)
+    assert response.stalls == 1
+    response, _ = ask(whole(chat_whole({"content": "Paris"})), stream=False)
+    assert (response.time_between_tokens_p50, response.time_between_tokens_max, response.stalls) == (None, None, 0)
+
+
+def test_reasoning_and_tool_calls_are_tokens_too() -> None:
+    pieces = [chat_chunk(role="assistant"), chat_chunk(reasoning_content="Hm"), chat_chunk(content="a")]
+    calls = [chat_chunk(tool_calls=[tool_fragment(0, "{}", id="c", name="weather")]), chat_chunk(content="b")]
+    response, _ = ask(stream(*pieces, chat_end(chat_usage()), step=0.02))
+    assert response.time_between_tokens_max == pytest.approx(0.02)
+    response, _ = ask(stream(*pieces, *calls, chat_end(chat_usage()), step=0.02))
+    assert response.time_between_tokens_max == pytest.approx(0.02)
+
+
 def test_an_answer_in_one_piece_has_no_first_token_time() -> None:
     response, transport = ask(whole(chat_whole({"content": "Paris"}), at=0.25), stream=False)
     assert transport.body["stream"] is False

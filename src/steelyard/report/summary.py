@@ -33,6 +33,8 @@ _TIMES = {
 _DETAILS = {
     "time_to_first_reasoning_token": "  first reasoning token",
     "time_to_first_content_token": "  first content token",
+    "time_between_tokens_p50": "between tokens: median",
+    "time_between_tokens_max": "  longest of an answer",
     "time_from_planned": "from the planned send",
     "time_waiting": "waiting for leave",
     "time_in_backoff": "in backoff",

@@ -134,6 +134,7 @@ def compose(
         stop_reasons=ranked(stats.stop_reasons.items()),
         cached=stats.cached_requests,
         resent=stats.resent_requests,
+        stalls=stats.stalls,
         reasoning_in_text=stats.reasoning_in_text,
         fields_left_out=stats.fields_left_out,
         left_out=left_out,

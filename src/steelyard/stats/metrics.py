@@ -251,6 +251,8 @@ class Metrics(msgspec.Struct, kw_only=True):
     cached: Annotated[int, _COUNT] = 0
     resent: Annotated[int, _COUNT] = 0
     """Requests sent again at once, as their kept-alive connection was closed before anyone read them."""
+    stalls: Annotated[int, _FAULTS] = 0
+    """Gaps of half a second or longer between two tokens of a streamed answer."""
     reasoning_in_text: Annotated[int, _COUNT] = 0
     """Answers whose text began with a block of reasoning, which was taken out of it."""
     fields_left_out: list[str] = []

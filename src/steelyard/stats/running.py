@@ -21,6 +21,7 @@ _FOLD_EVERY = 1024
 _PERCENTILES = (50, 90, 95, 99)
 
 _read_metrics = attrgetter(*METRICS)
+_read_details = attrgetter(*DETAILS)
 
 
 _TRUNCATIONS = frozenset(
@@ -50,6 +51,8 @@ class Detailed(Protocol):
     @property
     def resent(self) -> int: ...
     @property
+    def stalls(self) -> int: ...
+    @property
     def reasoning_in_text(self) -> bool: ...
     @property
     def fields_left_out(self) -> list[str] | None: ...
@@ -61,6 +64,7 @@ class Details:
     def __init__(self) -> None:
         self._values: dict[str, Blocks] = {}
         self.resent = 0
+        self.stalls = 0
         self.reasoning_in_text = 0
         self.fields_left_out: set[str] = set()
 
@@ -77,11 +81,11 @@ class Details:
     def update(self, response: Detailed) -> None:
         """Add the response's details."""
         self.resent += response.resent
+        self.stalls += response.stalls
         self.reasoning_in_text += response.reasoning_in_text
         if response.fields_left_out is not None:
             self.fields_left_out.update(response.fields_left_out)
-        for name in DETAILS:
-            value = getattr(response, name)
+        for name, value in zip(DETAILS, _read_details(response), strict=True):
             if value is not None and -LIMIT < value < LIMIT:
                 if name not in self._values:
                     self._values[name] = Blocks()
@@ -101,6 +105,7 @@ class Details:
     def merge(self, other: Details) -> None:
         """Add another's values."""
         self.resent += other.resent
+        self.stalls += other.stalls
         self.reasoning_in_text += other.reasoning_in_text
         self.fields_left_out |= other.fields_left_out
         for name, values in other._values.items():
@@ -273,6 +278,11 @@ class RunningStats:
     def resent_requests(self) -> int:
         """Requests that were sent again because their kept-alive connection was closed before anyone read them."""
         return self._details.resent
+
+    @property
+    def stalls(self) -> int:
+        """Gaps of half a second or longer between two tokens of a streamed answer."""
+        return self._details.stalls
 
     @property
     def reasoning_in_text(self) -> int:

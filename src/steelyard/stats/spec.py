@@ -21,6 +21,9 @@ METRICS = (
 DETAILS = (
     "time_to_first_content_token",
     "time_to_first_reasoning_token",
+    "time_between_tokens_p50",
+    "time_between_tokens_p99",
+    "time_between_tokens_max",
     "time_queued",
     "time_waiting",
     "time_in_backoff",
@@ -54,10 +57,15 @@ TIMES = {
     "time_to_last_token": "time_to_last_token",
     "time_per_output_token": "time_per_output_token",
 }
+GAPS = {f"itl_{name}": f"time_between_tokens_{name}-{name}" for name in ("p50", "p99", "max")}
+"""Inter-token latency: of an answer's own gaps, and of the answers of a run, the same aggregate."""
 SHORT_AGGREGATES = {"average": "average", "avg": "average", "mean": "average"} | {
     name: name for name in ("p50", "p90", "p95", "p99", "min", "max")
 }
-SHORT_NAMES = tuple(f"{time}_{aggregate}" for time in TIMES for aggregate in ("p50", "p90", "p95", "p99", "average"))
+SHORT_NAMES = (
+    *(f"{time}_{aggregate}" for time in TIMES for aggregate in ("p50", "p90", "p95", "p99", "average")),
+    *GAPS,
+)
 """Those that are worth suggesting."""
 
 SECONDS = {
@@ -158,7 +166,11 @@ def full_name(written: str) -> str | None:
     name = written.lower()
     if name in TIMES:
         raise ConfigurationError(f"{written} needs an aggregate, such as {written}_p99")
+    if name in GAPS:
+        return GAPS[name]
     found = _WRITTEN.fullmatch(name)
+    if name == "itl" or (found is not None and found[1] == "itl"):
+        raise ConfigurationError(f"{written}: the time between tokens is {', '.join(GAPS)}")
     if found is None or found[1] not in TIMES:
         return None
     time, aggregate = found.groups()

@@ -309,12 +309,14 @@ def read_anthropic_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
             content.add_text(text, event.at)
         elif (is_reasoning := _token_kind(piece)) is not None:
             first.setdefault(is_reasoning, event.at)
+            content.note_token(event.at)
     answer = _answer([blocks[index].whole() for index in sorted(blocks)], stop_reason)
     answer.usage = read_usage(usages, answer.oddities)
     if answer.usage is not None and len(usages) == 1 and not terminated:
         answer.usage.output = None  # what `message_start` has is the number before the first text
     answer.first_call, answer.first_reasoning = first.get(False), first.get(True)
     answer.first_content = earliest(content.first_text, answer.first_call)
+    answer.token_times = content.token_times()
     if content.text == answer.text:
         answer.text_times = content.times()
     answer.terminated = answer.complete = terminated

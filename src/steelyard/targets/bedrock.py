@@ -441,12 +441,14 @@ def read_bedrock_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
             if isinstance(start, dict) and start:
                 merge_fields(blocks.setdefault(index, {}), start)
                 first.setdefault(False, event.at)
+                content.note_token(event.at)
         elif event.name == "contentBlockDelta":
             delta = expect_object("delta", fields.get("delta"))
             if isinstance(text := delta.get("text"), str) and text:
                 content.add_text(text, event.at)
             elif text is None:
                 first.setdefault("reasoningContent" in delta, event.at)
+                content.note_token(event.at)
             _add_delta(blocks.setdefault(index, {}), delta)
         elif event.name == "messageStop":
             stopped, stop_reason = True, fields.get("stopReason")
@@ -456,6 +458,7 @@ def read_bedrock_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
     answer.usage = read_usage(usage, answer.oddities)
     answer.first_call, answer.first_reasoning = first.get(False), first.get(True)
     answer.first_content = earliest(content.first_text, answer.first_call)
+    answer.token_times = content.token_times()
     if content.text == answer.text:
         answer.text_times = content.times()
     answer.terminated = answer.complete = stopped

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import mimetypes
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import sub
 from typing import Any
 
 import msgspec
@@ -19,6 +21,8 @@ from steelyard.transport.errors import named_problem, request_id
 
 CONTENT_FILTER = "content_filter"
 _COST_HEADER = "x-litellm-response-cost"
+STALL_SECONDS = 0.5
+"""A gap between two tokens that is as long as this is a stall: a reader notices it."""
 
 
 def time_per_output_token(first: float | None, last: float | None, output_tokens: int | None) -> float | None:
@@ -235,6 +239,8 @@ class ModelAnswer(msgspec.Struct):
     """When the first part arrived that is neither text nor reasoning: a tool call, a refusal."""
     text_times: Sequence[tuple[int, float]] = ()
     """Where each piece of the text ends, and when it arrived; only of a text that may begin with a tag."""
+    token_times: Sequence[float] = ()
+    """When each piece of a stream arrived that brought a token."""
     thinks_in_text: bool = False
     """The text began with a block of reasoning, which was taken out of it."""
     oddities: list[str] = msgspec.field(default_factory=list)
@@ -257,7 +263,7 @@ def response_of(answer: ModelAnswer, reply: HttpReply, asked_at: datetime, promp
     cost = usage.cost
     if cost is None and _COST_HEADER in reply.headers:
         cost = as_cost(reply.headers[_COST_HEADER])
-    return InvocationResponse(
+    response = InvocationResponse(
         response_text=answer.refusal if refused else answer.text,
         input_prompt=prompt,
         messages=answer.messages,
@@ -280,6 +286,26 @@ def response_of(answer: ModelAnswer, reply: HttpReply, asked_at: datetime, promp
         resent=reply.resent,
         reasoning_in_text=answer.thinks_in_text,
     )
+    if len(answer.token_times) > 1:
+        _set_gaps(response, answer.token_times)
+    return response
+
+
+def _set_gaps(response: InvocationResponse, times: Sequence[float]) -> None:
+    """Summarize the gaps between tokens, as they arrived: pieces that came in one read are 0 s apart."""
+    gaps = sorted(map(sub, times[1:], times))
+    response.time_between_tokens_p50 = _percentile(gaps, 0.5)
+    response.time_between_tokens_p99 = _percentile(gaps, 0.99)
+    response.time_between_tokens_max = gaps[-1]
+    response.stalls = len(gaps) - bisect_left(gaps, STALL_SECONDS)
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    """Return a percentile, interpolated linearly as in a run's figures."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 _NO_USAGE = TokenUsage()

@@ -276,8 +276,9 @@ class _Turn:
     def _add_part(self, part: dict[str, Any], at: float | None) -> None:
         text = part.get("text")
         if part.get("thought") is True:
-            if text and self.first_reasoning is None:
-                self.first_reasoning = at
+            if text:
+                self.content.note_token(at)
+                self.first_reasoning = at if self.first_reasoning is None else self.first_reasoning
         elif isinstance(text, str) and text:
             self.content.add_text(text, at)
         elif isinstance(call := part.get("functionCall"), dict):
@@ -306,6 +307,7 @@ class _Turn:
             first_reasoning=self.first_reasoning,
             first_call=self.first_call,
             text_times=self.content.times(),
+            token_times=self.content.token_times(),
             oddities=oddities,
         )
 

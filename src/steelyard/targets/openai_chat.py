@@ -252,8 +252,11 @@ class _Message:
         for name in _REASONING_FIELDS:
             if name in extras and not isinstance(extras[name], str) and name != "reasoning_details":
                 self.oddities.append(f"{name} is {type(extras[name]).__name__}")
-        if self.first_reasoning is None and any(name in extras for name in _REASONING_FIELDS):
+        reasons = any(name in extras for name in _REASONING_FIELDS)
+        if self.first_reasoning is None and reasons:
             self.first_reasoning = at
+        if not piece.get("content") and (reasons or touched or refusal):
+            self.content.note_token(at)
         merge_fields(self.fields, extras)
         if self.first_other is None and (touched or refusal or isinstance(legacy, dict)):
             self.first_other = at
@@ -329,6 +332,7 @@ class _Message:
             first_reasoning=first_reasoning,
             first_call=self.first_other,
             text_times=self.content.times(),
+            token_times=self.content.token_times(),
             oddities=self.oddities,
         )
 
@@ -415,6 +419,8 @@ def _plain_stream(received: list[ServerSentEvent], chunks: list[_Completion]) ->
                 content.add_text(piece.content, event.at)
             if piece.reasoning_content or piece.reasoning:
                 first_reasoning = event.at if first_reasoning is None else first_reasoning
+                if not piece.content:
+                    content.note_token(event.at)
                 for name in ("reasoning_content", "reasoning"):
                     if part := getattr(piece, name):
                         reasoning.setdefault(name, []).append(part)
@@ -429,6 +435,7 @@ def _plain_stream(received: list[ServerSentEvent], chunks: list[_Completion]) ->
         first_content=content.first_text,
         first_reasoning=first_reasoning,
         text_times=content.times(),
+        token_times=content.token_times(),
     )
     answer.usage = read_usage(usage, answer.oddities)
     if answer.usage is None and groq is not NOTHING:

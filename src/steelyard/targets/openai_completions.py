@@ -99,6 +99,7 @@ def read_completion_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
             fault = reported_error(msgspec.json.decode(event.data))
     answer = _answer(content.text, stop_reason, usage)
     answer.first_content, answer.text_times = content.first_text, content.times()
+    answer.token_times = content.token_times()
     answer.terminated = done
     answer.complete = done or stop_reason is not None
     answer.fault = fault

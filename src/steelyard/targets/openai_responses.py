@@ -185,12 +185,14 @@ def read_response_stream(stream: list[ServerSentEvent]) -> ModelAnswer:
             content.add_text(piece.delta, event.at)
         elif (is_reasoning := _token_kind(piece)) is not None:
             first.setdefault(is_reasoning, event.at)
+            content.note_token(event.at)
     output = [items[index] for index in sorted(items)]
     if response is None or not output:
         output += _from_deltas(content.text.removeprefix(_answer(_Response(), output).text))
     answer = _answer(response or _Response(), (response.output if response is not None else None) or output)
     answer.first_call, answer.first_reasoning = first.get(False), first.get(True)
     answer.first_content = earliest(content.first_text, answer.first_call)
+    answer.token_times = content.token_times()
     if content.text == answer.text:
         answer.text_times = content.times()
     answer.terminated = answer.complete = response is not None

@@ -122,6 +122,7 @@ class TextParts:
         self.first_reasoning: float | None = None
         self._texts: list[str] = []
         self._times: list[float | None] = []
+        self._other_times: list[float] = []
         self._parts: list[dict[str, Any]] | None = None
 
     @property
@@ -148,6 +149,7 @@ class TextParts:
                 continue
             if fields.get("type") == "thinking" or "thinking" in fields:
                 self.first_reasoning = at if self.first_reasoning is None else self.first_reasoning
+                self.note_token(at)
             elif isinstance(fields.get("text"), str) and fields["text"]:
                 self.add_text(fields["text"], at)
             self._add_part(fields)
@@ -158,6 +160,16 @@ class TextParts:
             self.first_text = at
         self._texts.append(text)
         self._times.append(at)
+
+    def note_token(self, at: float | None) -> None:
+        """Note the time of a piece that is no text: of reasoning, of a tool call, of a refusal."""
+        if at is not None:
+            self._other_times.append(at)
+
+    def token_times(self) -> Sequence[float]:
+        """Return when each piece arrived that brought a token, in order."""
+        times = [at for at in self._times if at is not None]
+        return sorted(times + self._other_times) if self._other_times else times
 
     def _add_part(self, part: dict[str, Any]) -> None:
         assert self._parts is not None
