@@ -53,6 +53,9 @@ def run(args: list[str] | None) -> int:
         code = group.main(args=args, prog_name="steelyard", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
+        from steelyard.stats.formatting import without_commands
+
+        error.message = without_commands(error.message)  # type: ignore[misc]
         error.show()
         return REFUSED
     except (click.Abort, KeyboardInterrupt):

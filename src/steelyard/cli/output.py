@@ -57,7 +57,10 @@ def allow_slow_writes() -> None:
 
 
 def show(text: str) -> None:
-    """Print a result. A reader that has gone (`| head`) does not end the command."""
+    """Print a result. A reader that has gone (`| head`) does not end the command; no CI system obeys what is in it."""
+    from steelyard.stats.formatting import without_commands
+
+    text = without_commands(text)
     if _limited:
         _write_in_time("stdout", lambda: click.echo(text))
         return
@@ -72,7 +75,9 @@ def show(text: str) -> None:
 
 def show_json(value: Any) -> None:
     """Print a result as JSON, for another program to read; control characters are escaped."""
-    show(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text(value)))
+    from steelyard.stats.formatting import json_without_commands
+
+    show(json_without_commands(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text(value))))
 
 
 def json_text(value: Any) -> str:
@@ -89,9 +94,9 @@ def json_text(value: Any) -> str:
 
 def say(text: str, *, over_bar: bool = False) -> None:
     """Print a message to stderr, without control characters; with `over_bar` in place of a live progress bar."""
-    from steelyard.stats.formatting import safe_text
+    from steelyard.stats.formatting import safe_text, without_commands
 
-    lines = "\n".join(safe_text(line) for line in text.split("\n"))
+    lines = without_commands("\n".join(safe_text(line) for line in text.split("\n")))
 
     def write() -> None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it: that must not end a run

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,7 @@ from steelyard.errors import ConfigurationError, JournalError
 from steelyard.journal.files import REPORT
 from steelyard.plugins import BUILT_IN, find
 from steelyard.report.formats import report_metrics, report_pieces
+from steelyard.stats.formatting import without_commands, xml_without_commands
 
 if TYPE_CHECKING:
     from steelyard.suite.evalset import EvalSet
@@ -62,7 +66,7 @@ def command(runs: tuple[Path, ...], form: str, output: str | None, case_id: str 
     if form == "json" and output in (None, "-"):
         show_json(report_metrics(runs))
         return 0
-    _write(report_pieces(runs, form, cases), output)
+    _write(report_pieces(runs, form, cases), output, form)
     return 0
 
 
@@ -88,22 +92,38 @@ def _write_pages(runs: tuple[Path, ...], output: str | None, cases: EvalSet | No
         place = str(run / REPORT) if output is None else output
         if output not in (None, "-") and Path(place).is_dir():
             place = str(Path(place) / f"{run.resolve().name}.html")
-        _write(report_pieces([run], "html", cases), place)
+        _write(report_pieces([run], "html", cases), place, "html")
         if place != "-":
             show(place)
     return 0
 
 
-def _write(pieces: Iterable[str | bytes], place: str | None) -> None:
+def _write(pieces: Iterable[str | bytes], place: str | None, form: str) -> None:
     """To stdout, or to a file that is there as a whole or not at all. A run that cannot be read comes before both."""
     pieces = iter(pieces)
     pieces = itertools.chain([next(pieces, "")], pieces)
     if place in (None, "-"):
-        _to_stdout(pieces)
+        _to_stdout(_for_a_log(pieces, form))
         return
     from steelyard.report.formats import write_pieces
 
     write_pieces(Path(str(place)), pieces)
+
+
+def _for_a_log(pieces: Iterable[str | bytes], form: str) -> Iterator[str | bytes]:
+    """The pieces without what a CI system would obey. Where stdout is a file, as in `> cases.csv`, it is no log.
+
+    XML has a way to write it that changes no value; the other formats get a blank.
+    """
+    is_file = False
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        is_file = stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    if is_file and form not in ("text", "junit"):
+        yield from pieces
+        return
+    change = xml_without_commands if form == "junit" else without_commands
+    for piece in pieces:
+        yield change(piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece)
 
 
 def _to_stdout(pieces: Iterable[str | bytes]) -> None:

@@ -44,7 +44,7 @@ from steelyard.shutdown import (
     POLL_SECONDS,
     SAME_SIGNAL_SECONDS,
 )
-from steelyard.stats.formatting import safe_text
+from steelyard.stats.formatting import safe_text, without_commands
 from steelyard.stats.metrics import Metrics, figures
 from steelyard.subprocesses import REAPER, kill_all
 
@@ -81,8 +81,10 @@ class _Signals:
 
     def __init__(self, token: CancellationToken, resume_with: str) -> None:
         self._token = token
-        self._quit_message = f"steelyard: Quit immediately; resume with: {safe_text(resume_with)}\n".encode(
-            "utf-8", "replace"
+        self._quit_message = (
+            f"steelyard: Quit immediately; resume with: {without_commands(safe_text(resume_with))}\n".encode(
+                "utf-8", "replace"
+            )
         )
         self._taken: list[tuple[float, int]] = []
         """When each signal came, and its number. Appending is one step: two handlers agree on which one was first."""

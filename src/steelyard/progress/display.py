@@ -13,7 +13,15 @@ from tqdm import tqdm
 
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import InFlight
-from steelyard.stats.formatting import format_rate, join, safe_text, segments, silence_notice, trim
+from steelyard.stats.formatting import (
+    format_rate,
+    join,
+    safe_text,
+    segments,
+    silence_notice,
+    trim,
+    without_commands,
+)
 from steelyard.stats.running import RunningStats
 from steelyard.stats.spec import ProgressSpec, parse_progress_bar_stats
 
@@ -41,7 +49,7 @@ class LiveDisplay:
     ) -> None:
         if mode not in MODES:
             raise ConfigurationError(f"progress mode must be one of {', '.join(MODES)}, got {mode!r}")
-        self._description = safe_text(description)
+        self._description = without_commands(safe_text(description))
         self._total = total
         self._duration = duration
         self._initial = initial

@@ -14,7 +14,7 @@ from steelyard.journal.manifest import read_manifest
 from steelyard.records import EvalCase, Record, Score
 from steelyard.report.records import Expectations, RunRecords, open_suite, state_of
 from steelyard.scoring.trajectory import ToolCall, tool_calls
-from steelyard.stats.formatting import escape_invisible, format_seconds
+from steelyard.stats.formatting import escape_invisible, format_seconds, without_commands
 from steelyard.suite.evalset import EvalSet
 
 _IDS_TO_SUGGEST = 5_000
@@ -45,10 +45,9 @@ class OneCase:
         }
 
     def to_text(self) -> str:
-        """All of it for a terminal, which nothing in it can steer."""
-        return "\n".join(
-            escape_invisible(line) for offset, record in self.found for line in self._lines(offset, record)
-        )
+        """All of it for a terminal or a CI system's log, which nothing in it can steer."""
+        lines = (escape_invisible(line) for offset, record in self.found for line in self._lines(offset, record))
+        return without_commands("\n".join(lines))
 
     def _lines(self, offset: int, record: Record) -> Iterator[str]:
         trial = f" trial {record.trial + 1}" if len(self.found) > 1 else ""

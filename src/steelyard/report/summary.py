@@ -10,7 +10,15 @@ from msgspec import UNSET
 
 from steelyard.stats.costs import format_money
 from steelyard.stats.errors import error_rows
-from steelyard.stats.formatting import counted, format_number, format_seconds, format_time, safe_text, trim
+from steelyard.stats.formatting import (
+    counted,
+    format_number,
+    format_seconds,
+    format_time,
+    safe_text,
+    trim,
+    without_commands,
+)
 from steelyard.stats.metrics import (
     JuryMetrics,
     LatencyMetrics,
@@ -56,7 +64,7 @@ def summary(metrics: Metrics, place: str | None = None) -> str:
     parts = [_headline(metrics), _sending(metrics), _quality(metrics), judges, repeated, speed, nodes, cost, errors]
     if place is not None:
         parts.append([f"results in {safe_text(place)}"])
-    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+    return without_commands("\n\n".join("\n".join(lines) for lines in parts if lines))
 
 
 def _headline(metrics: Metrics) -> list[str]:

@@ -119,7 +119,7 @@ def silence_notice(seconds: float, in_flight: InFlight) -> str:
     notice = f"no answer for {seconds:,.0f} s: {in_flight.count:,} in flight"
     if in_flight.oldest_id is None:
         return notice
-    oldest = trim(safe_text(in_flight.oldest_id), _MAX_ID)
+    oldest = trim(without_commands(safe_text(in_flight.oldest_id)), _MAX_ID)
     return f"{notice}, oldest '{oldest}' for {in_flight.oldest_seconds:,.0f} s"
 
 
@@ -131,6 +131,33 @@ def safe_text(text: str) -> str:
 def _steers(character: str) -> bool:
     category = unicodedata.category(character)
     return category[0] == "C" or category in ("Zl", "Zp")
+
+
+_COMMAND_ANYWHERE = re.compile(r"##(?=[\w.-]*\[)")
+"""`##[error]` of GitHub and Azure, `##vso[…]` of Azure, `##teamcity[…]`: obeyed wherever in a line they are."""
+_COMMAND_AT_START = re.compile(r"(?m)(^|\r)(\s*):(?=:.*?::)")
+"""`::error::` and others of GitHub, and `::TOKEN::`, which ends `::stop-commands::TOKEN`: obeyed at a line's start."""
+
+
+def without_commands(text: str) -> str:
+    """Break whatever a CI system would obey that finds it in a log; for all that is printed, never for files.
+
+    With a blank that can be seen: comparisons that heed a culture, as in .NET, skip characters without a width.
+    """
+    if "##" in text:
+        text = _COMMAND_ANYWHERE.sub("# #", text)
+    return _COMMAND_AT_START.sub(r"\1\2: ", text) if "::" in text else text
+
+
+def json_without_commands(text: str) -> str:
+    """The same for JSON, which has a way to write them that no log obeys: its values stay as they are."""
+    return _COMMAND_ANYWHERE.sub(r"#\\u0023", text)
+
+
+def xml_without_commands(text: str) -> str:
+    """The same for XML."""
+    text = _COMMAND_ANYWHERE.sub("#&#35;", text)
+    return _COMMAND_AT_START.sub(r"\1\2&#58;", text)
 
 
 def escape_invisible(text: str) -> str:

@@ -17,7 +17,7 @@ from steelyard.report.compare.comparison import (
     rows,
 )
 from steelyard.report.markdown import code, markdown_table
-from steelyard.stats.formatting import safe_text, trim
+from steelyard.stats.formatting import safe_text, trim, without_commands
 
 _WIDTH = 100
 _MAX_ID_TEXT = 40
@@ -32,7 +32,7 @@ def compare_text(comparison: Comparison) -> str:
     parts = [_named("baseline", comparison.baseline)]
     for one in comparison.against:
         parts += [_named("against", one.run), *_text_sections(one, comparison)]
-    return "\n\n".join(parts)
+    return without_commands("\n\n".join(parts))
 
 
 def _text_sections(one: Against, comparison: Comparison) -> list[str]:

@@ -10,7 +10,7 @@ from steelyard._version import __version__
 from steelyard.load.levels import PERCENTILES
 from steelyard.report.csv import csv_line
 from steelyard.report.markdown import code, markdown_table, words
-from steelyard.stats.formatting import counted, format_number, format_seconds, safe_text, trim
+from steelyard.stats.formatting import counted, format_number, format_seconds, safe_text, trim, without_commands
 
 _MAX_ERROR_CHARS = 160
 _MAX_KINDS = 4
@@ -29,7 +29,7 @@ def sweep_table(sweep: Mapping[str, Any], place: str | None = None) -> str:
         parts.append(_wrapped(sweep["recommendation"]["says"], indent="  "))
     if place is not None:
         parts.append([f"results in {safe_text(place)}"])
-    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+    return without_commands("\n\n".join("\n".join(lines) for lines in parts if lines))
 
 
 def _headline(sweep: Mapping[str, Any]) -> list[str]:
