@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -44,6 +45,9 @@ from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
 from steelyard.workspace.attempts import InWorkspace, Workspaces
 from steelyard.workspace.template import Workspace
+
+if TYPE_CHECKING:
+    from steelyard.workspace.gateway import Gateway
 
 log = logging.getLogger("steelyard")
 
@@ -92,7 +96,9 @@ class Execution:
         self._warmed_up = 0
         self._session: Session | None = None
         self._store: EvaluationDataStore | None = None
-        self._send_policy = SendPolicy(target, scorers, options)
+        self._gateway = _gateway_of(target)
+        upstreams = () if self._gateway is None else tuple(self._gateway.upstreams.values())
+        self._send_policy = SendPolicy(target, scorers, options, upstreams)
 
     @property
     def suite(self) -> EvalSet:
@@ -158,9 +164,13 @@ class Execution:
     def _open_workspaces(self) -> Workspaces | None:
         """Where agents work; None in a run that has no use for it."""
         workspace = self._workspace
-        if workspace is None and self._case_limits is None and not any(map(takes_context, self._scorers)):
+        if self._gateway is not None:
+            self._gateway.bind(
+                lambda upstream: self._send_policy.limited(upstream, upstream), self._send_policy.price_list
+            )
+        elif workspace is None and self._case_limits is None and not any(map(takes_context, self._scorers)):
             return None
-        if workspace is not None:
+        if workspace is not None or self._gateway is not None:
             self._engine.check_workspaces()
         output = self._options.output_path
         return Workspaces(
@@ -169,6 +179,7 @@ class Execution:
             limits=self._case_limits,
             answers_of=None if self._scored_from is None else Path(self._scored_from),
             for_cache=self._store is not None,
+            gateway=self._gateway,
         )
 
     def _recover(self, plan: Plan) -> Recorder:
@@ -439,6 +450,16 @@ class Execution:
 def _has_patch(response: InvocationResponse) -> bool:
     """Whether an agent's answer can be used again: without its patch, its workspace could not be graded."""
     return response.workspace_patch is not None
+
+
+def _gateway_of(target: Target) -> Gateway | None:
+    """What the model calls of an agent go through, where it asks for that."""
+    apis = getattr(target, "gateway", None)
+    if apis is None:
+        return None
+    from steelyard.workspace.gateway import Gateway
+
+    return Gateway(apis)
 
 
 def _calibrations(scorers: Sequence[Scorer]) -> dict[str, JudgeCalibration]:

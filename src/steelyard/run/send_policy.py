@@ -25,14 +25,21 @@ from steelyard.units import parse_rate
 class SendPolicy:
     """Everything that decides when a call is sent; one for each launch."""
 
-    def __init__(self, target: Target, scorers: Iterable[Scorer], options: RunOptions) -> None:
+    def __init__(
+        self,
+        target: Target,
+        scorers: Iterable[Scorer],
+        options: RunOptions,
+        upstreams: Sequence[RemoteTarget] = (),
+    ) -> None:
         self._options = options
         self._target = target
         self._targets = _all_targets(target, scorers)
         self._judged_places = _judged_places(scorers, options.num_runs)
         self.remotes = [called for called in self._targets if isinstance(called, RemoteTarget)]
+        self.remotes += upstreams  # the providers behind an agent's gateway
         self._rate = parse_rate(options.rate) if options.rate is not None else None
-        self._price_list = read_prices(options.prices, target.model_id)
+        self.price_list = read_prices(options.prices, target.model_id)
         self._prices: dict[int, Prices | None] = {}
         self._limits: dict[str | int, EndpointLimits] = {}
         self._monitor = LoopMonitor()
@@ -49,16 +56,16 @@ class SendPolicy:
         if self._options.arrivals is not None:
             parse_arrivals(self._options.arrivals)
         if self._options.max_cost is not None:
-            check_budget(self._options.max_cost, self._target, self._price_list, judges=self._targets[1:])
+            check_budget(self._options.max_cost, self._target, self.price_list, judges=self._targets[1:])
         for called in self._targets:
-            self._prices[id(called)] = self._price_list.of(called)
+            self._prices[id(called)] = self.price_list.of(called)
 
     def new_spending(self) -> Spending:
         """Return an empty account in the currency of the prices that says, where no price is known, why."""
         target = self._target
         # A model on one's own machine is not expected to have a price.
         unknown = is_paid(target) and self._prices[id(target)] is None
-        return Spending(self._price_list.currency, self._price_list.unknown_because(target) if unknown else None)
+        return Spending(self.price_list.currency, self.price_list.unknown_because(target) if unknown else None)
 
     def plan_sends(self, count: int | None) -> Pace | None:
         """Return when each call is to be sent, in an open-loop run: `count` calls, or as the options say."""

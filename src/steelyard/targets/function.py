@@ -9,7 +9,7 @@ import inspect
 import reprlib
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing, closing, suppress
 from copy import copy
 from datetime import UTC, datetime
@@ -72,11 +72,14 @@ class CallableTarget:
         name: str | None = None,
         parallelism: int | None = None,
         identity: Identity | None = None,
+        gateway: Mapping[str, Any] | None = None,
     ) -> None:
         if parallelism is not None and parallelism < 1:
             raise ConfigurationError(f"parallelism must be >= 1, got {parallelism}")
         origin = _origin(function)
         self.function = function
+        self.gateway = gateway
+        """The APIs whose calls the function makes through `context.gateway`; None without a gateway."""
         self.model_id = model_id
         self.version = version
         self.name: str = name or origin.__qualname__
@@ -103,6 +106,7 @@ class CallableTarget:
             name=self.name,
             parallelism=self.default_parallelism,
             identity=dict(self._identity),
+            gateway=self.gateway,
         )
         return (made_again, (self.function,))
 

@@ -11,14 +11,14 @@ import threading
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from steelyard import reaper
 from steelyard.case_templates import CaseTemplate
 from steelyard.daemon_threads import DaemonThreads
-from steelyard.errors import CaseLimitReached, ConfigurationError, SetupError
+from steelyard.errors import CaseLimitReached, ConfigurationError, SetupError, TargetError
 from steelyard.protocols import (
     InvocationContext,
     ScoringContext,
@@ -35,6 +35,10 @@ from steelyard.workspace.logs import STREAMS, AttemptLogs
 from steelyard.workspace.patch import PatchSummary, Scan, apply_patch, make_patch, scan
 from steelyard.workspace.places import AttemptPlace, AttemptState, RunPlaces, remove_tree
 from steelyard.workspace.template import Template, Workspace, copy_tree
+from steelyard.workspace.totals import NO_CALLS
+
+if TYPE_CHECKING:  # it loads every API's reader
+    from steelyard.workspace.gateway import Gateway
 
 log = logging.getLogger("steelyard")
 
@@ -56,6 +60,7 @@ class Workspaces:
         limits: CaseLimits | None = None,
         answers_of: Path | None = None,
         for_cache: bool = False,
+        gateway: Gateway | None = None,
     ) -> None:
         self.workspace = workspace
         """None where scorers take a context, or cases have limits, and nothing has a workspace."""
@@ -66,6 +71,9 @@ class Workspaces:
         """The run whose answers are scored again: its patches rebuild their workspaces."""
         self.for_cache = for_cache
         """Whether responses carry their patch, for the cache."""
+        self.gateway = gateway
+        """What records the model calls of the agents; None where nothing does."""
+        self._notes: dict[tuple[str, int], list[str]] = {}
         self._problems: dict[tuple[str, int], str] = {}
         self._cached: dict[tuple[str, int], tuple[bytes, PatchSummary]] = {}
         self.programs: StartedPrograms | None = None
@@ -226,9 +234,15 @@ class Workspaces:
 
     async def keep(self, record: Record, context: InvocationContext) -> None:
         """Keep what is to be kept of a case; what could not be is said in the record's notes."""
+        notes = self._notes.pop((record.id, record.trial), [])
         if self.keeper is not None and context.workspace is not None:
-            notes = await self._threads.run(self.keeper.keep, record, context.workspace)
+            notes += await self._threads.run(self.keeper.keep, record, context.workspace)
+        if notes:
             record.notes = [*record.notes, *notes]
+
+    def note(self, case_id: str, trial: int, text: str) -> None:
+        """Have this said in the notes of a case's record."""
+        self._notes.setdefault((case_id, trial), []).append(text)
 
     async def done(self, record: Record) -> None:
         """Clear away what a case used: its record is written."""
@@ -289,6 +303,46 @@ class Attempt:
         context.clock = BothClocks(context.clock, self.limits)
 
     async def call(self, target: Target) -> InvocationResponse:
+        """Call the target within the limits, its model calls through the gateway where there is one."""
+        gateway = self._owner.gateway
+        return await self._call(target) if gateway is None else await self._call_through(gateway, target)
+
+    async def _call_through(self, gateway: Gateway, target: Target) -> InvocationResponse:
+        """Call the target with its own address of the gateway; what the gateway measured is in the response."""
+        case, context = self._case, self._context
+        session = await gateway.session(
+            case.id,
+            context.trial,
+            context.attempt,
+            self.limits.limits,
+            path=self._owner.places.calls(case.id, context.trial),
+            signal=self.limits,
+        )
+        context.gateway = session.addresses
+        context.environment = {**(context.environment or {}), **session.environment()}
+        try:
+            response = await self._call(target)
+        except Exception as error:
+            partial = getattr(error, "partial", None)
+            partial = partial if isinstance(partial, InvocationResponse) else InvocationResponse()
+            if self.limits.reached is None:
+                (await session.end()).apply(partial)
+                error.partial = partial  # type: ignore[attr-defined]
+                raise
+            # Refused by the gateway for a limit, the agent failed: that is the limit's doing, and no error.
+            response = self._completed(partial)
+        finally:
+            summary = await session.end()
+        if not isinstance(response, InvocationResponse):
+            return response  # reported by the case runner
+        summary.apply(response)
+        if not summary.calls and self.limits.reached is None:
+            self._owner.note(case.id, context.trial, NO_CALLS)
+        if summary.problem is not None and self.limits.reached is None:
+            raise TargetError(summary.problem, partial=response)
+        return response
+
+    async def _call(self, target: Target) -> InvocationResponse:
         """Call the target within the limits. Reaching one is an outcome: the answer is what there is."""
         self.limits.begin()
         try:

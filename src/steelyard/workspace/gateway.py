@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
@@ -38,7 +39,7 @@ from steelyard.workspace.recording import (
     Threads,
     lost_cost,
 )
-from steelyard.workspace.totals import CallTotals, GatewaySummary, TimeSplit
+from steelyard.workspace.totals import NO_CALLS, CallTotals, GatewaySummary, TimeSplit
 from steelyard.workspace.upstream import (
     Forwarded,
     ForwardedCase,
@@ -190,6 +191,11 @@ class GatewaySession:
         url = f"http://{_HOST}:{self._port}"
         return GatewayAddresses(url, f"{url}/v1", url, self._key)
 
+    def environment(self) -> dict[str, str]:
+        """What keeps an agent's calls to the gateway from a proxy that the environment names."""
+        names = {"NO_PROXY", "no_proxy"}
+        return {name: ",".join(filter(None, (os.environ.get(name), _HOST, "localhost"))) for name in names}
+
     @property
     def waiting(self) -> float:
         """Seconds that the agent has waited for our own rate limits, while none of its calls was being answered."""
@@ -230,7 +236,7 @@ class GatewaySession:
             self._file.close()
             self._gateway.forget(self)
             if not self._totals.calls and self._reached is None:
-                log.warning("case %s: 0 model calls: is it pointed at the gateway?", self._case_id)
+                log.warning("case %s: %s", self._case_id, NO_CALLS)
         return self._totals.summary(self._split, limit=self._reached, problem=self._problem, lost_cost=self._lost_cost)
 
     def connected(self, connection: AgentConnection) -> None:

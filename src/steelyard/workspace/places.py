@@ -22,6 +22,7 @@ from steelyard.errors import ConfigurationError, TransientError
 WORK_VARIABLE = "STEELYARD_WORK"
 ARTIFACTS = "artifacts"
 LOGS = "logs"
+CALLS = "calls"
 _MAX_NAME = 60
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
@@ -177,6 +178,10 @@ class RunPlaces:
     def log(self, case_id: str, trial: int, stream: str) -> Path | None:
         """The log of a case's output; None in a run without a directory."""
         return None if self.run is None else self.run / LOGS / safe_name(case_id) / f"{trial}.{stream}"
+
+    def calls(self, case_id: str, trial: int) -> Path | None:
+        """The file of a case's model calls; None in a run without a directory."""
+        return None if self.run is None else self.run / CALLS / safe_name(case_id) / f"{trial}.jsonl"
 
     def remove(self) -> None:
         """Remove all folders of the run: it is complete."""

@@ -13,6 +13,7 @@ from steelyard.records import InvocationResponse
 from steelyard.workspace.recording import Body, CallLine
 
 _Part = Literal["model", "waiting", "tools"]
+NO_CALLS = "0 model calls: is it pointed at the gateway?"
 _DECIMALS = 12
 _SUMMED = (
     "num_tokens_input",
@@ -56,10 +57,13 @@ class GatewaySummary(msgspec.Struct, kw_only=True):
 
     def apply(self, response: InvocationResponse) -> None:
         """Set what the gateway measured in the agent's response, in place of what the agent said of itself."""
+        if self.lost_cost:
+            response.cost = (response.cost or 0.0) + self.lost_cost
         if not self.turns:
             return
-        for name in (*_SUMMED, "cost", "tokens_estimated", "time_in_model", "time_in_tools", "time_to_first_token"):
+        for name in (*_SUMMED, "tokens_estimated", "time_in_model", "time_in_tools", "time_to_first_token"):
             setattr(response, name, getattr(self, name))
+        response.cost = None if self.cost is None else self.cost + self.lost_cost
         response.messages = self.messages or response.messages
         response.num_turns = self.turns
         response.time_waiting = self.time_waiting or None
