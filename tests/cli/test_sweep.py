@@ -52,13 +52,14 @@ def test_the_table_the_advice_and_the_plots_go_to_stdout(shop: Workshop) -> None
     for name in PLOTS:
         assert f"plot in {Path('out') / name}" in ended.out
         assert (shop.folder / "out" / name).stat().st_size > 1000
-    assert "level 2: 20 requests, 2 at a time" in ended.err
-    assert len(shop.asked()) == 12 + 20
+    assert "level 2: 12 requests" in ended.err
+    assert "shouting: 24 requests: 2 × 12" in ended.err
+    assert len(shop.asked()) == 12 + 12
 
 
 def test_errors_are_what_is_measured_and_no_failure(shop: Workshop) -> None:
     (shop.folder / "fails").touch()
-    ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "-o", "out", "--no-progress", "-q")
+    ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "-n", "20", "-o", "out", "--no-progress", "-q")
     assert ended.code == 0
     assert "no level can be recommended: at 1 the error rate is 20% (limit 1%)" in ended.out
     assert ended.err == ""
@@ -81,7 +82,7 @@ def test_without_out_the_sweep_has_a_folder_of_its_own_in_runs(shop: Workshop) -
 
 
 def test_a_finished_sweep_is_refused_and_can_be_forced(shop: Workshop) -> None:
-    words = ["sweep", "suite.yaml", "-j", "1", "-o", "out", "--no-progress"]
+    words = ["sweep", "suite.yaml", "-j", "1", "-n", "20", "-o", "out", "--no-progress"]
     assert run_cli(shop.folder, *words).code == 0
     refused = run_cli(shop.folder, *words)
     assert (refused.code, refused.out) == (2, "")
@@ -93,7 +94,9 @@ def test_a_finished_sweep_is_refused_and_can_be_forced(shop: Workshop) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "Missing option '-j'"),
+        ([], "give the levels: -j 1,10,50"),
+        (["-j", "1", "--arrivals", "poisson:5/s"], "give the levels: -j 1,10,50"),
+        (["--arrivals", "poison:5/s"], "did you mean 'poisson'?"),
         (["-j", "1,many"], "got 'many'"),
         (["-j", "0"], "got 0"),
         (["-j", "1", "--slo", "ttft_p99<5"], "needs a unit"),
@@ -113,10 +116,11 @@ def test_a_mistake_is_exit_2_and_leaves_nothing_behind(shop: Workshop, words: li
 
 
 def test_ctrl_c_keeps_the_finished_levels_and_prints_the_command_that_goes_on(shop: Workshop) -> None:
-    assert run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "-o", "out", "--no-progress").code == 0
+    words = ("sweep", "suite.yaml", "-n", "20", "-o", "out", "--no-progress", "-j")
+    assert run_cli(shop.folder, *words, "1").code == 0
     assert len(shop.asked()) == 20
     (shop.folder / "hang").touch()
-    process = start(shop.folder, "sweep", "suite.yaml", "-j", "1,2", "-o", "out", "--no-progress")
+    process = start(shop.folder, *words, "1,2")
     try:
         wait_until(lambda: (shop.folder / "calls.txt").exists())
         process.send_signal(signal.SIGINT)
@@ -152,6 +156,7 @@ def test_a_sweep_is_reported_again_from_its_folder(shop: Workshop) -> None:
 
 def killed_sweep(shop: Workshop, *words: str) -> Path:
     """The folder of a sweep without --out that had measured level 1 and was killed in level 2."""
+    words = ("-n", "20", *words)
     run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "--no-progress", "--new", *words)
     (place,) = (shop.folder / "runs").iterdir()
     (shop.folder / "hang").touch()
@@ -169,7 +174,7 @@ def killed_sweep(shop: Workshop, *words: str) -> Path:
 
 def test_a_killed_sweep_is_found_again_without_out(shop: Workshop) -> None:
     place = killed_sweep(shop)
-    ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1,2", "--no-progress")
+    ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1,2", "-n", "20", "--no-progress")
     assert ended.code == 0, ended.err
     assert f"found the unfinished sweep {place.relative_to(shop.folder)}; --new starts another" in ended.err
     assert "2 levels measured, complete" in ended.out
@@ -274,3 +279,26 @@ def test_a_load_run_with_errors_is_not_told_to_ask_them_again(shop: Workshop) ->
     assert ended.code == 4
     assert "a load run does not ask them again" in ended.err
     assert "--retry-errors" not in ended.err
+
+
+def test_a_dry_run_says_how_many_requests_and_what_they_cost_and_calls_nothing(shop: Workshop) -> None:
+    shop.suite(prices={"input": 1e6, "output": 1e6})
+    ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1,10,50,100", "-n", "20", "--dry-run")
+    assert ended.code == 0, ended.err
+    assert "shouting: 80 requests: 4 × 20" in ended.out
+    assert re.search(r"cost: at least \d", ended.out)
+    found = json.loads(run_cli(shop.folder, "sweep", "suite.yaml", "-j", "auto", "--dry-run", "--json").out)
+    assert found["requests"]["least"] == 120
+    assert shop.asked() == []
+    assert not (shop.folder / "runs").exists()
+
+
+def test_a_sweep_over_arrival_rates_has_a_row_for_each_rate(shop: Workshop) -> None:
+    words = ["sweep", "suite.yaml", "--arrivals", "constant:50/s,100/s", "-n", "30", "-o", "out", "--no-progress", "-q"]
+    ended = run_cli(shop.folder, *words)
+    assert ended.code == 0, ended.err
+    assert re.search(r"^.{2} +50/s ", ended.out, re.MULTILINE)
+    assert re.search(r"^.{2} +100/s ", ended.out, re.MULTILINE)
+    assert len(shop.asked()) == 60
+    page = run_cli(shop.folder, "report", "out", "-f", "html").out
+    assert "requests a second" in page

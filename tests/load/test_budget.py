@@ -60,7 +60,7 @@ def sweep(
     scorers = [Judge(model=judge.model_id, target=judge) for judge in judges]
     prices = {"m": CENT, "j": CENT}
     runner = Runner(target, SUITE, scorers, progress="off", prices=prices, max_cost=max_cost)
-    return Sweep(runner, levels=levels, output_path=path, token=token).run_sync()
+    return Sweep(runner, levels=levels, requests=20, output_path=path, token=token).run_sync()
 
 
 def test_the_budget_is_for_all_levels_together(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_force_begins_a_bill_of_its_own(tmp_path: Path) -> None:
     target = Paid()
     sweep(target, tmp_path, levels=(1,))
     runner = Runner(target, SUITE, progress="off", prices={"m": CENT}, max_cost=0.3)
-    result = Sweep(runner, levels=[1], output_path=tmp_path).run_sync(force=True)
+    result = Sweep(runner, levels=[1], requests=20, output_path=tmp_path).run_sync(force=True)
     assert (result.complete, result.cost) == (True, pytest.approx(0.2))
 
 
@@ -128,7 +128,7 @@ def test_the_cost_is_in_sweep_json_and_is_unknown_without_prices(tmp_path: Path)
     found = json.loads((tmp_path / "a" / "sweep.json").read_bytes())
     assert (found["cost"], found["currency"]) == (pytest.approx(0.2), "USD")
     runner = Runner(Paid(), SUITE, progress="off")
-    assert Sweep(runner, levels=[1], output_path=tmp_path / "b").run_sync().cost is None
+    assert Sweep(runner, levels=[1], requests=9, output_path=tmp_path / "b").run_sync().cost is None
 
 
 def test_a_budget_must_be_above_nothing(tmp_path: Path) -> None:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
 import pytest
 
-from steelyard.load.levels import check, parse_slo, percent
-from tests.support.sweep import metrics_of
+from steelyard.load.levels import Block, Level, make_level, parse_slo, percent
+from steelyard.load.timings import Timings
+from steelyard.stats.figures import STATS
+from steelyard.stats.metrics import Counts, Metrics
+from tests.support.sweep import QUIET
 
 
 @pytest.mark.parametrize(
@@ -73,28 +82,133 @@ def test_an_objective_that_cannot_be_parsed_is_refused_and_named(text: str, mess
         parse_slo(text)
 
 
-def test_only_broken_objectives_are_reported_with_the_values_found() -> None:
-    objectives = parse_slo("ttft_p99<150ms,latency_p50<1s,error_rate<=1%,pass_rate>95%,output_tps>100,ttft_max<10s")
-    broken = check(objectives, metrics_of(10, peak=1, errors=0.12, first=0.1, pass_rate=0.9))
-    assert [one.describe() for one in broken] == [
-        "time to first token p99 is 200ms (limit 150ms)",
-        "the error rate is 12% (limit 1%)",
-        "the pass rate is 90% (limit 95%)",
+def timings(
+    seconds: Sequence[float], *, timeouts: int = 0, errors: int = 0, limit: float = 0.6, in_flight: int = 1
+) -> Timings:
+    """A block of answers that took so long, timeouts and other errors, mixed, all sent one after another."""
+    n = len(seconds) + timeouts + errors
+    mixed = np.arange(n) if n == len(seconds) else np.random.default_rng(2).permutation(n)
+    last = np.array([*seconds, *[limit] * timeouts, *[math.nan] * errors])[mixed]
+    ended = np.cumsum(np.nan_to_num(last, nan=0.001)) / in_flight
+    return Timings(
+        sent=ended - np.nan_to_num(last, nan=0.001),
+        ended=ended,
+        ok=mixed < len(seconds),
+        timed_out=(mixed >= len(seconds)) & (mixed < n - errors),
+        times={
+            "time_to_first_token": last / 2,
+            "time_to_last_token": last,
+            "time_per_output_token": np.full(n, math.nan),
+        },
+    )
+
+
+def metrics_of(n: int, errors: int = 0, pass_rate: float | None = 0.9) -> Metrics:
+    stats: dict[str, Any] = dict.fromkeys(STATS)
+    return Metrics(
+        suite="s",
+        n=n,
+        counts=Counts(planned=n, ok=n - errors, error=errors, cancelled=0, not_started=0),
+        scoring_errors=0,
+        errors={},
+        scores={},
+        active_seconds=10.0,
+        error_rate=errors / n,
+        pass_rate=pass_rate,
+        scored=n - errors,
+        passed=round((n - errors) * (pass_rate or 0.0)),
+        peak_in_flight=1,
+        client=QUIET,
+        stats={**stats, "requests_per_minute": 6.0 * (n - errors)},
+    )
+
+
+def made(slo: str, *blocks: Timings, looks: int = 1, **figures: Any) -> Level:
+    whole = [
+        Block(run=f"level-1-{place}", metrics=metrics_of(len(block), **figures), judged=None, timings=block)
+        for place, block in enumerate(blocks)
     ]
+    return make_level(1, whole, parse_slo(slo), looks=looks)
+
+
+def test_an_objective_on_a_percentile_is_decided_by_the_share_of_requests_above_it() -> None:
+    assert made("latency_p99<1s", timings([0.5] * 299)).objectives[0].outcome == "kept"
+    twenty = made("latency_p99<1s", timings([0.5] * 20))
+    assert (twenty.broken, twenty.objectives[0].outcome, twenty.more_requests) == ([], "cannot tell", 279)
+    assert twenty.undecided == [
+        "time to last token p99: cannot tell: 0 of 20 requests took longer than 1.00s, 0% – 13.9% (allowed 1%): "
+        "279 more requests would"
+    ]
+    slow = made("latency_p99<1s", timings([0.5, 0.5, 0.5, 0.5, 1.5] * 20))
+    assert slow.broken == [
+        "time to last token p99 is broken: 20 of 100 requests took longer than 1.00s, so at least 13.7% do (allowed 1%)"
+    ]
+
+
+def test_calls_that_timed_out_are_above_any_objective() -> None:
+    """The p95 of the answers that came is 0.5 s, whatever was given up at 0.6 s."""
+    found = made("latency_p95<0.7s", timings([0.5] * 80, timeouts=20))
+    assert [one.outcome for one in found.objectives] == ["broken"]
+    assert found.objectives[0].above == 20
+    p99 = found.latency["time_to_last_token"].p99
+    assert (p99.value, p99.at_least) == (0.6, True)
+
+
+def test_other_errors_are_neither_above_nor_below() -> None:
+    found = made("latency_p50<0.7s", timings([0.5] * 80, errors=20))
+    assert (found.objectives[0].above, found.objectives[0].n) == (0, 80)
+
+
+def test_several_looks_share_the_error() -> None:
+    assert made("latency_p99<1s", timings([0.5] * 299), looks=4).objectives[0].outcome == "cannot tell"
+    assert made("latency_p99<1s", timings([0.5] * 440), looks=4).objectives[0].outcome == "kept"
 
 
 def test_the_limit_itself_is_kept_or_not_as_it_was_written() -> None:
-    metrics = metrics_of(10, peak=1, errors=0.01)
-    assert check(parse_slo("error_rate<=1%"), metrics) == []
-    assert len(check(parse_slo("error_rate<1%"), metrics)) == 1
+    assert made("latency_p50<=500ms", timings([0.5] * 50)).objectives[0].outcome == "kept"
+    assert made("latency_p50<500ms", timings([0.5] * 50)).objectives[0].outcome == "broken"
+    assert made("error_rate<=1%", timings([0.5] * 100), errors=1).broken == []
+    assert len(made("error_rate<1%", timings([0.5] * 100), errors=1).broken) == 1
+
+
+def test_other_objectives_are_checked_by_their_value() -> None:
+    found = made("error_rate<=1%,pass_rate>95%", timings([0.5] * 100), errors=12)
+    assert found.broken == ["the error rate is 12% (limit 1%)", "the pass rate is 90% (limit 95%)"]
 
 
 def test_what_was_not_measured_keeps_no_objective() -> None:
-    broken = check(parse_slo("ttft_p99<500ms,pass_rate>0"), metrics_of(0, peak=1, first=None, pass_rate=None))
-    assert [one.describe() for one in broken] == [
-        "time to first token p99 was not measured (limit 500ms)",
+    assert made("tpot_p99<500ms,pass_rate>0", timings([0.5] * 9), pass_rate=None).broken == [
+        "time per output token p99 was not measured (limit 500ms)",
         "the pass rate was not measured (limit 0%)",
     ]
+
+
+def test_goodput_counts_answers_that_keep_every_objective() -> None:
+    """Every second answer is too slow; one of the others has a first token that is."""
+    block = timings([0.1, 0.3] * 100)
+    found = made("latency_p50<200ms,ttft_p50<1s", block)
+    assert found.goodput is not None
+    assert found.goodput == pytest.approx(found.requests_per_second / 2, rel=0.05)
+    assert found.goodput_ci95 is not None
+    assert made("error_rate<1%", block).goodput is None
+
+
+def test_blocks_of_a_level_add_up() -> None:
+    found = made("latency_p99<1s", timings([0.5] * 100), timings([0.5] * 200), errors=1)
+    assert (found.requests, found.objectives[0].n, found.latency["time_to_last_token"].n) == (300, 300, 300)
+    assert found.error_rate == pytest.approx(2 / 300)
+    assert found.pass_rate == pytest.approx(0.9, abs=0.01)
+    assert found.active_seconds == 20.0
+    assert found.runs == ["level-1-0", "level-1-1"]
+
+
+def test_an_endpoint_that_falls_behind_an_arrival_rate_breaks_it() -> None:
+    """Ten calls arrive a second and two are answered."""
+    seconds = np.arange(400) * 0.5
+    block = msgspec.structs.replace(timings([0.5] * 400), sent=np.linspace(0, 40, 400), ended=seconds)
+    whole = [Block(run="level-10", metrics=metrics_of(400), judged=None, timings=block)]
+    found = make_level(10, whole, (), open_loop=True)
+    assert "the endpoint falls behind" in found.broken[0]
 
 
 @pytest.mark.parametrize(

@@ -1,81 +1,72 @@
-"""Which level a sweep recommends, and why, and where a search looks next."""
+"""Which level a sweep recommends, and why; how levels and rates are written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.load.levels import Level, parse_levels
-from steelyard.load.search import MAX_LEVELS, next_level, recommend
-from tests.support.sweep import level
+from steelyard.load.levels import Level, parse_levels, parse_rates
+from steelyard.load.search import recommend_rate
+from tests.support.sweep import advice, level
 
 
 def test_the_highest_level_before_errors_is_recommended() -> None:
-    advice = recommend([level(1, 10), level(10, 100), level(50, 400), level(100, 500, errors=0.12)])
-    assert advice.level == 50
-    assert advice.reason == "at 100 the error rate is 12% (limit 1%)"
-    assert advice.describe() == "recommended: 50: at 100 the error rate is 12% (limit 1%)"
+    found = advice([level(1, 10), level(10, 100), level(50, 400), level(100, 500, errors=0.12)])
+    assert found.level == 50
+    assert found.reason == "at 100 the error rate is 12% (limit 1%)"
+    assert found.describe() == "recommended: 50: at 100 the error rate is 12% (limit 1%)"
 
 
 def test_the_highest_level_before_an_objective_breaks_is_recommended() -> None:
     slo = "ttft_p99<500ms"
-    advice = recommend([level(10, 100, slo=slo), level(50, 400, slo=slo, first=0.3), level(100, 900, slo=slo)])
-    assert advice.level == 10
-    assert advice.reason == "at 50 time to first token p99 is 600ms (limit 500ms)"
+    found = advice([level(10, 100, slo=slo), level(50, 400, slo=slo, first=0.3), level(100, 900, slo=slo)])
+    assert found.level == 10
+    assert found.reason == "at 50 time to first token p99 is 600ms (limit 500ms)"
 
 
-def test_the_level_from_which_throughput_no_longer_grows_is_recommended() -> None:
-    advice = recommend([level(10, 100), level(50, 400), level(100, 408)])
-    assert (advice.level, advice.reason) == (50, "throughput grew only 2% from 50 to 100")
+def test_the_level_from_which_throughput_no_longer_grows_is_recommended_and_what_growth_means_is_said() -> None:
+    found = advice([level(10, 100), level(50, 400), level(100, 408)])
+    assert (found.level, found.decided) == (50, True)
+    assert found.reason == (
+        "throughput grew only 2% from 50 to 100 (+2% to +2%); growth means at least 19 % more answers per doubling"
+    )
 
 
 def test_falling_throughput_is_reported() -> None:
-    assert recommend([level(10, 100), level(20, 70)]).reason == "throughput fell by 30% from 10 to 20"
+    assert advice([level(10, 100), level(20, 70)]).reason.startswith("throughput fell by 30% from 10 to 20")
 
 
 def test_growth_is_measured_against_the_growth_of_parallelism() -> None:
-    """Ten per cent more is much for half as many calls again, and little for sixteen times as many."""
-    assert recommend([level(10, 100), level(15, 110)]).level == 15
-    assert recommend([level(10, 100), level(160, 110)]).level == 10
+    """Half as many calls again must bring 11 %, sixteen times as many twice as much."""
+    assert advice([level(10, 100), level(15, 130)]).level == 15
+    assert advice([level(10, 100), level(160, 150)]).level == 10
 
 
 def test_one_noisy_level_does_not_end_the_growth() -> None:
-    assert recommend([level(10, 100), level(20, 90), level(40, 350)]).level == 40
-
-
-def test_a_slow_rise_adds_up() -> None:
-    """No step alone is above the noise, all of them together are."""
-    advice = recommend([level(40, 100), level(42, 101.5), level(44, 103)])
-    assert advice.level == 44
-
-
-def test_a_plateau_with_noise_does_not_climb() -> None:
-    levels = [level(2**power, 100 * (1.02 if power % 2 else 0.98)) for power in range(5, 12)]
-    assert recommend(levels).level == 32
+    assert advice([level(10, 100), level(20, 90), level(40, 350)]).level == 40
 
 
 def test_a_level_where_the_client_was_the_bottleneck_is_never_recommended() -> None:
-    advice = recommend([level(10, 100), level(50, 400), level(100, 800, busy=True)])
-    assert advice.level == 50
-    assert advice.reason == "at 100 this client was the bottleneck: its event loop was busy 97% of the time"
+    found = advice([level(10, 100), level(50, 400), level(100, 800, busy=True)])
+    assert found.level == 50
+    assert found.reason == "at 100 this client was the bottleneck: its event loop was busy 97% of the time"
 
 
 def test_errors_at_a_level_where_the_client_was_the_bottleneck_end_nothing() -> None:
-    assert recommend([level(10, 100), level(50, 90, busy=True, errors=0.5), level(100, 900)]).level == 100
+    assert advice([level(10, 100), level(50, 90, busy=True, errors=0.5), level(100, 900)]).level == 100
 
 
 def test_a_level_that_was_not_reached_is_never_recommended() -> None:
-    advice = recommend([level(10, 100), level(50, 400, reached=False)])
-    assert (advice.level, advice.reason) == (10, "at 50 only 25 were in flight at once")
+    found = advice([level(10, 100), level(50, 400, reached=False)])
+    assert (found.level, found.reason) == (10, "at 50 only 25 were in flight at once")
 
 
 def test_the_highest_level_that_still_grew_says_that_there_may_be_more() -> None:
-    advice = recommend([level(1, 10), level(10, 100)])
-    assert advice.level == 10
-    assert advice.reason.startswith("the highest level measured; throughput still grew 900% from 1 to 10")
+    found = advice([level(1, 10), level(10, 100)])
+    assert found.level == 10
+    assert found.reason.startswith("the highest level measured; throughput still grew 900% from 1 to 10")
 
 
 @pytest.mark.parametrize(
@@ -88,20 +79,27 @@ def test_the_highest_level_that_still_grew_says_that_there_may_be_more() -> None
     ],
 )
 def test_where_no_level_qualifies_none_is_recommended(levels: list[Level], reason: str) -> None:
-    advice = recommend(levels)
-    assert (advice.level, advice.reason) == (None, reason)
-    assert advice.describe() == f"no level can be recommended: {reason}"
+    found = advice(levels)
+    assert (found.level, found.reason) == (None, reason)
+    assert found.describe() == f"no level can be recommended: {reason}"
 
 
 def test_a_single_good_level_is_recommended_as_the_only_one() -> None:
-    assert recommend([level(7, 10)]).describe() == "recommended: 7: the only level that was measured"
+    assert advice([level(7, 10)]).describe() == "recommended: 7: the only level that was measured"
+
+
+def test_an_objective_of_which_nothing_can_be_told_is_not_kept() -> None:
+    says = "time to first token p99: cannot tell: 279 more requests would"
+    found = advice([level(1, 10, undecided=(says,)), level(2, 20)])
+    assert (found.level, found.decided, found.reason) == (None, False, f"at 1 {says}")
+    assert found.describe() == f"no level can be recommended: at 1 {says}; undecided"
 
 
 some_levels = st.lists(
     st.builds(
         level,
         st.integers(1, 2000),
-        st.floats(0, 1e5, allow_nan=False),
+        st.floats(0.1, 1e5, allow_nan=False),
         errors=st.sampled_from([0.0, 0.005, 0.02, 1.0]),
         reached=st.booleans(),
         busy=st.booleans(),
@@ -113,14 +111,14 @@ some_levels = st.lists(
 
 @given(some_levels)
 def test_whatever_is_recommended_was_reached_valid_and_kept_the_objectives(levels: list[Level]) -> None:
-    advice = recommend(levels)
-    assert advice.reason
-    if advice.level is not None:
-        chosen = next(one for one in levels if one.level == advice.level)
+    found = advice(levels)
+    assert found.reason
+    if found.level is not None:
+        chosen = next(one for one in levels if one.level == found.level)
         assert chosen.reached
         assert chosen.invalid is None
         assert not chosen.broken
-        trusted = [one for one in levels if one.invalid is None and one.level < chosen.level]
+        trusted = [one for one in levels if one.usable and one.level < chosen.level]
         assert not any(one.broken for one in trusted)
 
 
@@ -128,63 +126,41 @@ def test_whatever_is_recommended_was_reached_valid_and_kept_the_objectives(level
 def test_the_order_in_which_levels_were_measured_does_not_matter(levels: list[Level], rng) -> None:
     shuffled = list(levels)
     rng.shuffle(shuffled)
-    assert recommend(shuffled) == recommend(levels)
+    assert advice(shuffled) == advice(levels)
 
 
-def search(endpoint: Callable[[int], Level], most: int = 512) -> list[Level]:
-    levels: list[Level] = []
-    while (number := next_level(levels, most)) is not None:
-        assert number not in {one.level for one in levels}
-        assert 1 <= number <= most
-        levels.append(endpoint(number))
-    return levels
+# Arrival rates
 
 
-@pytest.mark.parametrize("places", [3, 17, 40, 64, 100])
-def test_a_search_ends_just_within_what_a_refusing_endpoint_handles(places: int) -> None:
-    found = search(lambda n: level(n, min(n, places) * 5, errors=max(0.0, 1 - places / n)))
-    advice = recommend(found).level
-    assert advice is not None
-    assert 0.85 * places <= advice <= places
+def test_the_highest_rate_before_an_objective_breaks_is_recommended() -> None:
+    rates = [level(5, 5), level(10, 10), level(20, 15, errors=0.2), level(40, 40)]
+    found = recommend_rate(rates)
+    assert found.describe() == "recommended: 10/s: at 20/s the error rate is 20% (limit 1%)"
 
 
-@pytest.mark.parametrize("places", [10, 40, 100])
-def test_a_search_ends_near_the_knee_of_an_endpoint_that_queues(places: int) -> None:
-    advice = recommend(search(lambda n: level(n, min(n, places) * 5))).level
-    assert advice is not None
-    assert 0.85 * places <= advice <= 1.4 * places
+def test_a_rate_of_which_nothing_can_be_told_is_an_open_question() -> None:
+    found = recommend_rate([level(5, 5), level(10, 10, undecided=("cannot tell",))])
+    assert (found.level, found.decided, found.reason) == (5, False, "at 10/s cannot tell")
+    assert "may be higher" in recommend_rate([level(5, 5)]).reason
+    assert recommend_rate([]).level is None
 
 
-def test_a_search_stops_at_the_most_that_is_allowed() -> None:
-    found = search(lambda n: level(n, n * 5), most=100)
-    assert [one.level for one in found] == [1, 2, 4, 8, 16, 32, 64, 100]
+def test_a_rate_at_which_the_client_was_the_bottleneck_is_passed_over() -> None:
+    found = recommend_rate([level(5, 5), level(10, 10, busy=True), level(20, 20)])
+    assert found.level == 20
+    assert msgspec.structs.replace(found, level=None).describe().startswith("no level can be recommended")
 
 
-def test_a_search_gives_up_where_not_even_one_call_is_borne() -> None:
-    assert len(search(lambda n: level(n, 0, errors=1.0))) == 1
+def test_rates_are_read_in_ascending_order_each_once() -> None:
+    found = parse_rates("poisson:20/s, 5/s,300/min,5/s")
+    assert [(one.kind, one.rate.per_second) for one in found] == [("poisson", 5.0), ("poisson", 20.0)]
+    assert parse_rates("constant:0.5/s")[0].rate.per_second == 0.5
 
 
-def test_a_search_goes_on_past_a_first_level_that_says_nothing() -> None:
-    found = search(lambda n: level(n, min(n, 40) * 5, errors=max(0.0, 1 - 40 / n), busy=n < 3))
-    assert 34 <= (recommend(found).level or 0) <= 40
-
-
-def test_a_search_gives_up_where_this_client_is_always_the_bottleneck() -> None:
-    assert [one.level for one in search(lambda n: level(n, n * 5, busy=True))] == [1, 2, 4]
-
-
-@given(st.data())
-def test_a_search_is_bounded_whatever_it_meets(data: st.DataObject) -> None:
-    def endpoint(number: int) -> Level:
-        return level(
-            number,
-            data.draw(st.floats(0.1, 1e4)),
-            errors=data.draw(st.sampled_from([0.0, 0.0, 0.3])),
-            reached=data.draw(st.booleans()),
-            busy=data.draw(st.booleans()),
-        )
-
-    assert len(search(endpoint)) <= MAX_LEVELS
+@pytest.mark.parametrize("text", ["5/s", "poisson:", "poison:5/s", "poisson:5/s,x"])
+def test_rates_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="arrivals"):
+        parse_rates(text)
 
 
 @pytest.mark.parametrize(

@@ -156,32 +156,39 @@ def test_levels_must_make_sense() -> None:
 # Throughput
 
 
-def completions(level: int, requests: int, seed: int) -> tuple[Floats, float]:
-    """When requests to a server of 8 slots ended, and when the last was sent."""
+def completions(level: int, requests: int, seed: int) -> tuple[Floats, Floats]:
+    """When requests to a server of 8 slots were sent and ended, in the order of their ends."""
     rng = np.random.default_rng(seed)
-    free, ready, done, last = [0.0] * 8, [0.0] * level, [], 0.0
+    free, ready, done = [0.0] * 8, [0.0] * level, []
     for seconds in rng.exponential(0.1, requests).tolist():
-        last = heapq.heappop(ready)
-        end = max(last, heapq.heappop(free)) + seconds
+        sent = heapq.heappop(ready)
+        end = max(sent, heapq.heappop(free)) + seconds
         heapq.heappush(free, end)
         heapq.heappush(ready, end)
-        done.append(end)
-    return np.array(done), last
+        done.append((end, sent))
+    ended, sent_at = np.array(sorted(done)).T
+    return sent_at, ended
 
 
 def test_throughput_is_that_of_the_steady_state() -> None:
     """8 slots of 0.1 s: 80 a second, whatever the ramp and the drain."""
-    found = [
-        steady_throughput(done, ramp=16, until=last) for done, last in (completions(16, 400, i) for i in range(200))
-    ]
+    found = [steady_throughput([completions(16, 400, i)], ramp=16) for i in range(200)]
     assert np.mean([one.rate for one in found if one is not None]) == pytest.approx(80, rel=0.03)
     assert np.mean([one.ci95[0] <= 80 <= one.ci95[1] for one in found if one is not None]) >= 0.9
 
 
+def test_more_blocks_make_throughput_surer() -> None:
+    one, four = (steady_throughput([completions(16, 400, i) for i in range(n)], ramp=16) for n in (1, 4))
+    assert one is not None
+    assert four is not None
+    assert four.ci95[1] - four.ci95[0] < one.ci95[1] - one.ci95[0]
+    assert four.rate == pytest.approx(80, rel=0.1)
+
+
 def test_goodput_counts_only_some() -> None:
-    done, last = completions(16, 400, 1)
-    whole = steady_throughput(done, ramp=16, until=last)
-    half = steady_throughput(done, ramp=16, until=last, counts=np.arange(len(done)) % 2 == 0)
+    block = completions(16, 400, 1)
+    whole = steady_throughput([block], ramp=16)
+    half = steady_throughput([block], ramp=16, counts=[np.arange(400) % 2 == 0])
     assert whole is not None
     assert half is not None
     assert half.rate == pytest.approx(whole.rate / 2, rel=0.15)
@@ -189,8 +196,55 @@ def test_goodput_counts_only_some() -> None:
 
 
 def test_too_few_answers_have_no_throughput() -> None:
-    assert steady_throughput([0.1, 0.2, 0.3], ramp=1, until=0.3) is None
-    assert steady_throughput([], ramp=0, until=1.0) is None
+    assert steady_throughput([(np.zeros(3), np.array([0.1, 0.2, 0.3]))], ramp=1) is None
+    assert steady_throughput([(np.empty(0), np.empty(0))], ramp=0) is None
+    assert steady_throughput([], ramp=0) is None
+
+
+# Levels that are given
+
+
+def test_given_levels_are_all_measured_and_climbed_while_they_grow() -> None:
+    search, asked = LevelSearch(sizes=[4, 1, 64, 16]), []
+    while isinstance(step := search.step, Measure):
+        asked.append(step.level)
+        search.add(step.level, closed_loop(step.level, step.requests, constant, 8))
+    assert asked[:4] == [1, 4, 16, 64]
+    assert step.level == 16  # from 4 to 16 throughput doubles: half of what was promised
+    gain = search.gain(16, 64)
+    assert gain is not None
+    assert gain.value == pytest.approx(0.0, abs=0.05)
+
+
+def test_given_levels_above_a_broken_one_are_measured_and_not_recommended() -> None:
+    search, asked = LevelSearch(sizes=[1, 2, 4, 8]), []
+    while isinstance(step := search.step, Measure):
+        asked.append(step.level)
+        if step.level == 4:
+            search.reject(4)
+        search.add(step.level, closed_loop(step.level, step.requests, constant, 8))
+    assert asked == [1, 2, 4, 8]
+    assert step.level == 2
+
+
+def test_a_level_that_says_nothing_is_left_out_and_those_above_it_are_not() -> None:
+    search = LevelSearch(sizes=[1, 2, 4])
+    while isinstance(step := search.step, Measure):
+        if step.level == 2:
+            search.skip(2)
+        else:
+            search.add(step.level, closed_loop(step.level, step.requests, constant, 8))
+    assert step.level == 4
+
+
+def test_a_fixed_number_of_requests_is_sent_once() -> None:
+    rng = np.random.default_rng(3)
+    search, asked = LevelSearch(8, requests=20, max_blocks=1), []
+    while isinstance(step := search.step, Measure):
+        asked.append((step.level, step.requests))
+        search.add(step.level, closed_loop(step.level, 20, lambda n: rng.exponential(0.1, n), 3))
+    assert len({number for number, _ in asked}) == len(asked)
+    assert {requests for _, requests in asked} == {20}
 
 
 # Objectives

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,8 @@ def runner_of(target: object, scorers: tuple[object, ...] = (), **options: Any) 
 def sweep_of(
     target: object, path: Path, levels: Any = (1, 4), *, scorers: tuple[object, ...] = (), **how: Any
 ) -> Sweep:
+    if "duration" not in how:
+        how = {"requests": 20, **how}
     return Sweep(runner_of(target, scorers), levels=levels, output_path=path, **how)
 
 
@@ -72,9 +75,9 @@ def test_each_level_is_a_run_of_its_own_and_the_sweep_is_written_last(tmp_path: 
     result = sweep_of(LimitedTarget(100, 0.01), tmp_path, requests=15, scorers=("exact",)).run_sync()
     assert result.complete
     assert numbers(result) == [1, 4]
-    assert [level.requests for level in result.levels] == [15, 40]
+    assert [level.requests for level in result.levels] == [15, 15]
     assert [level.pass_rate for level in result.levels] == [1.0, 1.0]
-    assert len(lines(tmp_path / "level-4")) == 40
+    assert len(lines(tmp_path / "level-4")) == 15
     assert json.loads((tmp_path / "sweep.json").read_bytes()) == json.loads(json.dumps(result.to_metrics()))
     assert result.recommendation.level == 4
 
@@ -88,7 +91,7 @@ def test_a_level_goes_round_the_cases(tmp_path: Path) -> None:
 def test_errors_are_measured_and_not_retried(tmp_path: Path) -> None:
     target = LimitedTarget(2, 0.01)
     result = sweep_of(target, tmp_path, levels=[2, 8], requests=20).run_sync()
-    assert target.asked == 20 + 80
+    assert target.asked == 20 + 20
     assert [level.error_rate == 0.0 for level in result.levels] == [True, False]
     assert result.recommendation.level == 2
     assert result.recommendation.reason.startswith("at 8 the error rate is ")
@@ -105,15 +108,15 @@ class Forbids(LimitedTarget):
 
 
 def test_an_endpoint_that_has_answered_once_is_measured_however_it_refuses_at_a_higher_level(tmp_path: Path) -> None:
-    result = sweep_of(Forbids(2), tmp_path, levels=[1, 64]).run_sync()
+    result = sweep_of(Forbids(2), tmp_path, levels=[1, 64], requests=200).run_sync()
     assert result.complete
-    assert result.levels[1].requests == 640
+    assert result.levels[1].requests == 200
     assert result.levels[1].error_kinds.keys() == {"403 forbidden"}
     assert result.recommendation.level == 1
 
 
 def test_an_endpoint_that_has_never_answered_ends_the_sweep(tmp_path: Path) -> None:
-    result = sweep_of(Forbids(0), tmp_path, levels=[4, 8]).run_sync()
+    result = sweep_of(Forbids(0), tmp_path, levels=[4, 8], requests=80).run_sync()
     assert result.levels == []
     assert "every call is refused: the first 20 all failed" in (result.stopped or "")
 
@@ -121,7 +124,7 @@ def test_an_endpoint_that_has_never_answered_ends_the_sweep(tmp_path: Path) -> N
 def test_a_cache_is_neither_used_nor_filled(tmp_path: Path) -> None:
     target = LimitedTarget(100, 0.001)
     runner = runner_of(target, cache=tmp_path / "cache")
-    Sweep(runner, levels=[1], output_path=tmp_path / "out").run_sync()
+    Sweep(runner, levels=[1], requests=20, output_path=tmp_path / "out").run_sync()
     assert target.asked == 20
     assert not list(tmp_path.glob("cache/**/*.json"))
 
@@ -147,7 +150,7 @@ def test_a_judge_that_is_asked_only_about_failures_sees_the_verdicts_before_it(t
     assessor = Assessor()
     scorers = (says_p1, assessor.judge(when="failed"))
     result = sweep_of(LimitedTarget(100, 0.001), tmp_path, levels=[1], requests=9, scorers=scorers).run_sync()
-    assert len(assessor.calls) == 7  # of ten, c1 was right three times
+    assert len(assessor.calls) == 6  # of nine, c1 was right three times
     assert result.levels[0].pass_rate == 1.0
 
 
@@ -175,8 +178,8 @@ def test_an_interrupted_sweep_keeps_its_finished_levels_and_measures_the_other_a
     result = sweep_of(again, tmp_path, levels=[1, 4, 5]).run_sync()
     assert result.complete
     assert numbers(result) == [1, 4, 5]
-    assert again.asked == 40 + 50
-    assert len(lines(tmp_path / "level-4")) == 40
+    assert again.asked == 20 + 20
+    assert len(lines(tmp_path / "level-4")) == 20
 
 
 def test_a_sweep_that_is_interrupted_while_judging_goes_on_judging(tmp_path: Path) -> None:
@@ -243,7 +246,7 @@ def test_more_levels_are_added_to_a_finished_sweep(tmp_path: Path) -> None:
     target = LimitedTarget(100, 0.001)
     sweep_of(target, tmp_path, levels=[1]).run_sync()
     assert numbers(sweep_of(target, tmp_path, levels=[1, 3]).run_sync()) == [1, 3]
-    assert target.asked == 20 + 30
+    assert target.asked == 20 + 20
 
 
 def test_other_objectives_are_held_against_what_was_measured(tmp_path: Path) -> None:
@@ -307,7 +310,7 @@ def test_cases_that_can_be_read_only_once_serve_every_level(tmp_path: Path) -> N
     suite = EvalSet(id="s", cases=iter(CASES))
     target = LimitedTarget(100, 0.001)
     runner = Runner(target, suite, ["exact"], progress="off")
-    result = Sweep(runner, levels=[1, 2], output_path=tmp_path).run_sync()
+    result = Sweep(runner, levels=[1, 2], requests=20, output_path=tmp_path).run_sync()
     assert [level.pass_rate for level in result.levels] == [1.0, 1.0]
 
 
@@ -343,7 +346,7 @@ def test_a_level_that_says_nothing_of_the_endpoint_is_measured_again_when_the_sw
     metrics["client"] |= {"bottleneck": True, "reason": "its event loop was busy 97% of the time"}
     (tmp_path / "level-2" / "metrics.json").write_text(json.dumps(metrics))
     result = sweep_of(target, tmp_path, levels=[1, 2, 3]).run_sync()
-    assert target.asked == 20 + 20 + 20 + 30
+    assert target.asked == 20 + 20 + 20 + 20
     assert [level.invalid for level in result.levels] == [None, None, None]
     assert len(list((tmp_path / "level-2" / "previous").iterdir())) == 1
 
@@ -414,7 +417,7 @@ def test_what_a_killed_sweep_left_half_written_is_cleared_away(tmp_path: Path) -
 def test_a_sweep_whose_target_is_refused_leaves_no_trace(tmp_path: Path) -> None:
     runner = Runner(OpenAIChat(model="m", api_key_env="NO_SUCH_KEY_HERE"), EvalSet(id="s", cases=CASES), progress="off")
     with pytest.raises(ConfigurationError):
-        Sweep(runner, levels=[1], output_path=tmp_path).run_sync()
+        Sweep(runner, levels=[1], requests=20, output_path=tmp_path).run_sync()
     assert not (tmp_path / "sweep.partial.json").exists()
 
 
@@ -459,3 +462,142 @@ def test_what_cannot_be_swept_is_refused_before_anything_is_called(
     with pytest.raises(ValueError, match=message):
         sweep_of(LimitedTarget(1), tmp_path / "out", **how)
     assert not (tmp_path / "out").exists()
+
+
+def test_so_many_requests_means_so_many_at_every_level(tmp_path: Path) -> None:
+    """A smoke of 20 requests at 1, 10, 50 and 100 is 80 requests."""
+    target = LimitedTarget(200, 0.001)
+    sweep = sweep_of(target, tmp_path, levels=[1, 10, 50, 100], requests=20)
+    planned = sweep.planned_requests()
+    assert (planned.least, planned.most, planned.says) == (80, 80, "80 requests: 4 × 20")
+    sweep.run_sync()
+    assert target.asked == 80
+
+
+@pytest.mark.parametrize(
+    ("how", "least", "says"),
+    [
+        ({"levels": [1, 50]}, 560, "at least 560 requests (60 + 500), up to 2,240 while something is open"),
+        ({"levels": [1], "slo": "ttft_p99<1s"}, 437, "at least 437 requests (437), up to 1,748 while"),
+        ({"levels": [1], "duration": 5.0}, None, "5 s a level, as many requests as come through"),
+        ({"levels": "auto"}, 120, "at least 120 requests, about 620 if 8 calls at once fill it, about"),
+        ({"levels": "auto", "requests": 20}, 20, "20 requests a level, about 16 levels at most"),
+        ({"arrivals": "poisson:5/s,100/s"}, 560, "at least 560 requests (60 + 500), up to 2,240 while"),
+    ],
+)
+def test_how_many_requests_it_will_send_is_known_before(
+    how: dict[str, Any], least: int | None, says: str, tmp_path: Path
+) -> None:
+    planned = Sweep(runner_of(LimitedTarget(1)), output_path=tmp_path, **how).planned_requests()
+    assert planned.least == least
+    assert planned.says.startswith(says)
+
+
+class Queue:
+    """A target with so many slots and random service times, as a server has: calls beyond them wait their turn.
+
+    Its clock is its own: a call waits as long as the others take, whatever this machine is busy with.
+    """
+
+    model_id = "queue"
+    default_parallelism = 1
+
+    def __init__(self, slots: int, mean: float = 0.01, seed: int = 3) -> None:
+        self.slots, self.mean = asyncio.Semaphore(slots), mean
+        self.places, self.rng, self.asked = slots, random.Random(seed), 0
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "queue", "slots": self.places}
+
+    async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+        self.asked += 1
+        started = time.perf_counter()
+        async with self.slots:
+            await asyncio.sleep(self.rng.expovariate(1 / self.mean))
+        seconds = time.perf_counter() - started
+        return InvocationResponse(response_text="x", time_to_first_token=seconds, time_to_last_token=seconds)
+
+
+def test_without_a_number_a_level_is_measured_in_blocks_and_the_search_marks_what_stays_open(tmp_path: Path) -> None:
+    result = Sweep(runner_of(Queue(4, 0.004), max_parallelism=16), output_path=tmp_path).run_sync()
+    assert result.complete
+    assert {1, 2, 4} <= set(numbers(result))
+    assert result.recommendation.level is not None
+    for level in result.levels:
+        assert level.requests % max(60, 10 * int(level.level)) == 0
+        assert [(tmp_path / run / "metrics.json").exists() for run in level.runs] == [True] * len(level.runs)
+        assert level.requests_per_second_ci95 is not None
+        low, high = level.requests_per_second_ci95
+        assert low <= level.requests_per_second <= high
+    if not result.recommendation.decided:
+        assert "undecided" in result.recommendation.describe()
+    again = sweep_of(Queue(4), tmp_path, levels="auto", requests=None)
+    again.options = again.options.replace(max_parallelism=16)
+    with pytest.raises(RunFinished):
+        again.run_sync()
+
+
+def test_an_objective_that_is_open_gets_more_requests_until_it_is_settled(tmp_path: Path) -> None:
+    target = LimitedTarget(100, 0.001)
+    result = Sweep(runner_of(target), levels=[1], output_path=tmp_path, slo="latency_p95<1s").run_sync()
+    (level,) = result.levels
+    assert [one.outcome for one in level.objectives] == ["kept", "kept"]
+    assert level.runs == ["level-1", "level-1-block-2"]
+    assert target.asked == level.requests
+    assert 85 <= level.requests <= 130  # 86 without one above it, at a quarter of 5 %
+    assert result.recommendation.level == 1
+    before = target.asked
+    again = Sweep(runner_of(target), levels=[1, 2], output_path=tmp_path, slo="latency_p95<1s").run_sync()
+    assert again.levels[0] == level
+    assert target.asked > before
+
+
+def test_too_few_requests_for_an_objective_recommend_nothing_and_say_how_many_would_do(tmp_path: Path) -> None:
+    result = sweep_of(LimitedTarget(100, 0.001), tmp_path, levels=[1, 2], slo="latency_p99<1s").run_sync()
+    advice = result.recommendation
+    assert (advice.level, advice.decided, advice.more_requests) == (None, False, 279)
+    assert "cannot tell: 0 of 20 requests took longer than 1.00s" in advice.reason
+    assert "279 more requests would" in advice.describe()
+
+
+def test_calls_that_time_out_break_an_objective_that_the_answers_keep(tmp_path: Path) -> None:
+    class Stalls(LimitedTarget):
+        async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+            if self.asked % 4 == 3:
+                self.asked += 1
+                raise TimeoutError("no answer")
+            return await super().invoke(case, context)
+
+    result = sweep_of(
+        Stalls(100, 0.001), tmp_path, levels=[1], requests=80, slo="latency_p90<5s,error_rate<50%"
+    ).run_sync()
+    assert "time to last token p90 is broken: 20 of 80" in result.levels[0].broken[0]
+
+
+def test_a_sweep_over_arrival_rates_finds_where_the_endpoint_falls_behind(tmp_path: Path) -> None:
+    """Two places of 20 ms each are 100 answers a second."""
+
+    class Places(Queue):
+        async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+            self.asked += 1
+            started = time.perf_counter()
+            async with self.slots:
+                await asyncio.sleep(0.02)
+            seconds = time.perf_counter() - started
+            return InvocationResponse(response_text="x", time_to_first_token=seconds, time_to_last_token=seconds)
+
+    sweep = Sweep(
+        runner_of(Places(2)),
+        arrivals="poisson:10/s,400/s",
+        requests=120,
+        output_path=tmp_path,
+        slo="latency_p50<300ms",
+    )
+    result = sweep.run_sync()
+    assert numbers(result) == [10, 400]
+    assert result.to_metrics()["asked"]["arrivals"] == "poisson:10/s,400/s"
+    assert result.levels[1].broken
+    assert result.recommendation.unit == "/s"
+    assert result.recommendation.level in (10, None)  # None where this machine was too busy even for that
+    assert "/s" in sweep_table(result.to_metrics())
+    assert (tmp_path / "level-400" / "metrics.json").exists()

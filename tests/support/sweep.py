@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from steelyard.errors import TransientError
-from steelyard.load.levels import Level, make_level, parse_slo
-from steelyard.load.search import recommend
+from steelyard.load.levels import PERCENTILES, Level, parse_slo
+from steelyard.load.search import Recommendation, found_so_far, recommend
 from steelyard.load.sweep import SweepResult
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.stats.client_load import ClientLoad
-from steelyard.stats.metrics import Counts, Metrics
 from tests.support.report import HOSTILE
 
 QUIET = ClientLoad(
@@ -32,39 +32,6 @@ BUSY = msgspec.structs.replace(
 )
 
 
-def metrics_of(
-    per_second: float,
-    *,
-    errors: float = 0.0,
-    requests: int = 1000,
-    peak: int,
-    first: float | None = 0.1,
-    pass_rate: float | None = 0.9,
-    client: ClientLoad | None = None,
-) -> Metrics:
-    """The metrics of a run, as far as a sweep looks at them."""
-    stats: dict[str, Any] = {"requests_per_minute": per_second * 60, "output_tps": per_second * 24}
-    for metric, scale in (("time_to_first_token", 1.0), ("time_to_last_token", 4.0), ("time_per_output_token", 0.05)):
-        for name, factor in (("average", 1.1), ("p50", 1.0), ("p90", 1.5), ("p99", 2.0), ("min", 0.5), ("max", 3.0)):
-            stats[f"{metric}-{name}"] = None if first is None else first * scale * factor
-    return Metrics(
-        suite="s",
-        n=requests,
-        counts=Counts(planned=requests, ok=requests, error=0, cancelled=0, not_started=0),
-        scoring_errors=0,
-        errors={},
-        scores={},
-        active_seconds=requests / per_second if per_second else 1.0,
-        error_rate=errors,
-        pass_rate=pass_rate,
-        pass_rate_all=pass_rate,
-        pass_rate_ci95=None if pass_rate is None else (pass_rate - 0.05, pass_rate + 0.05),
-        peak_in_flight=peak,
-        client=client or QUIET,
-        stats=stats,
-    )
-
-
 def level(
     number: int,
     per_second: float,
@@ -73,17 +40,54 @@ def level(
     reached: bool = True,
     busy: bool = False,
     requests: int | None = None,
-    **figures: Any,
+    errors: float = 0.0,
+    first: float | None = 0.1,
+    pass_rate: float | None = 0.9,
+    goodput: float | None = None,
+    undecided: tuple[str, ...] = (),
 ) -> Level:
-    """A level that brought so many answers a second."""
-    metrics = metrics_of(
-        per_second,
-        peak=number if reached else number // 2,
-        client=BUSY if busy else None,
-        requests=10 * number if requests is None else requests,
-        **figures,
+    """A level that brought so many answers a second; objectives are checked against its figures as they are."""
+    sent = 10 * number if requests is None else requests
+    figures: dict[str, float | None] = {"error_rate": errors, "pass_rate": pass_rate}
+    for metric, scale in (("time_to_first_token", 1.0), ("time_to_last_token", 4.0)):
+        for name, factor in (("p50", 1.0), ("p90", 1.5), ("p99", 2.0)):
+            figures[f"{metric}-{name}"] = None if first is None else first * scale * factor
+    checked = [(one, figures.get(one.figure)) for one in parse_slo(slo)]
+    client = BUSY if busy else QUIET
+    return Level(
+        level=number,
+        run=f"level-{number}",
+        runs=[f"level-{number}"],
+        requests=sent,
+        active_seconds=sent / per_second if per_second else 1.0,
+        requests_per_second=per_second,
+        requests_per_second_ci95=(per_second * 0.95, per_second * 1.05) if sent >= 10 * number else None,
+        goodput=goodput,
+        error_rate=errors,
+        pass_rate=pass_rate,
+        pass_rate_ci95=None if pass_rate is None else (pass_rate - 0.05, pass_rate + 0.05),
+        output_tps=per_second * 24,
+        time_to_first_token={name: figures[f"time_to_first_token-{name}"] for name in PERCENTILES},
+        time_to_last_token={name: figures[f"time_to_last_token-{name}"] for name in PERCENTILES},
+        peak_in_flight=number if reached else number // 2,
+        client=client,
+        invalid=client.reason,
+        broken=[one.describe(value) for one, value in checked if not one.holds(value)],
+        undecided=list(undecided),
+        reached=reached,
     )
-    return make_level(number, f"level-{number}", metrics, parse_slo(slo))
+
+
+def advice(levels: list[Level]) -> Recommendation:
+    """What a sweep would recommend whose answers all took as long as the levels' throughput says."""
+    latencies = {
+        one.level: [np.full(max(one.requests, 20), one.level / one.requests_per_second)]
+        for one in levels
+        if one.requests_per_second > 1e-6
+    }
+    for one in levels:
+        latencies.setdefault(one.level, [])
+    return recommend(levels, *found_so_far(levels, latencies))
 
 
 class LimitedTarget:
@@ -127,7 +131,7 @@ def swept(levels: list[Level], *, slo: str = "error_rate<=1%", suite: str = "cap
         asked={},
         objectives=parse_slo(slo),
         levels=levels,
-        recommendation=recommend(levels),
+        recommendation=advice(levels),
         path=Path("out"),
         **more,
     )

@@ -304,6 +304,23 @@ class Estimate(msgspec.Struct, kw_only=True):
         return [f"input tokens: about {self.input_tokens:,}{attached}", f"output tokens: {output}", f"cost: {cost}"]
 
 
+UNKNOWN_OUTPUT = OutputGuess(None, "at least", "not known")
+
+
+def once_round(runner: Runner) -> Estimator | None:
+    """An estimator that has counted in each case once; None where the cases can be read only once."""
+    if runner.suite.one_shot:
+        return None
+    options = runner.options.replace(requests=None, duration=None, arrivals=None)
+    session = None if options.initial_session_file is None else read_session(options.initial_session_file)
+    prices = read_prices(options.prices, runner.target.model_id)
+    estimator = Estimator(runner.target, prices, guess_output(runner.target, RunningStats()))
+    for job in plan_of(runner.suite, [], options).jobs():
+        if job is not None:
+            estimator.add(as_asked(job.case, session))
+    return estimator
+
+
 def guess_output(target: Target, finished: RunningStats) -> OutputGuess:
     """As many as the answers so far had on average; else as many as the target's parameters allow."""
     average = finished.to_stats()["num_tokens_output-average"]
@@ -315,7 +332,7 @@ def guess_output(target: Target, finished: RunningStats) -> OutputGuess:
         limit = given.get(name)
         if isinstance(limit, int) and not isinstance(limit, bool):
             return OutputGuess(limit, "at most", f"at most {limit:,} each ({name})")
-    return OutputGuess(None, "at least", "not known")
+    return UNKNOWN_OUTPUT
 
 
 class Estimator:

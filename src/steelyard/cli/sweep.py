@@ -9,18 +9,21 @@ import click
 import msgspec
 
 from steelyard.cli.click_types import Parsed, flags_of, given_options, target_changes, target_flags
+from steelyard.cli.dry_run import UNKNOWN_OUTPUT, Estimate, Estimator, once_round
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import choose_sweep_place, command_again, remove_if_unused
 from steelyard.cli.run import load_suite
 from steelyard.cli.run_control import allow_calls, log_to_stderr, run_interruptibly
 from steelyard.journal.files import disk_errors
-from steelyard.load.sweep import Sweep, SweepResult
+from steelyard.load.sweep import PlannedRequests, Sweep, SweepResult
 from steelyard.report.sweep.charts import write_charts
 from steelyard.report.sweep.table import sweep_table
 from steelyard.run.config import EngineChoice
 from steelyard.run.options import RunOptions
 from steelyard.run.runner import Runner
+from steelyard.stats.costs import format_money
+from steelyard.stats.prices import read_prices
 from steelyard.units import parse_duration
 
 
@@ -28,7 +31,8 @@ class SweepFlags(msgspec.Struct, frozen=True, kw_only=True):
     """What was given on the command line besides the options of each level's run and the engine."""
 
     suite: str
-    parallelism: str
+    parallelism: str | None
+    arrivals: str | None
     requests: int | None
     duration: float | None
     slo: str
@@ -39,6 +43,7 @@ class SweepFlags(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, Any] | None
     force: bool
     new: bool
+    dry_run: bool
     as_json: bool
     quiet: bool
     verbose: bool
@@ -47,10 +52,13 @@ class SweepFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command("sweep")
 @click.argument("suite")
+@click.option("-j", "--parallelism", metavar="N,N,...", help="The levels: 1,10,50,100, or auto to search.")
 @click.option(
-    "-j", "--parallelism", metavar="N,N,...", required=True, help="The levels: 1,10,50,100, or auto to search."
+    "--arrivals",
+    metavar="KIND:RATE,...",
+    help="Open loop, rates instead of levels: poisson:5/s,10/s,20/s, or constant:…",
 )
-@click.option("-n", "--requests", type=int, help="Requests a level, 10 for each call in flight at least [default: 20].")
+@click.option("-n", "--requests", type=int, help="Requests a level, just so many [default: until it is settled].")
 @click.option(
     "--duration", type=Parsed(parse_duration, "duration"), help="Keep each level up so long (30s, 2m) instead."
 )
@@ -66,12 +74,13 @@ class SweepFlags(msgspec.Struct, frozen=True, kw_only=True):
 @flags_of(EngineChoice, "sweep")
 @click.option("--force", is_flag=True, help="Start over; what is there is moved to DIR/previous.")
 @click.option("--new", is_flag=True, help="Start another sweep even where one could be resumed.")
+@click.option("--dry-run", is_flag=True, help="Say how many requests would be sent and what they cost; call nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
 @click.option("-v", "--verbose", is_flag=True, help="More of what happens.")
 @click.option("--no-progress", is_flag=True, help="No bar and no progress lines.")
 def command(**given: Any) -> int:
-    """Measure SUITE at one parallelism after another and say which to run at.
+    """Measure SUITE under one load after another, parallelism or arrival rate, and say which to run at.
 
     Each level is a separate run that goes round the cases; errors are what is measured, so nothing is
     retried or cached, and judges are asked when the level is over. An unfinished sweep of the same suite
@@ -82,11 +91,23 @@ def command(**given: Any) -> int:
     log_to_stderr(quiet=flags.quiet, verbose=flags.verbose)
     if flags.new and flags.out is not None:
         raise click.UsageError("--new chooses a directory by itself: it does not go with --out")
+    if (flags.parallelism is None) == (flags.arrivals is None):
+        raise click.UsageError(
+            "give the levels: -j 1,10,50 (calls in flight; auto searches), or --arrivals poisson:5/s,10/s"
+        )
     runner = _load(flags, options, engine)
+    if flags.dry_run:
+        sweep = _sweep(runner, flags, flags.out or Path("runs"))
+        ahead = _look_ahead(sweep)
+        show_json(ahead) if flags.as_json else show(ahead.describe())
+        return 0
     place = choose_sweep_place(runner, out=flags.out, new=flags.new, force=flags.force)
     try:
         sweep = _sweep(runner, flags, place)
-        allow_calls(sweep.options.max_parallelism if sweep.levels == "auto" else max(sweep.levels))
+        searches = sweep.levels == "auto" or not sweep.levels
+        allow_calls(sweep.options.max_parallelism if searches else max(map(int, sweep.levels)))
+        if not flags.quiet:
+            say(_look_ahead(sweep).describe())
         return _run(sweep, flags, place)
     finally:
         remove_if_unused(place)
@@ -107,13 +128,45 @@ def _load(flags: SweepFlags, options: dict[str, Any], engine: dict[str, Any]) ->
 def _sweep(runner: Runner, flags: SweepFlags, place: Path) -> Sweep:
     return Sweep(
         runner,
-        levels=flags.parallelism,
+        levels=flags.parallelism or "auto",
+        arrivals=flags.arrivals,
         output_path=place,
         requests=flags.requests,
         duration=flags.duration,
         pause=flags.pause,
         slo=flags.slo,
     )
+
+
+class PlannedSweep(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sweep would send, and what that would cost."""
+
+    suite: str
+    requests: PlannedRequests
+    estimate: Estimate
+    """Of as many requests as it sends at least; of once round the cases where that is not known."""
+    cost_at_most: float | None = None
+
+    def describe(self) -> str:
+        """The plan in words."""
+        estimate = self.estimate
+        cost = estimate.describe()[-1]
+        if self.requests.least is None:
+            cost = f"once round the cases, {cost}"
+        elif self.cost_at_most is not None and self.requests.most != self.requests.least:
+            cost += f", up to {format_money(self.cost_at_most, estimate.currency)}"
+        return f"{self.suite}: {self.requests.says}\n  {cost}"
+
+
+def _look_ahead(sweep: Sweep) -> PlannedSweep:
+    """How many requests a sweep will send, and with prices what they cost; nothing is called."""
+    requests = sweep.planned_requests()
+    runner = sweep.runner
+    estimator = once_round(runner)
+    most = None if requests.most is None or estimator is None else estimator.estimate(requests.most).cost
+    unknown = Estimator(runner.target, read_prices(runner.options.prices, runner.target.model_id), UNKNOWN_OUTPUT)
+    estimate = (estimator or unknown).estimate(requests.least)
+    return PlannedSweep(suite=runner.suite.id, requests=requests, estimate=estimate, cost_at_most=most)
 
 
 def _run(sweep: Sweep, flags: SweepFlags, place: Path) -> int:

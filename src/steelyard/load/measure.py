@@ -1,4 +1,4 @@
-"""Measuring the levels of a sweep: the load run of each level, the judging of its answers, and the sweep's budget."""
+"""Measuring the levels of a sweep: the load runs of each, the judging of their answers, and the sweep's budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from steelyard.engine.cancellation import CancellationToken
 from steelyard.errors import RunCancelled, RunRefused
 from steelyard.journal.files import MANIFEST, PREVIOUS, disk_errors, move_aside
 from steelyard.journal.manifest import Manifest, compare, read_manifest
-from steelyard.load.levels import MIN_REQUESTS_PER_CALL, Level, Objective, client_of, make_level
+from steelyard.load.levels import Block, client_of
+from steelyard.load.timings import read_timings
 from steelyard.protocols import Identity, InvocationContext, RepeatedJudge, Scorer
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.run.options import RunOptions
@@ -36,6 +37,7 @@ _MEASUREMENT_OPTIONS = (
     "parallelism",
     "requests",
     "duration",
+    "arrivals",
     "limit",
     "match",
     "timeout",
@@ -46,25 +48,42 @@ _MEASUREMENT_OPTIONS = (
 """The options that make a level's measurement a different one when they change."""
 
 
+class LevelRun(msgspec.Struct, frozen=True):
+    """A load run to be made: `requests` of them, or for the sweep's duration, with so many calls in flight.
+
+    With `arrivals` they are sent at planned moments instead. Each block of a level is a run in a separate directory.
+    """
+
+    level: int | float
+    block: int
+    requests: int | None
+    arrivals: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its directory's name."""
+        return f"level-{self.level}" if self.block == 1 else f"level-{self.level}-block-{self.block}"
+
+    def __str__(self) -> str:
+        shown = f"level {self.level}" if self.arrivals is None else self.arrivals
+        return shown if self.block == 1 else f"{shown}, block {self.block}"
+
+
 class LevelRuns:
-    """Runs a suite at one parallelism after another, each in a separate directory."""
+    """Runs a suite under one load after another, each in a separate directory."""
 
     def __init__(
         self,
         runner: Runner,
         *,
-        requests: int,
         duration: float | None,
-        objectives: Sequence[Objective],
         output_path: Path,
         budget: SweepBudget,
         token: CancellationToken,
     ) -> None:
         self._runner = runner
         self._suite = runner.suite
-        self._requests = requests
         self._duration = duration
-        self._objectives = objectives
         self._path = output_path
         self._budget = budget
         self._token = token
@@ -73,90 +92,90 @@ class LevelRuns:
         self._can_answer = False
         self._immediate_scorers = [scorer for scorer in runner.scorers if not _waits(scorer)]
 
-    def place(self, level: int) -> Path:
-        """Return the run directory of a level."""
-        return self._path / f"level-{level}"
+    def place(self, run: LevelRun) -> Path:
+        """Return its run directory."""
+        return self._path / run.name
 
     def manifest(self, options: RunOptions) -> Manifest:
         """Make the manifest of what is measured, as each level has it."""
         session = None if options.initial_session_file is None else read_session(options.initial_session_file)
         return manifest_of(self._runner.target, self._suite, self._immediate_scorers, options, session=session)
 
-    def finished(self, level: int) -> Metrics | None:
-        """Return the metrics of a level that was already measured with the same options; refuses one of another target.
+    def finished(self, run: LevelRun) -> Metrics | None:
+        """Return the metrics of a run that was already made with the same options; refuses one of another target.
 
-        A level in which this client was the bottleneck does not count, and is measured again.
+        One in which this client was the bottleneck does not count, and is made again.
         """
-        place = self.place(level)
+        place = self.place(run)
         metrics, old = load_metrics(place), read_manifest(place)
         if metrics is None or old is None:
             return None
-        options = self._options(level)
+        options = self._options(run)
         compare(place, old, self.manifest(options))
         now = options.for_manifest()
         if client_of(metrics).bottleneck:
-            log.info("level %d is measured again: this client was the bottleneck", level)
+            log.info("%s is measured again: this client was the bottleneck", run)
             return None
         return metrics if all(old.options.get(name) == now[name] for name in _MEASUREMENT_OPTIONS) else None
 
-    async def measure(self, level: int) -> Metrics | None:
-        """Run a level and return its metrics, None when it was interrupted.
+    async def measure(self, run: LevelRun) -> Metrics | None:
+        """Make a run and return its metrics, None when it was interrupted.
 
-        A level in which this client ran late though it was not busy is measured once more: something else may have
+        One in which this client ran late though it was not busy is measured once more: something else may have
         used the machine just then.
         """
-        metrics = await self._measure_once(level)
+        metrics = await self._measure_once(run)
         if metrics is None:
             return None
         client = client_of(metrics)
         if not client.bottleneck or client.loop_cpu_share >= BUSY:
             return metrics
-        log.info("level %d is measured once more: this client was the bottleneck: %s", level, client.reason)
-        return await self._measure_once(level)
+        log.info("%s is measured once more: this client was the bottleneck: %s", run, client.reason)
+        return await self._measure_once(run)
 
-    async def _measure_once(self, level: int) -> Metrics | None:
-        """Run a level once. An earlier run is moved aside: half a level was another load."""
+    async def _measure_once(self, run: LevelRun) -> Metrics | None:
+        """Make a run once. An earlier run is moved aside: half a level was another load."""
         if not self._has_budget():
             return None
-        place, options = self.place(level), self._options(level)
+        place, options = self.place(run), self._options(run)
         if place.exists():
             with disk_errors(place):
                 move_aside(place, (JUDGED,))
         amount = f"{options.requests:,} requests" if options.requests is not None else f"{options.duration:g} s"
-        log.info("level %d: %s, %d at a time", level, amount, level)
+        log.info("%s: %s", run, amount)
         runner = self._runner_of(self._runner.target, self._suite, self._immediate_scorers, options)
         metrics = await self._run(runner, force=True)
         self._suite = runner.suite  # cases that can be read only once were saved: the next level reads them there
         return metrics
 
-    async def scored(self, level: int, metrics: Metrics) -> Level | None:
-        """Return a level with the scores of all scorers on its answers; None when that was interrupted.
+    async def scored(self, run: LevelRun, metrics: Metrics) -> Block | None:
+        """Return a block with the scores of all scorers on its answers; None when that was interrupted.
 
         The recorded answers are scored, not requested again: by judges, which do not run during the level, and by
         scorers that were not in the suite when it was measured.
         """
         self._can_answer |= metrics.counts.ok > 0
         judged = None
-        if not _scored_by(self.place(level), self._runner.scorers):
-            judged = await self._judge(level, metrics.n)
+        if not _scored_by(self.place(run), self._runner.scorers):
+            judged = await self._judge(run, metrics.n)
             if judged is None:
                 return None
-        return make_level(level, self.place(level).name, metrics, self._objectives, judged)
+        return Block(run=run.name, metrics=metrics, judged=judged, timings=read_timings(self.place(run)))
 
-    async def _judge(self, level: int, requests: int) -> Metrics | None:
-        """Score a level's answers with all scorers and return the metrics."""
-        place, scorers = self.place(level) / JUDGED, self._runner.scorers
+    async def _judge(self, run: LevelRun, requests: int) -> Metrics | None:
+        """Score a run's answers with all scorers and return the metrics."""
+        place, scorers = self.place(run) / JUDGED, self._runner.scorers
         options, metrics = self._judging_options(place), load_metrics(place)
         if metrics is not None and _scored_by(place, scorers, options.num_runs):
             return metrics
         if not self._has_budget():
             return None
-        log.info("level %d: %d answers are judged", level, requests)
-        answers = LevelAnswers(self.place(level))
+        log.info("%s: %d answers are judged", run, requests)
+        answers = LevelAnswers(self.place(run))
         try:
-            suite = sent_requests(self._suite, self._options(level), requests)
+            suite = sent_requests(self._suite, self._options(run), requests)
             runner = self._runner_of(answers, suite, scorers, options)
-            runner.scored_from = str(self.place(level))
+            runner.scored_from = str(self.place(run))
             # The answers are in a file of this process.
             if runner.engine is not None and runner.engine.runs_in_other_processes:
                 runner.engine = None
@@ -201,17 +220,20 @@ class LevelRuns:
         runner.suite_file = self._runner.suite_file
         return runner
 
-    def _options(self, level: int) -> RunOptions:
-        """Make the options of a level: no retries, no cache, and no stop rules.
+    def _options(self, run: LevelRun) -> RunOptions:
+        """Make the options of a run: no retries, no cache, and no stop rules.
 
-        Only while no level has had an answer yet may the first errors stop it, as there is nothing to measure.
+        Only while no level has had an answer yet may the first errors stop it, as there is nothing to measure. Another
+        block has another seed: what is random in it is drawn anew.
         """
-        return self._runner.options.replace(
-            parallelism=level,
-            output_path=self.place(level),
-            requests=None if self._duration is not None else max(self._requests, MIN_REQUESTS_PER_CALL * level),
+        own = self._runner.options
+        return own.replace(
+            parallelism=None if run.arrivals is not None else int(run.level),
+            output_path=self.place(run),
+            requests=None if self._duration is not None else run.requests,
             duration=self._duration,
-            arrivals=None,
+            arrivals=run.arrivals,
+            seed=own.seed + run.block - 1,
             retries=0,
             trials=1,
             num_runs=1,

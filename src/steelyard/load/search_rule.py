@@ -63,6 +63,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Step: TypeAlias = Measure | Found
+Flags: TypeAlias = npt.NDArray[np.bool_]
 _Asks: TypeAlias = Generator[Measure, None, Found]
 
 
@@ -95,17 +96,29 @@ class LevelSearch:
     handed over beforehand, as when a sweep is resumed; they are used before more are asked for.
     """
 
-    def __init__(self, highest: int = 128, *, lowest: int = 1) -> None:
+    def __init__(
+        self,
+        highest: int = 128,
+        *,
+        lowest: int = 1,
+        sizes: Sequence[int] = (),
+        requests: int | None = None,
+        max_blocks: int = MAX_BLOCKS,
+    ) -> None:
+        """With `sizes` just these levels are measured and compared, with `requests` each block has that many."""
         if not 1 <= lowest <= highest:
             raise ValueError(f"1 <= lowest <= highest must hold, got {lowest} and {highest}")
         self._lowest, self._highest = lowest, highest
+        self._sizes, self._block_requests, self._max_blocks = sorted(sizes), requests, max_blocks
+        self._listing = False
+        self._skipped: set[int] = set()
         self._levels: dict[int, _Level] = {}
         self._handed: dict[int, list[Floats]] = {}
         self._rejected: int | None = None
         self._open: list[tuple[int, int, bool, int]] = []
         """Comparisons cut at their estimate: the levels, whether taken for growth, and how many requests would tell."""
         self._requests = self._first_requests = 0
-        self._search = self._run()
+        self._search = self._compare() if self._sizes else self._run()
         self._step: Step | None = None
 
     @property
@@ -131,15 +144,28 @@ class LevelSearch:
         """Rule out this level and all above it."""
         self._rejected = level if self._rejected is None else min(level, self._rejected)
 
+    def skip(self, level: int) -> None:
+        """Leave this level out: it says nothing of the endpoint, and nothing of the levels above it."""
+        self._skipped.add(level)
+
+    def gain(self, low: int, high: int) -> Gain | None:
+        """What the step between two measured levels brought; None where one has no figures."""
+        below, above = self._levels.get(low), self._levels.get(high)
+        if below is None or above is None or not (below.usable and above.usable):
+            return None
+        return gain_of(below, above)
+
     def _ready(self, level: int) -> bool:
-        return bool(self._handed.get(level)) or self._is_rejected(level)
+        if self._handed.get(level) or level in self._skipped:
+            return True
+        return not self._listing and self._is_rejected(level)
 
     def _is_rejected(self, level: int) -> bool:
         return self._rejected is not None and level >= self._rejected
 
     def _block(self, level: _Level) -> Generator[Measure, None, None]:
         while not self._ready(level.size):
-            yield Measure(level.size, block_of(level.size))
+            yield Measure(level.size, self._block_requests or block_of(level.size))
         if self._handed.get(level.size):
             latencies = self._handed[level.size].pop(0)
             self._requests += len(latencies)
@@ -151,7 +177,7 @@ class LevelSearch:
         level = self._levels.setdefault(size, _Level(size))
         if not level.blocks and not self._is_rejected(size):
             yield from self._block(level)
-        return None if self._is_rejected(size) or not level.usable else level
+        return None if self._is_rejected(size) or size in self._skipped or not level.usable else level
 
     def _grows(self, low: _Level, high: _Level) -> Generator[Measure, None, bool]:
         """Whether the higher level brings enough more; asks for more blocks while that is open."""
@@ -172,7 +198,7 @@ class LevelSearch:
             elif gain.value + clearly * gain.reach < _FLAT * gain.promised:
                 return False
             noisier = sorted((low, high), key=lambda level: -level.log_error)
-            more = next((level for level in noisier if level.blocks < MAX_BLOCKS), None)
+            more = next((level for level in noisier if level.blocks < self._max_blocks), None)
             if more is None or self._requests >= max(_MAX_REQUESTS, _MAX_TIMES * self._first_requests):
                 grew = gain.value > _MIDDLE * gain.promised
                 self._open.append((low.size, high.size, grew, _to_settle(low, high, gain)))
@@ -181,6 +207,21 @@ class LevelSearch:
             yield from self._block(more)
             if more.blocks == before:  # ruled out meanwhile
                 return False
+
+    def _compare(self) -> _Asks:
+        """Measure the levels that were given, all of them, and climb while they grow."""
+        self._listing = True
+        for size in self._sizes:
+            yield from self._block(self._levels.setdefault(size, _Level(size)))
+        self._listing = False
+        best: _Level | None = None
+        for size in self._sizes:
+            level = yield from self._at(size)
+            if level is not None and (best is None or (yield from self._grows(best, level))):
+                best = level
+        if best is None:
+            return Found(level=None, decided=True, highest=False)
+        return self._found(best.size, highest=best.size == self._sizes[-1])
 
     def _run(self) -> _Asks:
         best = yield from self._at(self._lowest)
@@ -217,8 +258,10 @@ class LevelSearch:
 
     def _found(self, level: int, *, highest: bool) -> Found:
         """The result; undecided where an open comparison, taken the other way, would have led somewhere else."""
-        if self._is_rejected(level):  # ruled out after it had been measured: the highest that is left
-            left = [size for size, one in self._levels.items() if one.usable and not self._is_rejected(size)]
+        if self._is_rejected(level) or level in self._skipped:
+            # Ruled out after it had been measured: the highest that is left.
+            usable = (size for size, one in self._levels.items() if one.usable and size not in self._skipped)
+            left = [size for size in usable if not self._is_rejected(size)]
             return Found(level=max(left, default=None), decided=True, highest=False)
         more = [
             requests
@@ -232,12 +275,13 @@ class _Level:
     """The measurements of one level: batch means of log latency and of latency."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.blocks = size, 0
+        self.size, self.blocks, self.requests = size, 0, 0
         self._logs: list[float] = []
         self._means: list[float] = []
 
     def add(self, latencies: Floats) -> None:
         self.blocks += 1
+        self.requests += len(latencies)
         steady = latencies[self.size :] if len(latencies) > self.size + 2 * BATCHES else latencies
         steady = steady[steady > 0]
         if len(steady) < BATCHES:
@@ -271,7 +315,7 @@ def gain_of(low: _Level, high: _Level, of_logs: bool = True) -> Gain:
 
 def _to_settle(low: _Level, high: _Level, gain: Gain) -> int:
     """About how many more requests would settle a comparison, if its estimate stays as it is."""
-    used = block_of(low.size) * low.blocks + block_of(high.size) * high.blocks
+    used = low.requests + high.requests
     room = max(gain.value - _GROWTH * gain.promised, _FLAT * gain.promised - gain.value)
     return max(1, math.ceil(used * ((gain.reach / room) ** 2 - 1)))
 
@@ -294,34 +338,41 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def steady_throughput(
-    completed: Sequence[float] | Floats,
+    blocks: Sequence[tuple[Floats, Floats]],
     *,
     ramp: int,
-    until: float,
-    counts: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
+    open_loop: bool = False,
+    counts: Sequence[Flags] | None = None,
     batches: int = 10,
 ) -> Throughput | None:
     """The throughput between the ramp and the drain; None where too little is left to tell.
 
-    `completed` are the times at which requests ended. The first `ramp` of them are left out, and all after `until`,
-    when the last request was sent. With `counts` only those answers count (goodput: that keep every objective). The
-    interval is Student's over the counts of equal stretches of time, as neighbouring answers are not independent.
+    Each block is given as the times at which its requests were sent and ended, in the order in which they ended. The
+    first `ramp` that ended are left out, and all that ended after the last one was sent; in open loop, where answers
+    follow the calls at a distance, as many at the end as at the beginning. With `counts` only those
+    answers count (goodput: that keep every objective). The interval is Student's over equal stretches of time, as
+    neighbouring answers are not independent.
     """
-    order = np.argsort(np.asarray(completed, dtype=np.float64), kind="stable")
-    times = np.asarray(completed, dtype=np.float64)[order]
-    counted = np.ones(len(times), bool) if counts is None else np.asarray(counts, bool)[order]
-    if len(times) <= ramp or not times[ramp] < until:
+    rates: list[Floats] = []
+    answers, seconds = 0, 0.0
+    for place, (sent, ended) in enumerate(blocks):
+        if len(ended) <= ramp:
+            continue
+        start, until = float(ended[ramp]), float(ended[-1 - ramp] if open_loop else sent.max())
+        inside = (ended > start) & (ended <= until)
+        if int(inside.sum()) < 2 * batches:
+            continue
+        counted = inside if counts is None else inside & counts[place]
+        edges = np.linspace(start, until, batches + 1)
+        rates.append(np.histogram(ended[counted], edges)[0] / (edges[1] - edges[0]))
+        answers += int(counted.sum())
+        seconds += until - start
+    if not rates:
         return None
-    start = float(times[ramp])
-    inside = (times > start) & (times <= until)
-    if int(inside.sum()) < 2 * batches:
-        return None
-    edges = np.linspace(start, until, batches + 1)
-    rates = np.histogram(times[inside & counted], edges)[0] / (edges[1] - edges[0])
-    mean = float(rates.mean())
-    reach = student_quantile(0.975, batches - 1) * float(rates.std(ddof=1)) / math.sqrt(batches)
-    answers = int((inside & counted).sum())
-    return Throughput(rate=mean, ci95=(max(mean - reach, 0.0), mean + reach), answers=answers, seconds=until - start)
+    stretches = np.concatenate(rates)
+    mean = answers / seconds
+    reach = student_quantile(0.975, len(stretches) - 1) * float(stretches.std(ddof=1)) / math.sqrt(len(stretches))
+    return Throughput(rate=mean, ci95=(max(mean - reach, 0.0), mean + reach), answers=answers, seconds=seconds)
 
 
 class SloVerdict(msgspec.Struct, frozen=True, kw_only=True):

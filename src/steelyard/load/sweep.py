@@ -1,4 +1,4 @@
-"""Sweeps: the same cases at several parallelisms, one after another, and the parallelism that is recommended."""
+"""Sweeps: the same cases under one load after another, and the one that is recommended."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from steelyard.engine.base import Engine
 from steelyard.engine.cancellation import CancellationToken
@@ -28,17 +29,22 @@ from steelyard.journal.files import (
 )
 from steelyard.journal.lock import RunLock
 from steelyard.journal.manifest import PLOTS, compare, read_sweep, refuse_run, sweep_manifest
-from steelyard.load.levels import Level, Objective, parse_levels, parse_slo
-from steelyard.load.measure import LevelRuns, SweepBudget
-from steelyard.load.search import Recommendation, next_level, recommend
+from steelyard.load.levels import Block, Level, Objective, make_level, parse_levels, parse_rates, parse_slo
+from steelyard.load.measure import LevelRun, LevelRuns, SweepBudget
+from steelyard.load.search import Recommendation, exclude, found_so_far, recommend, recommend_rate
+from steelyard.load.search_rule import MAX_BLOCKS, Found, LevelSearch, Measure, block_of
 from steelyard.run.runner import Runner
 from steelyard.shutdown import INTERRUPT_SECONDS
+from steelyard.stats.intervals import percentile_needs
 from steelyard.stats.prices import read_prices
 
-SWEEP_VERSION = 1
+SWEEP_VERSION = 2
 ERROR_RATE_LIMIT = "error_rate<=1%"
 """The objective for the error rate where the objectives do not name it."""
-DEFAULT_REQUESTS = 20
+MAX_MORE = 5_000
+"""How many more requests a level is given at once to settle an objective."""
+RATE_SECONDS = 5.0
+"""How long a block of an arrival rate sends at least."""
 
 log = logging.getLogger("steelyard")
 
@@ -83,17 +89,31 @@ class SweepResult(msgspec.Struct, kw_only=True):
             "recommendation": {
                 "level": self.recommendation.level,
                 "reason": self.recommendation.reason,
+                "decided": self.recommendation.decided,
+                "more_requests": self.recommendation.more_requests,
+                "unit": self.recommendation.unit,
                 "says": self.recommendation.describe(),
             },
         }
 
 
-class Sweep:
-    """Measures a runner's target at several parallelisms; each level has a run directory, `level-<N>`.
+class PlannedRequests(msgspec.Struct, frozen=True, kw_only=True):
+    """How many requests a sweep will send, as far as that can be known before."""
 
-    `levels` are parallelisms or "auto", which searches. A level sends `requests`, or ten for each call in flight if
-    that is more, cycling through the cases; or it runs for `duration` seconds. Errors are part of the measurement:
-    nothing is retried, nothing comes from a cache, and judges are asked when the level is over.
+    least: int | None
+    """None where only a time ends a level."""
+    most: int | None
+    """None where that depends on the endpoint."""
+    says: str
+
+
+class Sweep:
+    """Measures a runner's target under one load after another; each level has a run directory, `level-<N>`.
+
+    `levels` are parallelisms or "auto", which searches; `arrivals` are rates instead, `poisson:5/s,10/s`. A level
+    sends `requests`, or runs for `duration` seconds, cycling through the cases; without either it sends blocks of
+    requests, up to four, until what is asked of it is settled. Errors are part of the measurement: nothing is retried,
+    nothing comes from a cache, and judges are asked when a block is over.
     """
 
     def __init__(
@@ -101,6 +121,7 @@ class Sweep:
         runner: Runner,
         *,
         levels: Sequence[int] | str = "auto",
+        arrivals: str | None = None,
         output_path: str | Path,
         requests: int | None = None,
         duration: float | None = None,
@@ -113,7 +134,8 @@ class Sweep:
         if not (math.isfinite(pause) and pause >= 0):
             raise ConfigurationError(f"pause must be a number of seconds, 0 or more, got {pause!r}")
         self.runner = runner
-        self.levels: list[int] | Literal["auto"] = parse_levels(levels)
+        self.levels: list[int] | Literal["auto"] = parse_levels(levels) if arrivals is None else []
+        self.arrivals = [] if arrivals is None else parse_rates(arrivals)
         self.options = runner.options.replace(output_path=output_path, requests=requests, duration=duration, trials=1)
         self.pause = pause
         self.objectives = _with_an_error_limit(parse_slo(slo) if isinstance(slo, str) else tuple(slo))
@@ -122,6 +144,14 @@ class Sweep:
         self._currency = read_prices(self.options.prices, runner.target.model_id).currency
         self._budget = SweepBudget(self._path, self.options.max_cost, self._currency)
         self._about: dict[str, Any] = {}
+        self._blocks: dict[int | float, list[Block]] = {}
+        self._measured_any = False
+        self._search: LevelSearch | None = None
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether a level may be given more requests to settle what is open; else it has as many as it was told."""
+        return self.options.requests is None and self.options.duration is None
 
     @property
     def engine(self) -> Engine | None:
@@ -131,6 +161,52 @@ class Sweep:
     @engine.setter
     def engine(self, engine: Engine | None) -> None:
         self.runner.engine = engine
+
+    def planned_requests(self) -> PlannedRequests:
+        """Return how many requests it will send, before it sends any; warm-ups included."""
+        asked, warmup = self.options, self.options.warmup
+        count = len(self.arrivals) or (1 if self.levels == "auto" else len(self.levels))
+        if asked.duration is not None:
+            says = f"{asked.duration:g} s a level, as many requests as come through"
+            return PlannedRequests(least=None, most=None, says=says)
+        if asked.requests is not None:
+            total = count * (asked.requests + warmup)
+            if self.levels == "auto" and not self.arrivals:
+                says = (
+                    f"{asked.requests:,} requests a level, about {_auto_levels(asked.max_parallelism)} levels at most"
+                )
+                most = _auto_levels(asked.max_parallelism) * (asked.requests + warmup)
+                return PlannedRequests(least=asked.requests + warmup, most=most, says=says)
+            says = f"{total:,} requests: {count:,} × {asked.requests + warmup:,}"
+            return PlannedRequests(least=total, most=total, says=says)
+        if self.levels == "auto" and not self.arrivals:
+            return self._planned_search()
+        blocks = [_rate_block(one.rate.per_second) for one in self.arrivals]
+        blocks += [block_of(int(number)) for number in self.levels]
+        firsts = [max(block, self._slo_needs) for block in blocks]
+        least, most = sum(firsts) + count * warmup, MAX_BLOCKS * (sum(firsts) + count * warmup)
+        each = " + ".join(f"{first:,}" for first in firsts)
+        says = f"at least {least:,} requests ({each}), up to {most:,} while something is open"
+        return PlannedRequests(least=least, most=most, says=says)
+
+    @property
+    def _slo_needs(self) -> int:
+        """How many requests a level needs at least to keep its objectives on percentiles: with none above the limit."""
+        percents = [one.percent for one in self.objectives if one.percent is not None]
+        needs = [percentile_needs(each, 1 - 0.05 / MAX_BLOCKS, one_sided=True) for each in percents]
+        return max(needs, default=0)
+
+    def _planned_search(self) -> PlannedRequests:
+        """What a search sends to servers of some sizes whose answers take equally long; random times take more."""
+        highest, warmup = self.options.max_parallelism, self.options.warmup
+        least = _search_requests(1, highest, self._slo_needs, warmup)
+        found = [
+            f"about {_search_requests(slots, highest, self._slo_needs, warmup):,} if {slots} calls at once fill it"
+            for slots in (8, 32, 128)
+            if slots <= highest
+        ]
+        says = ", ".join([f"at least {least:,} requests", *found, "up to twice that while something is open"])
+        return PlannedRequests(least=least, most=None, says=says)
 
     async def run(self, *, force: bool = False) -> SweepResult:
         """Measure the levels that have not been measured yet; writes sweep.json when it is complete.
@@ -144,7 +220,7 @@ class Sweep:
             with disk_errors(self._path):
                 clear_drafts(self._path)
                 self._prepare_folder(runs, force=force)
-            levels: list[Level] = []
+            levels: dict[int | float, Level] = {}
             self._write_partial(levels)
             try:
                 complete = await self._measure(runs, levels)
@@ -157,7 +233,7 @@ class Sweep:
             (self._path / SWEEP_PARTIAL).unlink(missing_ok=True)
             return result
 
-    def _write_partial(self, levels: list[Level], stopped: str = "not finished") -> SweepResult:
+    def _write_partial(self, levels: Mapping[int | float, Level], stopped: str = "not finished") -> SweepResult:
         """Write the result so far to sweep.partial.json, so that the sweep can be resumed."""
         result = self._result(levels, stopped)
         write_json(self._path / SWEEP_PARTIAL, result.to_metrics())
@@ -178,28 +254,72 @@ class Sweep:
             running.wait(INTERRUPT_SECONDS)
             raise
 
-    async def _measure(self, runs: LevelRuns, levels: list[Level]) -> bool:
-        """Measure one level after another, adding each to the list; returns whether all were measured."""
-        measured_any = False
-        while (number := self._next(levels)) is not None:
-            metrics = runs.finished(number)
-            if metrics is None:
-                if measured_any and not await self._paused():
-                    return False
-                measured_any = True
-                metrics = await runs.measure(number)
-            level = None if metrics is None else await runs.scored(number, metrics)
+    async def _measure(self, runs: LevelRuns, levels: dict[int | float, Level]) -> bool:
+        """Measure one level after another, adding each to the levels; returns whether all were measured."""
+        self._blocks.clear()
+        self._measured_any = False
+        if self.arrivals:
+            return await self._measure_rates(runs, levels)
+        self._search = search = self._new_search()
+        while isinstance(step := search.step, Measure):
+            before = len(self._blocks.get(step.level, ()))
+            level = await self._add_to(runs, levels, LevelRun(step.level, before + 1, step.requests))
             if level is None:
                 return False
-            _warn_if_unusable(level)
-            levels.append(level)
-            self._write_partial(levels)
+            exclude(search, level, listed=self.levels != "auto")
+            for block in self._blocks[step.level][before:]:
+                search.add(step.level, block.timings.latencies)
         return True
 
-    def _next(self, levels: Sequence[Level]) -> int | None:
-        if self.levels == "auto":
-            return next_level(levels, self.options.max_parallelism)
-        return self.levels[len(levels)] if len(levels) < len(self.levels) else None
+    async def _measure_rates(self, runs: LevelRuns, levels: dict[int | float, Level]) -> bool:
+        for arrivals in self.arrivals:
+            rate = arrivals.rate.per_second
+            requests = self.options.requests or _rate_block(rate)
+            number = int(rate) if rate == int(rate) else rate
+            run = LevelRun(number, 1, requests, f"{arrivals.kind}:{rate:g}/s")
+            if await self._add_to(runs, levels, run) is None:
+                return False
+        return True
+
+    async def _add_to(self, runs: LevelRuns, levels: dict[int | float, Level], run: LevelRun) -> Level | None:
+        """Measure a block of a level, and more while an objective is open; None when it was interrupted."""
+        while True:
+            block = await self._block(runs, run)
+            if block is None:
+                return None
+            blocks = self._blocks.setdefault(run.level, [])
+            blocks.append(block)
+            looks = MAX_BLOCKS if self.adaptive else 1
+            level = make_level(run.level, blocks, self.objectives, looks=looks, open_loop=bool(self.arrivals))
+            levels[run.level] = level
+            self._write_partial(levels)
+            more = level.more_requests
+            is_open = level.usable and not level.broken and more is not None and more <= MAX_MORE
+            if not (self.adaptive and is_open and len(blocks) < MAX_BLOCKS):
+                _warn_if_unusable(level)
+                return level
+            run = LevelRun(run.level, len(blocks) + 1, max(run.requests or 0, more or 0), run.arrivals)
+
+    async def _block(self, runs: LevelRuns, run: LevelRun) -> Block | None:
+        """A block that is measured already, or is now; None when that was interrupted."""
+        metrics = runs.finished(run)
+        if metrics is None:
+            if self._measured_any and not await self._paused():
+                return None
+            self._measured_any = True
+            metrics = await runs.measure(run)
+        return None if metrics is None else await runs.scored(run, metrics)
+
+    def _new_search(self) -> LevelSearch:
+        sizes = () if self.levels == "auto" else self.levels
+        # A duration decides how many there are; the number is not used.
+        requests = self.options.requests
+        return LevelSearch(
+            self.options.max_parallelism,
+            sizes=sizes,
+            requests=requests,
+            max_blocks=MAX_BLOCKS if self.adaptive else 1,
+        )
 
     async def _paused(self) -> bool:
         """Wait for the pause; returns False when it was cancelled."""
@@ -210,9 +330,7 @@ class Sweep:
     def _runs(self) -> LevelRuns:
         return LevelRuns(
             self.runner,
-            requests=self.options.requests or DEFAULT_REQUESTS,
             duration=self.options.duration,
-            objectives=self.objectives,
             output_path=self._path,
             budget=self._budget,
             token=self.token,
@@ -222,10 +340,15 @@ class Sweep:
         """Return what decides the result, as `asked` in sweep.json."""
         return {
             "levels": self.levels,
-            "requests": None if self.options.duration is not None else self.options.requests or DEFAULT_REQUESTS,
+            "arrivals": None if not self.arrivals else self._arrivals_text(),
+            "requests": self.options.requests,
             "duration": self.options.duration,
             "slo": [objective.text for objective in self.objectives],
         }
+
+    def _arrivals_text(self) -> str:
+        rates = ",".join(f"{one.rate.per_second:g}/s" for one in self.arrivals)
+        return f"{self.arrivals[0].kind}:{rates}"
 
     def _prepare_folder(self, runs: LevelRuns, *, force: bool) -> None:
         """Refuse a finished sweep, or one of something else, unless `force` moves it aside; else resume it."""
@@ -247,21 +370,48 @@ class Sweep:
                 raise RunFinished(message, path=self._path, errors=0)
             move_aside(self._path, (SWEEP, REPORT))
 
-    def _result(self, levels: list[Level], stopped: str | None = None) -> SweepResult:
-        ordered = sorted(levels, key=lambda level: level.level)
+    def _result(self, levels: Mapping[int | float, Level], stopped: str | None = None) -> SweepResult:
+        ordered = [levels[number] for number in sorted(levels)]
         return SweepResult(
             suite=self.runner.suite.id,
             model_id=self.runner.target.model_id,
             asked=self._requested(),
             objectives=self.objectives,
             levels=ordered,
-            recommendation=recommend(ordered),
+            recommendation=self._recommendation(ordered),
             path=self._path,
             cost=self._budget.spent(),
             currency=self._currency,
             about=self._about,
             stopped=stopped,
         )
+
+    def _recommendation(self, levels: Sequence[Level]) -> Recommendation:
+        if self.arrivals:
+            return recommend_rate(levels)
+        if self._search is not None and levels and isinstance(found := self._search.step, Found):
+            return recommend(levels, found, self._search)
+        latencies = {number: [block.timings.latencies for block in blocks] for number, blocks in self._blocks.items()}
+        return recommend(levels, *found_so_far(levels, latencies))
+
+
+def _rate_block(rate: float) -> int:
+    """How many requests a block of an arrival rate has."""
+    return max(60, math.ceil(RATE_SECONDS * rate))
+
+
+def _auto_levels(highest: int) -> int:
+    """About how many levels a search measures at most: doubling, then closing in from both sides."""
+    return math.ceil(math.log2(highest)) + 1 + 6 if highest > 1 else 1
+
+
+def _search_requests(slots: int, highest: int, needs: int, warmup: int) -> int:
+    """How many requests a search sends to a server of so many slots whose answers all take one second."""
+    search, sent = LevelSearch(highest), 0
+    while isinstance(step := search.step, Measure):
+        sent += max(step.requests, needs) + warmup
+        search.add(step.level, np.full(step.requests, max(1.0, step.level / slots)))
+    return sent
 
 
 def _with_an_error_limit(objectives: tuple[Objective, ...]) -> tuple[Objective, ...]:
@@ -273,6 +423,6 @@ def _with_an_error_limit(objectives: tuple[Objective, ...]) -> tuple[Objective, 
 def _warn_if_unusable(level: Level) -> None:
     """Log why a level is not usable, as soon as it is known."""
     if level.invalid is not None:
-        log.warning("level %d is not valid: this client was the bottleneck: %s", level.level, level.invalid)
+        log.warning("level %s is not valid: this client was the bottleneck: %s", level.level, level.invalid)
     elif not level.reached:
-        log.warning("level %d was not reached: at most %d were in flight", level.level, level.peak_in_flight)
+        log.warning("level %s was not reached: at most %d were in flight", level.level, level.peak_in_flight)

@@ -162,8 +162,8 @@ def test_markdown_has_the_advice_a_row_a_level_and_the_notes() -> None:
     assert text.startswith("## <code>capitals</code> on <code>gpt-4&#46;1</code>: run at 16\n")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 6
-    assert {row.count("|") for row in rows} == {12}
-    assert rows[4].startswith("| **16** | **144** |")
+    assert {row.count("|") for row in rows} == {13}
+    assert rows[4].startswith("| **16** | **144** | **±5%** |")
     assert "- **64**: not valid&#58; this client was the bottleneck" in text
 
 

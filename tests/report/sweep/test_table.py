@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from steelyard.load.levels import make_level
 from steelyard.report.sweep.table import sweep_table
-from steelyard.stats.metrics import ErrorExample
-from tests.support.sweep import level, metrics_of, swept
+from tests.support.sweep import level, swept
 
 
 def test_the_table_has_a_row_for_each_level_and_the_advice_under_it() -> None:
     slo = "ttft_p99<1s,error_rate<=1%"
     levels = [
-        level(1, 9.5, slo=slo),
-        level(1000, 12_345, slo=slo, first=0.3),
-        level(2000, 13_000, slo=slo, errors=0.12),
+        level(1, 9.5, slo=slo, goodput=9.5),
+        level(1000, 12_345, slo=slo, first=0.3, goodput=12_000),
+        level(2000, 13_000, slo=slo, errors=0.12, goodput=8_000),
     ]
     assert sweep_table(swept(levels, slo=slo), "runs/x").splitlines() == [
         "capitals on gpt-4.1: 3 levels measured, complete",
         "",
-        "                                time to first token      time to last token    output",
-        "   level  answers/s  errors     p50     p90     p99     p50     p90     p99  tokens/s   passed",
-        "       1       9.50    0.0%   100ms   150ms   200ms   400ms   600ms   800ms       228    90.0%",
-        "*  1,000     12,345    0.0%   300ms   450ms   600ms   1.20s   1.80s   2.40s   296,280    90.0%",
-        "   2,000     13,000   12.0%   100ms   150ms   200ms   400ms   600ms   800ms   312,000    90.0%",
+        "                                               time to first token      time to last token    output",
+        "    level answers/s  95 %  goodput  errors     p50     p90     p99     p50     p90     p99  tokens/s  passed",
+        "        1      9.50   ±5%     9.50    0.0%   100ms   150ms   200ms   400ms   600ms   800ms       228   90.0%",
+        "*   1,000    12,345   ±5%   12,000    0.0%   300ms   450ms   600ms   1.20s   1.80s   2.40s   296,280   90.0%",
+        "    2,000    13,000   ±5%    8,000   12.0%   100ms   150ms   200ms   400ms   600ms   800ms   312,000   90.0%",
         "",
         "  2,000: the error rate is 12% (limit 1%)",
         "",
@@ -34,19 +33,31 @@ def test_the_table_has_a_row_for_each_level_and_the_advice_under_it() -> None:
     ]
 
 
+def test_without_an_objective_on_a_time_there_is_no_goodput() -> None:
+    assert "goodput" not in sweep_table(swept([level(1, 9.5)]))
+
+
+def test_an_objective_that_is_open_is_marked() -> None:
+    levels = [level(1, 10), level(10, 90, undecided=("time to first token p99: cannot tell",))]
+    lines = sweep_table(swept(levels)).splitlines()
+    assert [line[:9] for line in lines if line[2:9].strip().isdigit()] == ["*       1", "?      10"]
+    assert "  10: time to first token p99: cannot tell" in lines
+    assert lines[-1].endswith("cannot tell; undecided")
+
+
 def test_levels_that_say_little_are_marked_and_explained() -> None:
     levels = [level(1, 10, requests=4), level(10, 90, reached=False), level(20, 200, busy=True)]
     lines = sweep_table(swept(levels)).splitlines()
-    assert [line[:8] for line in lines if line[2:8].strip().isdigit()] == ["*      1", "!     10", "!     20"]
-    assert "  1: only 4 requests: too few for steady figures, give it more time" in lines
+    assert [line[:9] for line in lines if line[2:9].strip().isdigit()] == ["*       1", "!      10", "!      20"]
+    assert "  1: only 4 requests: too few for a steady state, send more" in lines
     assert "  10: not reached: at most 5 were in flight at once" in lines
     assert "  20: not valid: this client was the bottleneck: its event loop was busy 97% of the time" in lines
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
     table = sweep_table(swept([level(1, 0, errors=1.0, first=None, pass_rate=None)]))
-    row = next(line for line in table.splitlines() if line.startswith("       1"))
-    assert row.split() == ["1", "0", "100.0%", *["–"] * 6, "0", "–"]
+    row = next(line for line in table.splitlines() if line.startswith("        1"))
+    assert row.split() == ["1", "0", "–", "100.0%", *["–"] * 6, "0", "–"]
     assert "no level can be recommended: at 1 the error rate is 100% (limit 1%)" in table
 
 
@@ -71,10 +82,10 @@ def test_names_cannot_steer_the_terminal(suite: str) -> None:
 
 def test_the_errors_of_a_level_are_told_by_kind_with_the_words_of_one() -> None:
     kinds = {"429 rate limited": 1200, "timeout": 30, "a": 3, "b": 2, "c": 1}
-    examples = {"429 rate limited": ErrorExample(id="c1", error="TransientError: HTTP 429: slow down")}
-    metrics = metrics_of(10, errors=0.5, peak=1)
-    metrics.error_kinds, metrics.error_kind_examples = kinds, examples
-    table = sweep_table(swept([make_level(1, "level-1", metrics, ())]))
+    broken = msgspec.structs.replace(
+        level(1, 10, errors=0.5), error_kinds=kinds, worst_error="TransientError: HTTP 429: slow down", broken=[]
+    )
+    table = sweep_table(swept([broken]))
     assert "1: 1,200 × 429 rate limited, 30 × timeout, 3 × a, 2 × b and 1 others;" in table
     assert "mostly TransientError: HTTP 429: slow down" in " ".join(table.split())
 

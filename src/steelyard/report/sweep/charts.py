@@ -9,7 +9,8 @@ from typing import Any
 
 from steelyard.load.levels import PERCENTILES
 from steelyard.report.chart import Axis, Chart, LegendEntry, Mark, ReferenceLine, Series, chart_file, nice_ticks
-from steelyard.stats.formatting import format_number, format_seconds, safe_text, trim
+from steelyard.report.sweep.table import by_rate, level_name
+from steelyard.stats.formatting import format_number, format_time, safe_text, trim
 
 TIMES = {"time_to_first_token": "Time to first token", "time_to_last_token": "Time to last token"}
 _WIDE = 20
@@ -25,7 +26,7 @@ def write_charts(sweep: Mapping[str, Any], folder: Path) -> list[Path]:
     latencies = [latency_chart(sweep, metric) for metric in TIMES]
     drawn = {
         "error-rate.svg": chart_file("Error rate against throughput", named, [error_rate_chart(sweep)]),
-        "latency.svg": chart_file("Latency against parallelism", named, latencies, width=560),
+        "latency.svg": chart_file(f"Latency against {_load_name(sweep)}", named, latencies, width=560),
     }
     for name, text in drawn.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -38,9 +39,8 @@ def error_rate_chart(sweep: Mapping[str, Any]) -> Chart:
     limit = next((limit for _, limit in limits(sweep, "error_rate")), None)
     most = max([*(level["requests_per_second"] for level in levels), 1e-9]) * 1.06
     worst = max([*(level["error_rate"] for level in levels), 2 * (limit or 0.005)]) * 1.1
-    best = sweep["recommendation"]["level"]
     marks = [
-        _level_mark(level, level["requests_per_second"], level["error_rate"], best, named=True) for level in levels
+        _level_mark(sweep, level, level["requests_per_second"], level["error_rate"], named=True) for level in levels
     ]
     return Chart(
         title="Error rate against throughput",
@@ -55,17 +55,20 @@ def error_rate_chart(sweep: Mapping[str, Any]) -> Chart:
 
 
 def throughput_chart(sweep: Mapping[str, Any]) -> Chart:
-    """How many answers a second each number of calls in flight brought."""
-    levels, best = sweep["levels"], sweep["recommendation"]["level"]
+    """How many answers a second each load brought, and how many of them kept every objective."""
+    levels = sweep["levels"]
     most = max([*(level["requests_per_second"] for level in levels), 1e-9]) * 1.1
+    good = [level for level in levels if level.get("goodput") is not None]
+    series = [Series("through", [_level_mark(sweep, one, one["level"], one["requests_per_second"]) for one in levels])]
+    series += [Series("good", [_good_mark(sweep, one) for one in good])] if good else []
+    legend = [LegendEntry("level", "answers"), LegendEntry("good", "goodput: within every objective")] if good else []
     return Chart(
-        title="Throughput",
-        description="Answers a second against calls in flight",
-        x=_parallelism_axis(levels),
+        title="Throughput and goodput" if good else "Throughput",
+        description=f"Answers a second against {_load_name(sweep)}",
+        x=_load_axis(sweep),
         y=Axis(0, most, nice_ticks(most, 5), _plain),
-        series=[
-            Series("through", [_level_mark(one, one["level"], one["requests_per_second"], best) for one in levels])
-        ],
+        series=series,
+        legend=legend,
     )
 
 
@@ -78,10 +81,10 @@ def latency_chart(sweep: Mapping[str, Any], metric: str) -> Chart:
     rules += [] if best is None else [ReferenceLine("chosen", x=best)]
     return Chart(
         title=TIMES[metric],
-        description=f"{TIMES[metric]} against calls in flight",
-        x=_parallelism_axis(sweep["levels"]),
+        description=f"{TIMES[metric]} against {_load_name(sweep)}",
+        x=_load_axis(sweep),
         y=_time_axis([*seconds, *(limit for _, limit in drawn)] or [1.0]),
-        series=[_percentile_series(name, levels, metric) for name in PERCENTILES] if levels else [],
+        series=[_percentile_series(sweep, name, levels, metric) for name in PERCENTILES] if levels else [],
         rules=rules if levels else [],
         legend=list(_time_legend(sweep, drawn)) if levels else [],
         note="" if levels else "not measured",
@@ -108,21 +111,41 @@ def is_usable(level: Level) -> bool:
     return level["invalid"] is None and bool(level["reached"])
 
 
-def _level_mark(level: Level, x: float, y: float, best: int | None, *, named: bool = False) -> Mark:
+def _load_name(sweep: Mapping[str, Any]) -> str:
+    return "requests a second" if by_rate(sweep) else "calls in flight"
+
+
+def _level_text(sweep: Mapping[str, Any], level: Level) -> str:
+    return level_name(sweep, level) if by_rate(sweep) else f"{level['level']:,} in flight"
+
+
+def _good_mark(sweep: Mapping[str, Any], level: Level) -> Mark:
+    text = f"{_level_text(sweep, level)}: {_with_interval(level, 'goodput')} answers/s within every objective"
+    return Mark(level["level"], level["goodput"], text, "good" if is_usable(level) else "good weak", 3.5)
+
+
+def _with_interval(level: Level, name: str) -> str:
+    """A throughput with its 95 % interval, where it has one."""
+    shown, interval = format_number(level[name]), level.get(f"{name}_ci95")
+    return shown if interval is None else f"{shown} ({format_number(interval[0])} – {format_number(interval[1])})"
+
+
+def _level_mark(sweep: Mapping[str, Any], level: Level, x: float, y: float, *, named: bool = False) -> Mark:
     """A dot for a level, hollow where it says little, ringed where to run."""
-    text = f"{level['level']:,} in flight: {format_number(level['requests_per_second'])} answers/s"
+    best = sweep["recommendation"]["level"]
+    text = f"{_level_text(sweep, level)}: {_with_interval(level, 'requests_per_second')} answers/s"
     if level["error_rate"] is not None:
         text += f", {level['error_rate']:.1%} errors"
     kind = "level" if is_usable(level) else "level weak"
-    label = f"{level['level']:,}" if named else ""
+    label = level_name(sweep, level) if named else ""
     return Mark(x, y, text, kind, 4.5, label=label, ringed=level["level"] == best)
 
 
-def _percentile_series(name: str, levels: Sequence[Level], metric: str) -> Series:
+def _percentile_series(sweep: Mapping[str, Any], name: str, levels: Sequence[Level], metric: str) -> Series:
     marks = []
     for level in levels:
-        seconds = level[metric][name]
-        text = f"{level['level']:,} in flight: {name} {format_seconds(seconds)}"
+        seconds, found = level[metric][name], level.get("latency", {}).get(metric, {}).get(name, {})
+        text = f"{_level_text(sweep, level)}: {name} {format_time(seconds, found.get('at_least', False))}"
         kind = f"knot {name}" if is_usable(level) else f"knot {name} weak"
         marks.append(Mark(level["level"], seconds, text, kind, 3))
     return Series(name, marks)
@@ -132,7 +155,7 @@ def _level_legend(sweep: Mapping[str, Any]) -> Iterator[LegendEntry]:
     """What the points and lines mean, as far as there are any."""
     levels = sweep["levels"]
     if any(map(is_usable, levels)):
-        yield LegendEntry("level", "level, by its calls in flight")
+        yield LegendEntry("level", "level, by its rate" if by_rate(sweep) else "level, by its calls in flight")
     if sweep["recommendation"]["level"] is not None:
         yield LegendEntry("ring", "recommended")
     if not all(map(is_usable, levels)):
@@ -150,11 +173,11 @@ def _time_legend(sweep: Mapping[str, Any], drawn: Sequence[tuple[str, float]]) -
         yield LegendEntry("dash chosen", "recommended")
 
 
-def _parallelism_axis(levels: Sequence[Level]) -> Axis:
+def _load_axis(sweep: Mapping[str, Any]) -> Axis:
     """A scale on which doubling is a step, with ticks at the levels."""
-    numbers = [float(level["level"]) for level in levels] or [1.0]
+    numbers = [float(level["level"]) for level in sweep["levels"]] or [1.0]
     low, high = min(numbers) / 1.12, max(numbers) * 1.12
-    return Axis(low, high, numbers, lambda number: f"{number:,.0f}", "calls in flight", log=True)
+    return Axis(low, high, numbers, _plain, _load_name(sweep), log=True)
 
 
 def _time_axis(seconds: Sequence[float]) -> Axis:

@@ -10,14 +10,16 @@ from steelyard._version import __version__
 from steelyard.load.levels import PERCENTILES
 from steelyard.report.csv import csv_line
 from steelyard.report.markdown import code, markdown_table, words
-from steelyard.stats.formatting import counted, format_number, format_seconds, safe_text, trim, without_commands
+from steelyard.stats.formatting import counted, format_number, format_time, safe_text, trim, without_commands
 
 _MAX_ERROR_CHARS = 160
 _MAX_KINDS = 4
 _MISSING = "–"
 _WIDTH = 94
-_WIDTHS = (6, 11, 8, *(8,) * 6, 10, 9)
-_HEADINGS = ("level", "answers/s", "errors", *PERCENTILES, *PERCENTILES, "tokens/s", "passed")
+_WIDTHS = (7, 10, 6, 9, 8, *(8,) * 6, 10, 8)
+_HEADINGS = ("level", "answers/s", "95 %", "goodput", "errors", *PERCENTILES, *PERCENTILES, "tokens/s", "passed")
+_GOODPUT = 3
+"""Its place in a row; left out where no objective is about a time."""
 
 
 def sweep_table(sweep: Mapping[str, Any], place: str | None = None) -> str:
@@ -25,7 +27,7 @@ def sweep_table(sweep: Mapping[str, Any], place: str | None = None) -> str:
     levels = sweep["levels"]
     parts = [_headline(sweep)]
     if levels:
-        parts += [_table(levels, sweep["recommendation"]["level"]), _notes(levels)]
+        parts += [_table(sweep), _notes(sweep)]
         parts.append(_wrapped(sweep["recommendation"]["says"], indent="  "))
     if place is not None:
         parts.append([f"results in {safe_text(place)}"])
@@ -41,44 +43,77 @@ def _headline(sweep: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _table(levels: Sequence[Mapping[str, Any]], recommended: int | None) -> list[str]:
-    before, times = sum(_WIDTHS[:3]), sum(_WIDTHS[3:6])
-    over = " " * before + f"{'time to first token':>{times}}{'time to last token':>{times}}{'output':>{_WIDTHS[9]}}"
-    rows = [_HEADINGS, *(level_cells(level) for level in levels)]
+def _table(sweep: Mapping[str, Any]) -> list[str]:
+    levels, recommended = sweep["levels"], sweep["recommendation"]["level"]
+    widths = with_goodput(sweep, _WIDTHS)
+    before, times = sum(widths[:-8]), sum(widths[-8:-5])
+    over = " " * before + f"{'time to first token':>{times}}{'time to last token':>{times}}{'output':>{widths[-2]}}"
+    rows = [with_goodput(sweep, _HEADINGS), *(level_cells(sweep, level) for level in levels)]
     marks = ["  ", *("* " if level["level"] == recommended else _mark(level) for level in levels)]
     return [
         f"  {over}",
-        *(mark + _row(cells) for mark, cells in zip(marks, rows, strict=True)),
+        *(mark + _row(cells, widths) for mark, cells in zip(marks, rows, strict=True)),
     ]
+
+
+def with_goodput(sweep: Mapping[str, Any], row: Sequence[Any]) -> list[Any]:
+    """The row, without its goodput where no level has any."""
+    has_any = any(level.get("goodput") is not None for level in sweep["levels"])
+    return [cell for place, cell in enumerate(row) if has_any or place != _GOODPUT]
 
 
 def _mark(level: Mapping[str, Any]) -> str:
-    return "! " if level["invalid"] is not None or not level["reached"] else "  "
+    if level["invalid"] is not None or not level["reached"]:
+        return "! "
+    return "? " if level.get("undecided") else "  "
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
-def level_cells(level: Mapping[str, Any]) -> list[str]:
+def level_name(sweep: Mapping[str, Any], level: Mapping[str, Any]) -> str:
+    """A level as it is called: `50` calls in flight, or `10/s` of arrivals."""
+    return f"{level['level']:,}{'/s' if by_rate(sweep) else ''}"
+
+
+def by_rate(sweep: Mapping[str, Any]) -> bool:
+    """Whether its levels are arrival rates."""
+    return sweep["asked"].get("arrivals") is not None
+
+
+def level_cells(sweep: Mapping[str, Any], level: Mapping[str, Any]) -> list[str]:
     """The figures of a level as text, in the table's order."""
-    return [
-        f"{level['level']:,}",
+    cells = [
+        level_name(sweep, level),
         format_number(level["requests_per_second"]),
+        _reach(level["requests_per_second"], level.get("requests_per_second_ci95")),
+        _MISSING if level.get("goodput") is None else format_number(level["goodput"]),
         _percent(level["error_rate"]),
-        *(_seconds(level["time_to_first_token"][name]) for name in PERCENTILES),
-        *(_seconds(level["time_to_last_token"][name]) for name in PERCENTILES),
+        *(_time(level, "time_to_first_token", name) for name in PERCENTILES),
+        *(_time(level, "time_to_last_token", name) for name in PERCENTILES),
         _MISSING if level["output_tps"] is None else format_number(round(level["output_tps"], 1)),
         _percent(level["pass_rate"]),
     ]
+    return with_goodput(sweep, cells)
 
 
-def _notes(levels: Sequence[Mapping[str, Any]]) -> list[str]:
+def _reach(rate: float, interval: Sequence[float] | None) -> str:
+    """How far the throughput may be from the truth, as a share of it; a dash where there was no steady state."""
+    return _MISSING if interval is None or not rate else f"±{(interval[1] - rate) / rate:.0%}"
+
+
+def _time(level: Mapping[str, Any], metric: str, name: str) -> str:
+    found = level.get("latency", {}).get(metric, {}).get(name, {})
+    return format_time(level[metric][name], found.get("at_least", False))
+
+
+def _notes(sweep: Mapping[str, Any]) -> list[str]:
     """What is to be known of the levels, a paragraph each."""
     lines: list[str] = []
-    for level in levels:
+    for level in sweep["levels"]:
         if about := level_notes(level):
-            lines += _wrapped(f"{level['level']:,}: {'; '.join(about)}", indent="  ")
+            lines += _wrapped(f"{level_name(sweep, level)}: {'; '.join(about)}", indent="  ")
     return lines
 
 
@@ -90,8 +125,8 @@ def level_notes(level: Mapping[str, Any]) -> list[str]:
     if not level["reached"]:
         found.append(f"not reached: at most {level['peak_in_flight']:,} were in flight at once")
     if level["few"]:
-        found.append(f"only {level['requests']:,} requests: too few for steady figures, give it more time")
-    return [*found, *level["broken"], *_errors(level)]
+        found.append(f"only {level['requests']:,} requests: too few for a steady state, send more")
+    return [*found, *level["broken"], *level.get("undecided", []), *_errors(level)]
 
 
 def _errors(level: Mapping[str, Any]) -> list[str]:
@@ -109,34 +144,31 @@ def _wrapped(text: str, *, indent: str) -> list[str]:
     return textwrap.wrap(safe_text(text), _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
-def _seconds(seconds: float | None) -> str:
-    return _MISSING if seconds is None else format_seconds(seconds)
-
-
 def _percent(rate: float | None) -> str:
     return _MISSING if rate is None else f"{rate:.1%}"
 
 
-_MARKDOWN_HEADINGS = ("level", "answers/s", "errors", "first token p50", "p90", "p99", "last token p50", "p90", "p99")
+_MARKDOWN_HEADINGS = (
+    *("level", "answers/s", "95 %", "goodput", "errors", "first token p50", "p90", "p99"),
+    *("last token p50", "p90", "p99", "tokens/s", "passed"),
+)
 
 
 def sweep_markdown(sweep: Mapping[str, Any], place: str) -> str:
     """Where to run, a row for each level, and what is to be known of some."""
     levels, best = sweep["levels"], sweep["recommendation"]["level"]
     named = " on ".join(code(name) for name in (sweep["suite"], sweep["model_id"]) if name)
-    advice = "no level can be recommended" if best is None else f"run at {best:,}"
+    advice = "no level can be recommended" if best is None else f"run at {best:,}{'/s' if by_rate(sweep) else ''}"
     parts = [f"## {named}: {advice}", words(sweep["recommendation"]["says"])]
     if sweep["stopped"]:
         parts.append(f"> [!WARNING]\n> **Not complete.** {words(sweep['stopped'])}")
     if levels:
-        head = [*_MARKDOWN_HEADINGS, "tokens/s", "passed"]
-        parts.append(
-            markdown_table(
-                head, (_marked(level_cells(level), level["level"] == best) for level in levels), numbers=True
-            )
-        )
+        rows = (_marked(level_cells(sweep, level), level["level"] == best) for level in levels)
+        parts.append(markdown_table(with_goodput(sweep, _MARKDOWN_HEADINGS), rows, numbers=True))
     listed = [
-        f"- **{level['level']:,}**: {words('; '.join(notes))}" for level in levels if (notes := level_notes(level))
+        f"- **{level_name(sweep, level)}**: {words('; '.join(notes))}"
+        for level in levels
+        if (notes := level_notes(level))
     ]
     parts += ["\n".join(listed)] if listed else []
     return "\n\n".join([*parts, f"<sub>{code(place)}, Steelyard {__version__}</sub>"]) + "\n"
@@ -146,7 +178,7 @@ def _marked(cells: list[str], recommended: bool) -> list[str]:
     return [f"**{cell}**" for cell in cells] if recommended else cells
 
 
-_FIGURES = ("requests", "active_seconds", "requests_per_second", "error_rate", "pass_rate", "output_tps")
+_FIGURES = ("requests", "active_seconds", "requests_per_second", "goodput", "error_rate", "pass_rate", "output_tps")
 _TIMES = tuple((metric, name) for metric in ("time_to_first_token", "time_to_last_token") for name in PERCENTILES)
 _STATES = ("peak_in_flight", "reached", "few", "invalid", "worst_error")
 
@@ -154,7 +186,9 @@ _STATES = ("peak_in_flight", "reached", "few", "invalid", "worst_error")
 def sweep_csv(sweeps: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
     """A header, then a row for each level of each sweep, which comes with the name of its folder."""
     times = (f"{metric}-{name}" for metric, name in _TIMES)
-    yield csv_line(["sweep", "suite", "model_id", "level", "recommended", *_FIGURES, *times, *_STATES, "broken"])
+    yield csv_line(
+        ["sweep", "suite", "model_id", "level", "recommended", *_FIGURES, *times, *_STATES, "broken", "undecided"]
+    )
     for place, sweep in sweeps:
         for level in sweep["levels"]:
             yield csv_line(
@@ -166,8 +200,9 @@ def _csv_row(level: Mapping[str, Any], best: int | None) -> list[Any]:
     return [
         level["level"],
         level["level"] == best,
-        *(level[name] for name in _FIGURES),
+        *(level.get(name) for name in _FIGURES),
         *(level[metric][name] for metric, name in _TIMES),
         *(level.get(name) for name in _STATES),
         "; ".join(level["broken"]),
+        "; ".join(level.get("undecided", [])),
     ]
