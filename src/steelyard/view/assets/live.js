@@ -62,8 +62,8 @@ class LiveView {
     const errors = `${number(counts.error)} of ${number(n)} ended in an error`;
     return div("tiles", passTile({ ...figures, passed: counts.passed, scored }),
       tile("Errors", percent(n ? counts.error / n : null), "", errors),
-      timeTile("Time to first token", namedPercentiles(figures.first), "time"),
-      timeTile("Time to last token", namedPercentiles(figures.last), "time"),
+      timeTile("Time to first token", { stats: namedPercentiles(figures.first) }, "time"),
+      timeTile("Time to last token", { stats: namedPercentiles(figures.last) }, "time"),
       tile("Throughput", compact(perSecond * 60), running ? "/ min now" : "/ min", tokens),
       figures.cost ? tile("Cost", money(figures.cost, ""), "", "so far") : null);
   }
