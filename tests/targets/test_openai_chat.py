@@ -112,7 +112,11 @@ def test_a_streamed_answer_has_its_text_times_tokens_and_ids() -> None:
 
 
 def test_a_stream_has_the_gaps_between_its_tokens_and_a_whole_answer_has_none() -> None:
-    texts = [chat_chunk(role="assistant"), *(chat_chunk(content=text) for text in "abcdefghijk"), chat_end(chat_usage())]
+    texts = [
+        chat_chunk(role="assistant"),
+        *(chat_chunk(content=text) for text in "abcdefghijk"),
+        chat_end(chat_usage()),
+    ]
     reply = stream(*texts, first=1.0, step=0.01)
     # The eighth token comes 0.7 s late, and those after it with it.
     reply.arrivals = [at + 0.7 * (number > 7) for number, at in enumerate(reply.arrivals)]
