@@ -325,7 +325,9 @@ class Execution:
         scorers = [self._bound(scorer) if isinstance(scorer, RepeatedJudge) else scorer for scorer in self._scorers]
         return CaseRunner(
             target,
-            ScoringPipeline(scorers, num_runs=options.num_runs, tracebacks=options.tracebacks),
+            ScoringPipeline(
+                scorers, num_runs=options.num_runs, tracebacks=options.tracebacks, trust=_trust(self._scorers)
+            ),
             timeout=options.timeout,
             seed=options.seed,
             session=self._session,
@@ -358,16 +360,8 @@ class Execution:
         return target.bound(wrap) if places is None else InWorkspace(target.bound(wrap), places)
 
     def _bound(self, judge: RepeatedJudge) -> RepeatedJudge:
-        """Return the judge with retries and the cache; advisory where a calibration is required and missing."""
-        bound = judge.bound(partial(self._judge_target, retries=getattr(judge, "retries", None)))
-        if (required := getattr(judge, "calibration", None)) is not None:
-            trusted, reason = is_trusted(required, judge.by)
-            if not trusted:
-                log.warning("judge %s is only advisory: %s", judge.name, reason)
-                bound.advisory = True
-            else:
-                bound.calibrated = True  # type: ignore[attr-defined]
-        return bound
+        """Return the judge with retries and the cache."""
+        return judge.bound(partial(self._judge_target, retries=getattr(judge, "retries", None)))
 
     def _judge_target(self, target: Target, retries: int | None = None) -> Target:
         """What a judge asks: its replies are cached like answers, those that can be read."""
@@ -460,6 +454,18 @@ def _gateway_of(target: Target) -> Gateway | None:
     from steelyard.workspace.gateway import Gateway
 
     return Gateway(apis)
+
+
+def _trust(scorers: Sequence[Scorer]) -> dict[str, bool]:
+    """Whether each judge whose calibration is required is trusted, by its name; warns of those that are not."""
+    found = {}
+    for judge in scorers:
+        required = getattr(judge, "calibration", None)
+        if isinstance(judge, RepeatedJudge) and required is not None:
+            found[judge.name], reason = is_trusted(required, judge.by)
+            if not found[judge.name]:
+                log.warning("judge %s is only advisory: %s", judge.name, reason)
+    return found
 
 
 def _calibrations(scorers: Sequence[Scorer]) -> dict[str, JudgeCalibration]:

@@ -104,8 +104,8 @@ def _label(expected: object, options: Mapping[str, str]) -> str:
         bare = text.strip().strip("().[]*: ").upper()
         if bare in labels:
             return bare
-        named = [label for label, option in options.items() if words_of(option) == words_of(text)]
-        if named and words_of(text):
+        named = [label for label, option in options.items() if _words_of(option) == _words_of(text)]
+        if named and _words_of(text):
             return named[0]
     raise ValueError(f"expected {shown(expected)} is none of the choices: {', '.join(labels)}")
 
@@ -305,8 +305,8 @@ def _alone(text: str, patterns: _Patterns) -> str | None:
 
 def _exact_words(text: str, options: Mapping[str, str]) -> str | None:
     """Find the option whose text is the whole answer."""
-    words = words_of(text) if options else ""
-    return next((label for label, option in options.items() if words and words_of(option) == words), None)
+    words = _words_of(text) if options else ""
+    return next((label for label, option in options.items() if words and _words_of(option) == words), None)
 
 
 def _stated_words(text: str, options: Mapping[str, str]) -> str | None:
@@ -331,8 +331,9 @@ def _leading(text: str, patterns: _Patterns) -> str | None:
 
 def _named(text: str, options: Mapping[str, str]) -> str | None:
     """Find the only option whose words occur in the text; None when there are none or several."""
-    plain = f" {words_of(text)} "
-    named = {label: words for label, option in options.items() if (words := words_of(option)) and f" {words} " in plain}
+    plain = f" {_words_of(text)} "
+    spelled = {label: _words_of(option) for label, option in options.items()}
+    named = {label: words for label, words in spelled.items() if words and f" {words} " in plain}
     # `New York` also names `York`: an option within another that is named does not count.
     outer = [
         label
@@ -342,6 +343,6 @@ def _named(text: str, options: Mapping[str, str]) -> str | None:
     return outer[0] if len(outer) == 1 else None
 
 
-def words_of(text: str) -> str:
+def _words_of(text: str) -> str:
     """Return the words only, in lower case, one space between them."""
     return " ".join(re.findall(r"\w+", text.casefold()))

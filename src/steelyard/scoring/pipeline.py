@@ -4,7 +4,7 @@ times each at once."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from steelyard.protocols import Emit, InvocationContext, RepeatedJudge, Scorer, ScoringContext
@@ -16,13 +16,20 @@ from steelyard.scoring.limits import Turns, is_immediate, limited
 class ScoringPipeline:
     """The scorers of a run. Judges are asked one after another, each for all of its samples at once.
 
-    How many calls are on the wire together is for the limits of the judge's endpoint to say.
+    How many calls are on the wire together is for the limits of the judge's endpoint to say. `trust` has the judges, by
+    name, whose calibration was asked for: True where it is good; the scores of the others are only advisory.
     """
 
     def __init__(
-        self, scorers: Sequence[Scorer | RepeatedJudge], *, num_runs: int = 1, tracebacks: bool = True
+        self,
+        scorers: Sequence[Scorer | RepeatedJudge],
+        *,
+        num_runs: int = 1,
+        tracebacks: bool = True,
+        trust: Mapping[str, bool] | None = None,
     ) -> None:
         self._tracebacks = tracebacks
+        self._trust = trust or {}
         self._scorers = [limited(scorer) for scorer in scorers if not isinstance(scorer, RepeatedJudge)]
         self._judges = [scorer for scorer in scorers if isinstance(scorer, RepeatedJudge)]
         self._num_runs = num_runs
@@ -72,8 +79,8 @@ class ScoringPipeline:
                 kept = True
             samples = await self._samples(judge, job, response, context, emit)
             score = judge.combine(samples, escalated=escalated)
-            score.advisory = judge.advisory
-            score.calibrated = bool(getattr(judge, "calibrated", False))
+            trusted = self._trust.get(judge.name)
+            score.advisory, score.calibrated = trusted is False, trusted is True
             if escalated and score.value is not None and not score.advisory:
                 _overrule(scores)
             scores.append(score)

@@ -363,5 +363,3 @@ def test_a_judges_score_says_who_judged_and_how_it_came_to_be_asked() -> None:
     score = asked.combine([Sample(score=0.8), Sample(score=0.95), Sample(score=1.0)], escalated=True)
     assert (score.name, score.passed, score.value) == ("grader", True, 1.0)
     assert (score.by, score.escalated, score.advisory) == (asked.by, True, False)
-    asked.advisory = True
-    assert asked.combine([Sample(score=1.0)]).advisory is True

@@ -318,14 +318,6 @@ class TracedJudge:
     def calibration(self) -> object:
         return getattr(self._judge, "calibration", None)
 
-    @property
-    def advisory(self) -> bool:
-        return self._judge.advisory
-
-    @advisory.setter
-    def advisory(self, value: bool) -> None:
-        self._judge.advisory = value
-
     def identity(self) -> Identity:
         return self._judge.identity()
 

@@ -55,8 +55,8 @@ class Judge:
 
     `prompt` is a built-in prompt with its version; a `template`, or `criteria` in plain words, replace it. With
     `when="failed"` only answers that the scorers before it failed are judged. `params` are the sampling parameters
-    that the target sends; they are part of `by`. `calibration` is read by the run, which decides whether the judge is
-    only `advisory`. `timeout` is for one sample, `parallelism` for how many are asked at once; `retries`
+    that the target sends; they are part of `by`. `calibration` is read by the run, which decides whether its scores are
+    only advisory. `timeout` is for one sample, `parallelism` for how many are asked at once; `retries`
     replaces the run's.
     """
 
@@ -91,7 +91,6 @@ class Judge:
         self.model = model
         self.when = when
         self.calibration = None if calibration is None else calibration_file(calibration)
-        self.advisory = False
         self._target = _checked_target(target, model)
         self._aggregate: Aggregate = aggregate
         self._threshold = float(threshold)
@@ -161,7 +160,6 @@ class Judge:
         score = combine_samples(self.name, samples, aggregate=self._aggregate, threshold=self._threshold)
         score.by = self.by
         score.escalated = escalated
-        score.advisory = self.advisory
         return score
 
     async def _verdict(self, turns: Turns, context: InvocationContext) -> Verdict:

@@ -44,7 +44,6 @@ class Jury:
         self.name = name
         self.when = members[0].when if when is None else when
         self.calibration = None if calibration is None else calibration_file(calibration)
-        self.advisory = False
         self.size = len(members)
         self.timeout, self.parallelism, self.retries = members[0].timeout, members[0].parallelism, members[0].retries
         self._members = members
@@ -100,7 +99,6 @@ class Jury:
             reasons=[sample.reason for sample in samples],
             by=self.by,
             escalated=escalated,
-            advisory=self.advisory,
             votes={member.model: vote.passed for member, vote in zip(self._members, votes, strict=True)},
         )
         valid = [vote for vote in votes if vote.value is not None and vote.passed is not None]
