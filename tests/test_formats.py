@@ -51,7 +51,7 @@ def test_the_fields_of_the_manifest_are_those_on_the_page() -> None:
 
 
 def test_the_fields_of_a_record_are_those_on_the_page() -> None:
-    assert rows(section("`outputs.jsonl`")) == set(Record.__struct_fields__)
+    assert rows(section("`outputs.jsonl`")) == {*Record.__struct_fields__, "crc32"}
 
 
 def test_the_fields_of_a_score_are_those_on_the_page() -> None:

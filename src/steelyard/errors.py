@@ -4,10 +4,11 @@ SteelyardError
 ├── ConfigurationError        bad option, bad suite; nothing was called            (exit 2)
 │   └── SuiteError            a suite or case file, with its path and line
 ├── RunRefused                a run directory that must not be written as asked    (exit 2)
-│   ├── RunFinished           complete already: --force, or --retry-errors
+│   ├── RunFinished           complete already: if_complete="update", or force=True
 │   ├── RunLocked             another live process writes there
 │   ├── RunMismatch           another target or seed than the manifest's
-│   ├── RunDamaged            an unreadable line in the middle: --salvage
+│   ├── RunDamaged            a line that cannot be read, or has a flipped bit: salvage=True
+│   ├── RunEdited             a line that was changed after it was written: accept_edits=True
 │   └── RunVersionError       its figures were written by another version of Steelyard
 ├── RunCancelled              cancelled before its first call; nothing was asked    (exit 130)
 ├── JournalError              the disk failed: what is on it is valid and resumable (exit 3)
@@ -66,48 +67,92 @@ class SuiteError(ConfigurationError):
         super().__init__(f"{where}: {message}" if where else message)
 
 
-class RunRefused(SteelyardError):
-    """A run directory that must not be written in the way that was asked."""
+_REMEDIES = {
+    "accept_edits": ("--accept-edits", "accept_edits=True"),
+    "force": ("--force", "force=True"),
+    "new_run": ("--new", "another output_path"),
+    "out": ("another --out", "another output_path"),
+    "retry_errors": ("--retry-errors", "retry_errors=True"),
+    "salvage": ("--salvage", "salvage=True"),
+    "update": ("--update", 'if_complete="update"'),
+}
+"""What helps against a refusal: the flag of `steelyard run`, and the argument in Python."""
 
-    def __init__(self, message: str, *, path: str | Path) -> None:
+_speaking_flags = False
+
+
+class SpeakFlags:
+    """While it is entered, errors offer flags of the command line and not arguments in Python."""
+
+    def __enter__(self) -> None:
+        global _speaking_flags
+        self._before, _speaking_flags = _speaking_flags, True
+
+    def __exit__(self, *_: object) -> None:
+        global _speaking_flags
+        _speaking_flags = self._before
+
+
+class RunRefused(SteelyardError):
+    """A run directory that must not be written in the way that was asked.
+
+    `remedy` follows the message and says what can be done; names like `{force}` in it are written as the flag or the
+    argument, whichever the caller can use.
+    """
+
+    def __init__(self, message: str, remedy: str = "", *, path: str | Path) -> None:
         from pathlib import Path
 
         self.path = Path(path)
-        super().__init__(message)
+        self._message, self._remedy = message, remedy
+        super().__init__(message + remedy)
+
+    def __str__(self) -> str:
+        language = 0 if _speaking_flags else 1
+        return self._message + self._remedy.format(**{name: words[language] for name, words in _REMEDIES.items()})
 
 
 class RunFinished(RunRefused):
-    """The run there is complete; starting over or retrying its errors must be asked for."""
+    """The run there is complete; starting over or continuing it must be asked for."""
 
-    def __init__(self, message: str, *, path: str | Path, errors: int) -> None:
+    def __init__(self, message: str, remedy: str = "", *, path: str | Path, errors: int) -> None:
         self.errors = errors
-        super().__init__(message, path=path)
+        super().__init__(message, remedy, path=path)
 
 
 class RunLocked(RunRefused):
     """Another live process writes to the run directory."""
 
-    def __init__(self, message: str, *, path: str | Path, pid: int | None, host: str | None) -> None:
+    def __init__(self, message: str, remedy: str = "", *, path: str | Path, pid: int | None, host: str | None) -> None:
         self.pid = pid
         self.host = host
-        super().__init__(message, path=path)
+        super().__init__(message, remedy, path=path)
 
 
 class RunMismatch(RunRefused):
     """The run directory belongs to another target or seed."""
 
-    def __init__(self, message: str, *, path: str | Path, differences: list[str]) -> None:
+    def __init__(self, message: str, remedy: str = "", *, path: str | Path, differences: list[str]) -> None:
         self.differences = differences
-        super().__init__(message, path=path)
+        super().__init__(message, remedy, path=path)
 
 
 class RunDamaged(RunRefused):
-    """A line in the middle of a journal cannot be read."""
+    """A line of a journal cannot be read, or is not as it was written."""
 
-    def __init__(self, message: str, *, path: str | Path, line: int, byte: int) -> None:
+    def __init__(self, message: str, remedy: str = "", *, path: str | Path, line: int, byte: int) -> None:
         self.line = line
         self.byte = byte
-        super().__init__(message, path=path)
+        super().__init__(message, remedy, path=path)
+
+
+class RunEdited(RunRefused):
+    """A line of a journal is a record, but somebody changed it after it was written."""
+
+    def __init__(self, message: str, remedy: str = "", *, path: str | Path, line: int, byte: int) -> None:
+        self.line = line
+        self.byte = byte
+        super().__init__(message, remedy, path=path)
 
 
 class RunVersionError(RunRefused):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, SupportsIndex, overload
 
 import msgspec
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 MAX_NUMBER = 1e15
 """The largest number that a target may report: any sum and square of such numbers is finite."""
 

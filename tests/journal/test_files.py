@@ -15,7 +15,7 @@ import pytest
 from steelyard import EvalCase, EvalSet, Runner
 from steelyard.errors import RunDamaged, RunFinished, RunLocked, RunMismatch, RunRefused
 from steelyard.journal.lock import RunLock
-from tests.support.cli import AGENT, Door, Workshop
+from tests.support.cli import AGENT, Door, Outcome, Workshop
 
 ALL = ["c0", "c1", "c2", "c3", "c4", "c5"]
 FIGURES = ("n", "counts", "pass_rate", "error_rate", "scored", "passed", "unscored", "scoring_errors", "scores")
@@ -151,9 +151,25 @@ def test_a_resumed_run_has_the_figures_of_an_uninterrupted_one(shop: Workshop, r
 # Complete
 
 
+REMEDIES = {
+    "force": ("--force", "force=True"),
+    "retry_errors": ("--retry-errors", "retry_errors=True"),
+    "salvage": ("--salvage", "salvage=True"),
+    "update": ("--update", 'if_complete="update"'),
+}
+
+
+def offers(outcome: Outcome, remedy: str) -> bool:
+    """Whether a refusal offers the remedy in the caller's language, and not in the other one."""
+    flag, argument = REMEDIES[remedy]
+    ours, theirs = (flag, argument) if outcome.error is None else (argument, flag)
+    assert theirs not in outcome.refusal
+    return ours in outcome.refusal
+
+
 @pytest.mark.parametrize("failing", ["", "c1 c4"])
 def test_a_complete_run_is_refused_and_left_as_it_is(shop: Workshop, run: Door, failing: str) -> None:
-    """The refusal names --force, and --retry-errors only where there were errors."""
+    """The refusal names what starts over, and what retries errors only where there were any."""
     shop.failing(failing)
     run()
     shop.asked()
@@ -162,8 +178,9 @@ def test_a_complete_run_is_refused_and_left_as_it_is(shop: Workshop, run: Door, 
     assert shop.asked() == []
     assert files_of(shop.run) == before
     assert outcome.refusal is not None
-    assert "--force" in outcome.refusal
-    assert ("--retry-errors" in outcome.refusal) == bool(failing)
+    assert offers(outcome, "force")
+    assert offers(outcome, "update")
+    assert offers(outcome, "retry_errors") == bool(failing)
     if outcome.error is not None:
         assert isinstance(outcome.error, RunFinished)
         assert outcome.error.errors == len(failing.split())
@@ -175,9 +192,10 @@ def test_a_complete_run_with_scoring_errors_names_retry_errors(shop: Workshop, r
     shop.suite(scorers=["exact", {"python": "agent.py:shout"}])
     shop.unscorable("c3")
     run()
-    refusal = run().refusal
-    assert refusal is not None
-    assert "is complete (6 records). --retry-errors retries its 1 errored record;" in refusal
+    outcome = run()
+    assert outcome.refusal is not None
+    retry = "--retry-errors" if outcome.error is None else "retry_errors=True"
+    assert f"is complete (6 records). {retry} retries its 1 errored record;" in outcome.refusal
 
 
 def test_retry_errors_asks_only_the_errored_again(shop: Workshop, run: Door) -> None:
@@ -288,8 +306,9 @@ def test_another_target_and_seed_are_refused_and_each_difference_named(shop: Wor
     shop.asked()
     outcome = run(seed=7)
     assert outcome.refusal is not None
-    for named in ("seed: 0 there, 7 now", "agent", '"other"', "kind", "--force"):
+    for named in ("seed: 0 there, 7 now", "agent", '"other"', "kind"):
         assert named in outcome.refusal
+    assert offers(outcome, "force")
     assert files_of(shop.run) == before
     assert shop.asked() == []
     if outcome.error is not None:
@@ -555,8 +574,9 @@ def test_damage_in_the_middle_is_refused_and_salvaged_when_asked(shop: Workshop,
     outcome = run()
     assert outcome.refusal is not None
     byte = len(lines[0]) + len(lines[1]) + 2
-    for named in ("line 3", f"byte {byte}", "--salvage"):
+    for named in ("line 3", f"byte {byte}"):
         assert named in outcome.refusal
+    assert offers(outcome, "salvage")
     if outcome.error is not None:
         assert isinstance(outcome.error, RunDamaged)
         assert (outcome.error.line, outcome.error.byte) == (3, byte)

@@ -155,10 +155,12 @@ def test_a_removed_case_is_left_out_of_figures_and_responses(tmp_path: Path, ori
     assert result.metrics["n"] == COUNT - 1 == len(result.load_responses())
 
 
-def test_cases_in_another_order_keep_their_records(tmp_path: Path, originals: list[Record]) -> None:
+def test_cases_in_another_order_keep_their_records_in_the_order_in_which_they_were_asked(
+    tmp_path: Path, originals: list[Record]
+) -> None:
     called, result = resumed(tmp_path, originals, cases(COUNT)[::-1])
     assert called == []
-    assert [record.id for record in result.load_responses()] == [f"c{i}" for i in reversed(range(COUNT))]
+    assert [record.id for record in result.load_responses()] == [f"c{i}" for i in range(COUNT)]
 
 
 def test_a_response_scored_in_another_way_is_scored_again_without_a_call(

@@ -55,6 +55,10 @@ def shout(case, response):
 """
 
 
+ENTRY_FLAGS = ("force", "retry_errors", "salvage", "accept_edits")
+"""What a run may be told about a directory that is not empty, by the same name in Python and as a flag."""
+
+
 class Ended(msgspec.Struct, kw_only=True):
     """How a command ended: its exit code and what it wrote."""
 
@@ -161,16 +165,15 @@ class Workshop:
         metrics = json.loads(ended.out) if ended.out else None
         return Outcome(metrics=metrics, refusal=ended.err if ended.code == 2 else None, code=ended.code, said=ended.err)
 
-    def by_python(
-        self, *, force: bool = False, retry_errors: bool = False, salvage: bool = False, **options: Any
-    ) -> Outcome:
+    def by_python(self, *, update: bool = False, **options: Any) -> Outcome:
         """Run the suite through Runner, into RUN."""
+        entry = {name: options.pop(name) for name in ENTRY_FLAGS if name in options}
         with alone(self.folder), heard() as said:
             built = build_suite("suite.yaml")
             given = {"progress": "off", **built.options, **options, "output_path": "RUN"}
             runner = Runner(built.target, built.suite, built.scorers, options=RunOptions(**given))
             try:
-                result = runner.run_sync(force=force, retry_errors=retry_errors, salvage=salvage)
+                result = runner.run_sync(if_complete="update" if update else "error", **entry)
             except SteelyardError as error:
                 return Outcome(refusal=str(error), error=error, said=said.getvalue())
             return Outcome(metrics=result.metrics, said=said.getvalue())

@@ -32,7 +32,7 @@ CASES = 300
 SEED = 7
 LONGEST_SITTING = 30.0
 
-CLOCK_DERIVED = ("active_seconds", "client", "parallelism", "peak_in_flight")
+CLOCK_DERIVED = ("active_seconds", "client", "lines", "parallelism", "parallelism_shortfall", "peak_in_flight")
 """Top-level metrics that a clock decides, or how the last launch was run.
 
 With a real model `p50_latency_s` is one too; here it is drawn.

@@ -187,7 +187,7 @@ def _found(runner: Runner, run: Path, entry: OpenMode, plan: Plan, session: Sess
     if entry.force:
         return replay
     old = read_manifest(run)
-    if not entry.retry_errors:
+    if not entry.retry_errors and entry.if_complete != "update":
         refuse_finished(run)
     if old is not None:
         ours = manifest_of(

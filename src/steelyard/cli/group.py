@@ -9,6 +9,7 @@ import click
 from steelyard._version import __version__
 from steelyard.cli.main import ABOUT, BROKEN, COMMANDS, EXIT_CODES, INTERRUPTED, REFUSED, WIDEST
 from steelyard.cli.output import say
+from steelyard.errors import SpeakFlags
 
 
 class _LazyGroup(click.Group):
@@ -49,6 +50,11 @@ def group() -> None:
 
 def run(args: list[str] | None) -> int:
     """Run the command that these arguments name; its exit code."""
+    with SpeakFlags():
+        return _run(args)
+
+
+def _run(args: list[str] | None) -> int:
     try:
         code = group.main(args=args, prog_name="steelyard", standalone_mode=False)
         return code if isinstance(code, int) else 0

@@ -42,6 +42,8 @@ class PlaceFlags(Protocol):
     @property
     def retry_errors(self) -> bool: ...
     @property
+    def update(self) -> bool: ...
+    @property
     def dry_run(self) -> bool: ...
 
 
@@ -59,7 +61,7 @@ def choose_place(runner: Runner, flags: PlaceFlags) -> Path:
     place, metrics = newest
     if metrics is None:
         return _resume(place, "run", force=flags.force)
-    if flags.force or flags.retry_errors:
+    if flags.force or flags.retry_errors or flags.update:
         return place
     _refuse_errors(place, metrics)
     return new_place(runner.suite.id, make=not flags.dry_run)

@@ -53,7 +53,9 @@ class RunFlags(msgspec.Struct, frozen=True, kw_only=True):
     force: bool
     new: bool
     retry_errors: bool
+    update: bool
     salvage: bool
+    accept_edits: bool
     min_pass_rate: float | None
     max_error_rate: float | None
     dry_run: bool
@@ -74,7 +76,9 @@ class RunFlags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--force", is_flag=True, help="Start over; old files are moved to RUN/previous.")
 @click.option("--new", is_flag=True, help="Start another run even where one could be resumed.")
 @click.option("--retry-errors", is_flag=True, help="Reopen a complete run and ask only its errors again.")
+@click.option("--update", is_flag=True, help="Continue a complete run: ask and score only what changed or failed.")
 @click.option("--salvage", is_flag=True, help="Continue a damaged journal: keep what can be read.")
+@click.option("--accept-edits", is_flag=True, help="Take lines of the journal that were edited as they are.")
 @click.option("--min-pass-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 1 below this pass rate.")
 @click.option(
     "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
@@ -96,12 +100,20 @@ def command(**given: Any) -> int:
     log_to_stderr(quiet=flags.quiet, verbose=flags.verbose)
     if flags.new and flags.out is not None:
         raise click.UsageError("--new chooses a directory by itself: it does not go with --out")
+    if flags.update and (flags.new or flags.force):
+        raise click.UsageError("--update continues a run: it does not go with --new or --force")
     runner, gate = _load(flags, options, engine)
     place = choose_place(runner, flags)
     # Nothing here needs the responses in memory: the summary comes from the statistics.
     runner.options = runner.options.replace(output_path=place, low_memory=True)
     _tell(runner, place)
-    entry = OpenMode(force=flags.force, retry_errors=flags.retry_errors, salvage=flags.salvage)
+    entry = OpenMode(
+        force=flags.force,
+        retry_errors=flags.retry_errors,
+        salvage=flags.salvage,
+        accept_edits=flags.accept_edits,
+        if_complete="update" if flags.update else "error",
+    )
     if flags.dry_run:
         from steelyard.cli.dry_run import look_ahead
 

@@ -6,17 +6,22 @@ What had come of answers that the end of a run cut off is here too: only kept, a
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from steelyard.journal.checksum import is_sound, repaired, sealed
 from steelyard.journal.files import ANSWERS
 from steelyard.journal.reader import RecordReader, decode_entry, lines_forward
 from steelyard.journal.writer import AppendOnlyFile, clean_texts, encode_record
 from steelyard.records import Record, StoredSample, UnscoredAnswer
 from steelyard.stats.costs import Spending
+from steelyard.stats.formatting import counted
+
+log = logging.getLogger("steelyard")
 
 
 class JudgeCall(msgspec.Struct, gc=False):
@@ -46,15 +51,17 @@ class AnswerLog:
         self._reader: RecordReader | None = None
 
     def read(self, slot_of: SlotOf, same_case: Callable[[int, str], bool]) -> None:
-        """Find what belongs to unfinished slots. A line that cannot be read is skipped: its call is made again."""
+        """Find what belongs to unfinished slots. Other lines are skipped: their calls are repeated."""
         if not self._path.exists():
             return
+        bad = []
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
             for offset, line in lines_forward(descriptor, 0, os.fstat(descriptor).st_size):
                 entry = decode_entry(line)
                 if entry is None:
-                    self._take_sample(line, slot_of)
+                    if not self._take_sample(line, slot_of):
+                        bad.append(offset)
                     continue
                 if entry.status == "error":
                     count_cut_off(entry, self.spending)
@@ -64,17 +71,25 @@ class AnswerLog:
                     self._answers[slot] = offset
         finally:
             os.close(descriptor)
+        if bad:
+            lines = counted(len(bad), "line")
+            log.warning("%s: skipped %s not as written, the first at byte %d", self._path, lines, bad[0])
 
-    def _take_sample(self, line: bytes, slot_of: SlotOf) -> None:
+    def _take_sample(self, line: bytes, slot_of: SlotOf) -> bool:
+        """Take in a judge's sample, or what one cost; whether the line is one."""
+        if not is_sound(line) and (repaired(line) is not None or b'"crc32":' in line):
+            return False
         try:
             stored = _decode_sample(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 self.spending.update_judge(_decode_judge_call(line).judge_cost)
-            return
+                return True
+            return False
         slot = slot_of(stored.id, stored.trial)
         if slot is not None:
             self._samples.setdefault(slot, []).append(stored)
+        return True
 
     @property
     def is_empty(self) -> bool:
@@ -101,7 +116,7 @@ class AnswerLog:
         if isinstance(item, UnscoredAnswer):
             self._file.append(encode_record(item.record))
         elif isinstance(item, JudgeCall):
-            self._file.append(_encoder.encode(item) + b"\n")
+            self._file.append(sealed(_encoder.encode(item)))
         else:
             self._file.append(_encode_sample(item))
 
@@ -131,8 +146,8 @@ def count_cut_off(record: Record, spending: Spending) -> None:
 
 def _encode_sample(stored: StoredSample) -> bytes:
     try:
-        return _encoder.encode(stored) + b"\n"
+        return sealed(_encoder.encode(stored))
     except UnicodeEncodeError:
         clean_texts(stored)
         clean_texts(stored.sample)
-        return _encoder.encode(stored) + b"\n"
+        return sealed(_encoder.encode(stored))

@@ -191,9 +191,14 @@ def enter(run: Path, *, force: bool, retry_errors: bool, keep: str | None = None
     if state is RunState.COMPLETE:
         if not retry_errors:
             refuse_finished(run)
-        move_aside(run, (METRICS, PARTIAL, REPORT))
+        reopen(run)
         return RunState.INCOMPLETE
     return state
+
+
+def reopen(run: Path) -> None:
+    """Make a complete run an unfinished one: its metrics are moved aside, its records stay."""
+    move_aside(run, (METRICS, PARTIAL, REPORT))
 
 
 def refuse_finished(run: Path) -> None:
@@ -203,6 +208,6 @@ def refuse_finished(run: Path) -> None:
         return
 
     errors = core.counts.error + core.scoring_errors
-    retry = f" --retry-errors retries its {counted(errors, 'errored record')};" if errors else ""
-    message = f"{run} is complete ({counted(core.n, 'record')}).{retry} --force starts over there"
-    raise RunFinished(message, path=run, errors=errors)
+    retry = f" {{retry_errors}} retries its {counted(errors, 'errored record')};" if errors else ""
+    remedy = f"{retry} {{update}} asks and scores what changed since; {{force}} starts over there"
+    raise RunFinished(f"{run} is complete ({counted(core.n, 'record')}).", remedy, path=run, errors=errors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import struct
 from collections.abc import Iterator
@@ -15,14 +16,13 @@ import numpy.typing as npt
 
 from steelyard.journal.files import INDEX, OUTPUTS
 
-_MAGIC = b"SYIDX\x02\0\0"
-_HEADER = struct.Struct("<8sQQ")
-"""Magic, how many bytes of outputs.jsonl the first rows account for, and how many rows these are.
+log = logging.getLogger("steelyard")
 
-They are the records that count, the newest first. The rows after them were added as records landed, in their order.
-"""
+_MAGIC = b"SYIDX\x04\0\0"
+"""The file begins with it. One row for each line of outputs.jsonl follows, in their order."""
+_OLD_MAGIC = b"SYIDX\x02\0\0"
 
-_ROW = struct.Struct("<QQIIHBBI")
+_ROW = struct.Struct("<QQIIHBBIII")
 ROWS = np.dtype(
     [
         ("offset", "<u8"),
@@ -33,8 +33,17 @@ ROWS = np.dtype(
         ("ok", "u1"),
         ("verdict", "u1"),
         ("case", "<u4"),
+        ("crc", "<u4"),
+        ("check", "<u4"),
     ]
 )
+_WORDS = ROWS.itemsize // 4
+_FACTORS = np.array([0x9E3779B1 + 0x3C6EF372 * number | 1 for number in range(_WORDS - 1)], dtype=np.uint64).astype(
+    np.uint32
+)
+"""One odd number for each word of a row but the last: any one changed bit changes the sum of their products."""
+_CHUNK_ROWS = 1 << 16
+
 ERROR, FAILED, PASSED, UNSCORED = -1, 0, 1, 2
 """What a record says of its case. In a row an error is `ok` 0, the others are in `verdict`."""
 
@@ -51,11 +60,34 @@ def id_digests(ids: list[str]) -> npt.NDArray[np.uint64]:
 
 
 def pack_row(
-    offset: int, id_digest: int, length: int, index: int, trial: int, ok: bool, verdict: bool | None, case_fp: str
+    offset: int,
+    id_digest: int,
+    length: int,
+    index: int,
+    trial: int,
+    ok: bool,
+    verdict: bool | None,
+    case_fp: str,
+    crc: int = 0,
 ) -> bytes:
-    """One row as bytes. Of the case's fingerprint it keeps 32 bits: enough to tell a case from its edited self."""
+    """One row as bytes, not signed yet. Of the fingerprint it has 32 bits: enough to tell a case from its edited self.
+
+    `crc` is the checksum that the line carries; 0 for a line of before there were checksums.
+    """
     state = UNSCORED if verdict is None else verdict
-    return _ROW.pack(offset, id_digest, length, index, trial, ok, state, short_fingerprint(case_fp))
+    return _ROW.pack(offset, id_digest, length, index, trial, ok, state, short_fingerprint(case_fp), crc, 0)
+
+
+def signed(rows: bytes) -> bytes:
+    """The same rows with their checksums."""
+    words = np.frombuffer(rows, dtype="<u4").reshape(-1, _WORDS).copy()
+    words[:, -1] = _checks(words)
+    return words.tobytes()
+
+
+def _checks(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    sums: npt.NDArray[np.uint32] = (words[:, :-1] * _FACTORS).sum(axis=1, dtype=np.uint32)
+    return sums + np.uint32(1)
 
 
 def short_fingerprint(case_fp: str) -> int:
@@ -73,7 +105,7 @@ def pack_columns(
     trials: npt.NDArray[Any],
     fingerprints: npt.NDArray[np.uint64],
 ) -> bytes:
-    """Many rows at once: `notes` has the columns offset, length, slot and verdict."""
+    """Many rows at once, signed: `notes` has the columns offset, length, slot, verdict and crc."""
     rows = np.zeros(len(notes), dtype=ROWS)
     verdicts = notes[:, 3]
     rows["offset"], rows["length"] = notes[:, 0], notes[:, 1]
@@ -81,40 +113,51 @@ def pack_columns(
     rows["case"] = fingerprints & np.uint64(0xFFFFFFFF)
     rows["ok"] = verdicts != ERROR
     rows["verdict"] = np.where(verdicts == ERROR, UNSCORED, verdicts)
-    return rows.tobytes()
+    rows["crc"] = notes[:, 4]
+    return signed(rows.tobytes())
 
 
 class IndexBuilder:
-    """Writes a whole index row by row, the newest record first, and puts it in place of the old one in one step.
+    """Writes a whole index, from the newest record to the oldest, and puts it in place of the old one in one step.
 
     A disk that refuses it costs the index, never the run.
     """
 
     def __init__(self, run: Path) -> None:
         self._path = run / INDEX
+        self._backward = self._path.with_name(f"{INDEX}.{os.getpid()}.backward.tmp")
         self._temporary = self._path.with_name(f"{INDEX}.{os.getpid()}.tmp")
-        self._bytes = 0
         self._file: BinaryIO | None = None
         with self._giving_up():
-            self._file = open(self._temporary, "wb")  # noqa: SIM115 - closed by finish() or abandon()
-            self._file.write(_HEADER.pack(_MAGIC, 0, 0))
+            self._file = open(self._backward, "w+b")  # noqa: SIM115 - closed by finish() or abandon()
 
-    def add(self, row: bytes) -> None:
-        """Add one row, or several."""
+    def add(self, rows: bytes) -> None:
+        """Add some rows, the newest first."""
         if self._file is not None:
             with self._giving_up():
-                self._file.write(row)
-                self._bytes += len(row)
+                self._file.write(rows)
 
-    def finish(self, covered: int) -> bool:
-        """Make it the run's index, of the first `covered` bytes of outputs.jsonl; whether there now is one."""
+    def finish(self) -> bool:
+        """Make it the run's index; whether there now is one."""
         if self._file is not None:
             with self._giving_up():
-                self._file.seek(0)
-                self._file.write(_HEADER.pack(_MAGIC, covered, self._bytes // _ROW.size))
+                self._turn_round(self._file)
                 self._file.close()
                 os.replace(self._temporary, self._path)
+                self._backward.unlink()
         return self._file is not None
+
+    def _turn_round(self, backward: BinaryIO) -> None:
+        """Write the rows in the order of the journal, signed, a piece at a time."""
+        backward.flush()
+        left = os.fstat(backward.fileno()).st_size // _ROW.size
+        with open(self._temporary, "wb") as file:
+            file.write(_MAGIC)
+            while left:
+                count = min(left, _CHUNK_ROWS)
+                left -= count
+                data = os.pread(backward.fileno(), count * _ROW.size, left * _ROW.size)
+                file.write(signed(np.frombuffer(data, dtype=ROWS)[::-1].tobytes()))
 
     def abandon(self) -> None:
         """Leave the old index as it is."""
@@ -122,6 +165,7 @@ class IndexBuilder:
             if self._file is not None:
                 self._file.close()
             self._temporary.unlink(missing_ok=True)
+            self._backward.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -136,39 +180,37 @@ class IndexBuilder:
 
 
 def read_index(run: Path) -> tuple[Rows, int]:
-    """The rows and how many bytes of outputs.jsonl they account for; no rows when there is no usable index."""
+    """The rows and how many bytes of outputs.jsonl they account for; no rows when there is no usable index.
+
+    Rows are taken as far as each is as it was written, and begins where the one before it ended.
+    """
+    path = run / INDEX
     nothing = np.empty(0, dtype=ROWS)
     try:
-        data = (run / INDEX).read_bytes()
-        size = os.path.getsize(run / OUTPUTS)
+        data = path.read_bytes()
     except OSError:
         return nothing, 0
-    if len(data) < _HEADER.size or data[:8] != _MAGIC:
+    if data[: len(_MAGIC)] != _MAGIC:
+        if data and not data.startswith(_OLD_MAGIC):
+            log.warning("%s is damaged at its beginning; reading %s instead", path, OUTPUTS)
         return nothing, 0
-    _, covered, built = _HEADER.unpack_from(data)
-    rows = np.frombuffer(data, dtype=ROWS, count=(len(data) - _HEADER.size) // _ROW.size, offset=_HEADER.size)
-    if not _sound(rows[:built], built, covered):
-        return nothing, 0
-    rows, covered = _unbroken(rows, built, covered)
-    # An index that speaks of bytes that are not there belongs to another file.
-    return (nothing, 0) if covered > size else (rows, covered)
+    count = (len(data) - len(_MAGIC)) // _ROW.size
+    rows = np.frombuffer(data, dtype=ROWS, count=count, offset=len(_MAGIC))
+    words = np.frombuffer(data, dtype="<u4", count=count * _WORDS, offset=len(_MAGIC)).reshape(-1, _WORDS)
+    bad = np.flatnonzero(words[:, -1] != _checks(words))
+    if len(bad):
+        log.warning("%s is damaged at row %d; reading %s instead", path, int(bad[0]) + 1, OUTPUTS)
+        rows = rows[: int(bad[0])]
+    return _unbroken(rows)
 
 
-def _sound(built: Rows, count: int, covered: int) -> bool:
-    """Whether the first rows are all there, each before the one above it, within the bytes they account for."""
-    starts = built["offset"].astype(np.int64)
-    ends = starts + built["length"]
-    limits = np.concatenate([[covered], starts[:-1]])
-    return len(built) == count and bool(((ends <= limits) & (ends > starts) & (starts >= 0)).all())
-
-
-def _unbroken(rows: Rows, built: int, covered: int) -> tuple[Rows, int]:
-    """The rows as far as each added one begins where the last one ended, and where that is."""
-    starts = rows["offset"][built:].astype(np.int64)
-    ends = starts + rows["length"][built:]
-    broken = np.flatnonzero((starts != np.concatenate([[covered], ends[:-1]])) | (ends <= starts))
+def _unbroken(rows: Rows) -> tuple[Rows, int]:
+    """The rows as far as each one begins where the last one ended, and where that is."""
+    starts = rows["offset"].astype(np.int64)
+    ends = starts + rows["length"]
+    broken = np.flatnonzero((starts != np.concatenate([[0], ends[:-1]])) | (ends <= starts))
     kept = int(broken[0]) if len(broken) else len(starts)
-    return rows[: built + kept], int(ends[kept - 1]) if kept else covered
+    return rows[:kept], int(ends[kept - 1]) if kept else 0
 
 
 def winners(rows: Rows) -> Rows:

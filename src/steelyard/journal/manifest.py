@@ -27,6 +27,8 @@ class Launch(msgspec.Struct):
     started: str
     done_before: int
     steelyard: str = __version__
+    left_out: str = ""
+    """Lines of outputs.jsonl that did not belong to the run any more when it began: `3-4,9`."""
 
 
 class Manifest(msgspec.Struct, kw_only=True):
@@ -75,10 +77,19 @@ def read_manifest(run: Path) -> Manifest | None:
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RunRefused(f"{path} cannot be read ({error}); --force starts over", path=run) from error
+        raise RunRefused(f"{path} cannot be read ({error});", " {force} starts over", path=run) from error
     if manifest.v > SCHEMA_VERSION:
         raise RunRefused(f"{path} was written by a newer Steelyard (schema {manifest.v})", path=run)
     return manifest
+
+
+def last_launch(run: Path) -> Launch | None:
+    """The launch that began last, as far as run.json can be read."""
+    try:
+        manifest = read_manifest(run)
+    except RunRefused:
+        return None
+    return manifest.launches[-1] if manifest is not None and manifest.launches else None
 
 
 def write_manifest(run: Path, manifest: Manifest) -> None:
@@ -96,7 +107,8 @@ def compare(run: Path, old: Manifest, new: Manifest) -> list[str]:
     if differences:
         listed = "\n  ".join(differences)
         raise RunMismatch(
-            f"{run} holds a run of something else:\n  {listed}\nuse another --out, or --force to start over there",
+            f"{run} holds a run of something else:\n  {listed}\n",
+            "use {out}, or {force} to start over there",
             path=run,
             differences=differences,
         )
@@ -154,14 +166,10 @@ def sweep_manifest(sweep: dict[str, Any]) -> Manifest | None:
 def refuse_sweep(folder: Path) -> None:
     """Raise RunRefused if a folder holds a sweep: a run written to it would mix the two."""
     if read_sweep(folder) is not None:
-        raise RunRefused(
-            f"{folder} holds a sweep, not a run: use another --out (steelyard sweep resumes it)", path=folder
-        )
+        raise RunRefused(f"{folder} holds a sweep, not a run: ", "use {out} (steelyard sweep resumes it)", path=folder)
 
 
 def refuse_run(folder: Path) -> None:
     """Raise RunRefused if a folder holds a run: a sweep keeps its runs in subfolders."""
     if run_state(folder) is not RunState.FRESH:
-        raise RunRefused(
-            f"{folder} holds a run, not a sweep: use another --out (steelyard run resumes it)", path=folder
-        )
+        raise RunRefused(f"{folder} holds a run, not a sweep: ", "use {out} (steelyard run resumes it)", path=folder)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +16,8 @@ import numpy.typing as npt
 from steelyard.errors import RunRefused
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import id_digests, pack_row
-from steelyard.journal.reader import BadLine, Entry, EntryBlock, damage, entries_backward, readable_end
+from steelyard.journal.lines import LeftOut, write_ranges
+from steelyard.journal.reader import BadLine, Entry, EntryBlock, bad_line, entries_backward, readable_end
 from steelyard.records import RECORD_VERSION, Score, verdict
 from steelyard.stats.costs import Spending
 from steelyard.stats.errors import TIMEOUTS, ErrorName, error_name
@@ -61,8 +61,6 @@ class Slots(Protocol):
         """Return the slot of each (id digest, trial), -1 where there is none; `recorded` was its case's position."""
         ...
 
-    def index(self, slot: int, recorded: int) -> int: ...
-
     def same_case(self, slot: int, case_fp: str) -> bool: ...
 
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool: ...
@@ -75,8 +73,8 @@ class Slots(Protocol):
 class Replay:
     """Reads a journal once, from its end: the last ok record of a slot counts, else its last error.
 
-    `add_row` gets the index rows of the records that count; `on_done` is called for each slot that needs no more work,
-    with its scores.
+    `add_rows` gets the index rows of all records, the newest first; `on_done` is called for each slot that
+    needs no more work, with its scores. `left_out` are offsets of lines that are known not to belong to the run.
     """
 
     def __init__(
@@ -84,19 +82,23 @@ class Replay:
         run: Path,
         slots: Slots,
         states: bytearray,
-        add_row: Callable[[bytes], None] | None = None,
+        add_rows: Callable[[bytes], None] | None = None,
         on_done: Callable[[int, list[Score]], None] | None = None,
+        left_out: Collection[int] = (),
     ) -> None:
         self._path = run / OUTPUTS
         self._slots = slots
-        self._add_row = add_row
+        self._add_rows = add_rows
         self.states = states
         self.stats = RunningStats()
         self.scores = ScoreStats()
         self.spending = Spending()
         self.run_time = 0.0
         self._kinds = _ErrorKinds()
-        self.left_out = 0
+        self.lines = 0
+        """How many lines there are."""
+        self._left_out = LeftOut()
+        self._known_left_out = left_out
         self._offsets: array[int] | None = None
         self._timed_out = array("d")
         """After how many seconds each slot timed out, 0 for one that did not; empty while none has."""
@@ -110,7 +112,7 @@ class Replay:
                 self._take(block)
                 check()
         except BadLine as error:
-            raise damage(self._path, descriptor, error.offset) from error
+            raise bad_line(self._path, descriptor, error.offset) from error
         finally:
             os.close(descriptor)
 
@@ -118,6 +120,16 @@ class Replay:
     def errors(self) -> Mapping[ErrorName, int]:
         """How many slots ended in each error."""
         return self._kinds.counts
+
+    @property
+    def left_out(self) -> int:
+        """How many records belong to no case of the plan as it is now."""
+        return self._left_out.count
+
+    @property
+    def left_out_lines(self) -> str:
+        """The numbers of their lines."""
+        return write_ranges(self._left_out.ranges(self.lines))
 
     def forget_error(self, slot: int) -> None:
         """Remove the error of a slot that has a newer record now."""
@@ -147,23 +159,31 @@ class Replay:
         slots = self._slots.slot_of(digests, trials, recorded)
         if self._all_win(slots, entries):
             self._take_all(slots, entries)
-            counted: Iterable[bool] = itertools.repeat(True)
         else:
-            counted = [self._counts(*each) for each in zip(slots.tolist(), entries, block.offsets, strict=True)]
-        if self._add_row is not None:
-            self._index(block, slots.tolist(), digests.tolist(), counted)
-
-    def _index(self, block: EntryBlock, slots: list[int], digests: list[int], counted: Iterable[bool]) -> None:
-        """Add a row for each entry that counts."""
-        assert self._add_row is not None
-        rows = []
-        for slot, digest, offset, length, entry, counts in zip(slots, digests, *block, counted, strict=False):
-            if counts:
-                index = self._slots.index(slot, entry.index)
-                passed = verdict(entry.scores) if self.states[slot] == _DONE else None
-                ok = entry.status == "ok"
-                rows.append(pack_row(offset, digest, length + 1, index, entry.trial, ok, passed, entry.case_fp))
-        self._add_row(b"".join(rows))
+            known = self._known_left_out
+            each = zip(slots.tolist(), entries, block.offsets, strict=True)
+            for distance, (slot, entry, offset) in enumerate(each, self.lines):
+                if slot < 0 or offset in known or not self._slots.same_case(slot, entry.case_fp):
+                    self._left_out.add(distance)
+                else:
+                    self._settle(slot, entry, offset)
+        self.lines += len(entries)
+        if self._add_rows is not None:
+            rows = [
+                pack_row(
+                    offset,
+                    digest,
+                    length + 1,
+                    entry.index,
+                    entry.trial,
+                    entry.status == "ok",
+                    verdict(entry.scores),
+                    entry.case_fp,
+                    crc,
+                )
+                for digest, offset, length, crc, entry in zip(digests.tolist(), *block, strict=True)
+            ]
+            self._add_rows(b"".join(rows))
 
     def _all_win(self, slots: npt.NDArray[np.int64], entries: list[Entry]) -> bool:
         """Whether each entry is a good answer, scored as it should be, and the newest of its slot: most are."""
@@ -181,7 +201,7 @@ class Replay:
         return self._slots.all_current(slots, fingerprints, scored)
 
     def _take_all(self, slots: npt.NDArray[np.int64], entries: list[Entry]) -> None:
-        """Do for all of these what `_wins` does for each."""
+        """Do for all of these what `_settle` does for each."""
         np.frombuffer(self.states, dtype=np.uint8)[slots] = _DONE
         self.stats.update_all(entries)
         for entry in entries:
@@ -191,26 +211,19 @@ class Replay:
             for slot, entry in zip(slots.tolist(), entries, strict=True):
                 self._on_done(slot, entry.scores)
 
-    def _counts(self, slot: int, entry: Entry, offset: int) -> bool:
-        """Whether the entry belongs to a case as it is now, and is the one that counts for it."""
-        if slot < 0 or not self._slots.same_case(slot, entry.case_fp):
-            self.left_out += 1
-            return False
-        return self._wins(slot, entry, offset)
-
-    def _wins(self, slot: int, entry: Entry, offset: int) -> bool:
-        """Whether this entry, older than all seen so far, is the one that counts for its slot."""
+    def _settle(self, slot: int, entry: Entry, offset: int) -> None:
+        """Take in an entry, older than all seen so far, if it is the one that counts for its slot."""
         state = self.states[slot]
         if entry.status == "error" and entry.cost is not None:
             self.spending.update(entry)  # paid for, whether or not it was retried
         if state in (_DONE, _UNSCORED) or (state == _ERRORED and entry.status == "error"):
-            return False
+            return
         if entry.status == "error":
             self.states[slot] = _ERRORED
             self._kinds.add(slot, error_name(entry))
             if entry.error_type in TIMEOUTS:
                 self._note_timeout(slot, timed_out_after(entry))
-            return True
+            return
         if state == _ERRORED:
             self._kinds.remove(slot)
         self.stats.update(entry)
@@ -227,7 +240,6 @@ class Replay:
             self.scores.update(entry.scores, failed=False)
             if self._on_done is not None:
                 self._on_done(slot, entry.scores)
-        return True
 
     def _note_timeout(self, slot: int, seconds: float | None) -> None:
         if slot >= len(self._timed_out):

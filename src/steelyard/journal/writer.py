@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.errors import JournalError
+from steelyard.journal.checksum import seal
 from steelyard.journal.files import INDEX, OUTPUTS
 from steelyard.records import Record
 
 MakeRows: TypeAlias = Callable[[npt.NDArray[np.int64]], bytes]
-"""Turns noted columns (offset, length, slot, verdict) into rows of the index."""
+"""Turns noted columns (offset, length, slot, verdict, crc) into rows of the index."""
 
 _PAUSE = 0.05
 """Seconds between group commits: with the sync itself this keeps the disk within 100 ms of the kernel."""
@@ -105,7 +106,7 @@ class JournalWriter(AppendOnlyFile):
         self._make_rows = make_rows
         self._notes: list[int] = []
         self.note = self._notes.extend
-        """Remember where a record lies: offset, length, slot and verdict, of which a row of the index is made and
+        """Remember where a record lies: offset, length, slot, verdict and crc, of which a row of the index is made and
         written with the next group commit. The list's own method, as this is called for every record."""
         self._index: int | None = None
         if indexing:
@@ -134,7 +135,7 @@ class JournalWriter(AppendOnlyFile):
         del self._notes[: len(notes)]
         if not notes or self._index is None:
             return
-        data = self._make_rows(np.array(notes, dtype=np.int64).reshape(-1, 4))
+        data = self._make_rows(np.array(notes, dtype=np.int64).reshape(-1, 5))
         try:
             whole = os.write(self._index, data) == len(data)
         except OSError:
@@ -187,17 +188,25 @@ _read_loose = msgspec.json.Decoder(_Loose).decode
 
 
 def encode_record(record: Record) -> bytes:
-    """One line, newline included. Values that JSON cannot hold are replaced in the record itself and noted there."""
+    """One line, checksum and newline included, as `seal_record` makes it."""
+    return seal_record(record)[0]
+
+
+def seal_record(record: Record) -> tuple[bytes, int]:
+    """One line, newline included, and the checksum in it.
+
+    Values that JSON cannot hold are replaced in the record itself and noted there.
+    """
     try:
         line = _encode(record)
     except Exception:  # noqa: BLE001 - whatever a payload does when it is looked at, its answer is recorded
         line = b""
     if line and record.input_payload is None and (record.messages is None or _are_plain(record.messages)):
-        return line + b"\n"
+        return seal(line)
     if not line or not _reads_back(record, line):
         _clean_record(record)
         line = _encode(record)
-    return line + b"\n"
+    return seal(line)
 
 
 def _are_plain(messages: list[dict[str, Any]]) -> bool:

@@ -366,8 +366,8 @@ class Sweep:
             self._about["created"] = old_manifest.created
         if found is not None and found.get("complete"):
             if found.get("asked") == self._requested():
-                message = f"{self._path} holds a finished sweep; --force starts over there"
-                raise RunFinished(message, path=self._path, errors=0)
+                message = f"{self._path} holds a finished sweep; "
+                raise RunFinished(message, "{force} starts over there", path=self._path, errors=0)
             move_aside(self._path, (SWEEP, REPORT))
 
     def _result(self, levels: Mapping[int | float, Level], stopped: str | None = None) -> SweepResult:

@@ -13,7 +13,7 @@ from steelyard.journal.files import OUTPUTS, PARTIAL, read_json_object, read_met
 from steelyard.journal.index import PASSED, UNSCORED, counting
 from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import read_manifest
-from steelyard.journal.reader import index_rows
+from steelyard.journal.reader import belonging_rows, index_rows
 from steelyard.run.result import load_metrics
 from steelyard.stats.formatting import counted
 from steelyard.stats.intervals import wilson
@@ -120,7 +120,7 @@ def _fill_from_metrics(headline: Headline, metrics: Metrics) -> None:
 
 
 def _fill_from_index(headline: Headline, run: Path) -> None:
-    rows = counting(index_rows(run))
+    rows = counting(belonging_rows(run, index_rows(run)))
     scored = rows[(rows["ok"] == 1) & (rows["verdict"] != UNSCORED)]
     headline.done, headline.errors = len(rows), int((rows["ok"] == 0).sum())
     headline.scored, headline.passed = len(scored), int((scored["verdict"] == PASSED).sum())

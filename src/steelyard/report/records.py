@@ -12,9 +12,9 @@ import numpy as np
 
 from steelyard.errors import ConfigurationError
 from steelyard.journal.files import CASES, OUTPUTS
-from steelyard.journal.index import FAILED, PASSED, ROWS, UNSCORED, Rows, winners
+from steelyard.journal.index import FAILED, PASSED, ROWS, UNSCORED, Rows
 from steelyard.journal.manifest import Manifest
-from steelyard.journal.reader import RecordReader, index_rows
+from steelyard.journal.reader import RecordReader, counted_rows
 from steelyard.records import EvalCase, Record, id_digest, verdict
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.identity import BadCase, as_hex, canonical, case_fingerprint, grading_fingerprint
@@ -30,7 +30,7 @@ class RunRecords:
     def __init__(self, run: Path) -> None:
         self.run = run
         there = (run / OUTPUTS).exists()
-        self._rows: Rows = winners(index_rows(run)) if there else np.empty(0, dtype=ROWS)
+        self._rows: Rows = counted_rows(run) if there else np.empty(0, dtype=ROWS)
 
     def __len__(self) -> int:
         return len(self._rows)

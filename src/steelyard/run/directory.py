@@ -6,12 +6,13 @@ import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from steelyard.errors import JournalError, RunMismatch, RunRefused
+from steelyard.errors import ConfigurationError, JournalError, RunMismatch, RunRefused
 from steelyard.journal.answers import AnswerLog
 from steelyard.journal.files import (
     CASES,
@@ -28,17 +29,20 @@ from steelyard.journal.files import (
     read_json_object,
     read_metrics,
     refuse_finished,
+    reopen,
+    run_state,
     write_json,
 )
 from steelyard.journal.index import IndexBuilder, pack_columns
+from steelyard.journal.lines import metrics_lines
 from steelyard.journal.lock import RunLock
 from steelyard.journal.manifest import Launch, Manifest, compare, now, read_manifest, refuse_sweep, write_manifest
-from steelyard.journal.reader import RecordReader, repair_tail, salvage
+from steelyard.journal.reader import RecordReader, ends_whole, repair_tail, rewrite
 from steelyard.journal.replay import Replay, SlotState
 from steelyard.journal.writer import JournalWriter
 from steelyard.records import Score, id_digest, verdict
 from steelyard.run.plan import Plan
-from steelyard.run.recorder import OpenJournal
+from steelyard.run.recorder import OpenJournal, Recorder
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.formatting import counted
 from steelyard.stats.metrics import Metrics
@@ -49,12 +53,18 @@ from steelyard.suite.evalset import EvalSet
 log = logging.getLogger("steelyard")
 
 
+IfComplete = Literal["error", "load", "update", "new"]
+"""What to do about a complete run: refuse it, return it, continue it with what changed since, or start over."""
+
+
 class OpenMode(msgspec.Struct, frozen=True, kw_only=True):
     """What may be done with a run that is already in the directory."""
 
     force: bool = False
     retry_errors: bool = False
     salvage: bool = False
+    accept_edits: bool = False
+    if_complete: IfComplete = "error"
 
 
 class RunDirectory:
@@ -65,6 +75,9 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, mode: OpenMode) -> None:
+        if mode.if_complete not in get_args(IfComplete):
+            known = ", ".join(map(repr, get_args(IfComplete)))
+            raise ConfigurationError(f"if_complete must be one of {known}, got {mode.if_complete!r}")
         create(path)
         self.path = path
         self._mode = mode
@@ -74,6 +87,11 @@ class RunDirectory:
         self._reader: RecordReader | None = None
         self._answers: AnswerLog | None = None
         self._earlier_load: ClientLoad | None = None
+        self._old: Manifest | None = None
+        self._to_reopen = False
+        """Whether the run here is complete, and is to be continued if anything in it is to be done."""
+        self.to_load = False
+        """Whether the run here is complete, and its result is all that is asked for."""
         self.programs = ProcessLog(path.absolute() / PROCESSES)
         """The programs that this run's targets start."""
         self._end_leftovers()
@@ -97,11 +115,15 @@ class RunDirectory:
         with disk_errors(self.path):
             clear_drafts(self.path)
             refuse_sweep(self.path)
+            complete = run_state(self.path) is RunState.COMPLETE
+            if complete and self._mode.if_complete == "new":
+                self._mode = msgspec.structs.replace(self._mode, force=True)
             old = None if self._mode.force else read_manifest(self.path)
+            reopens = self._mode.retry_errors or (complete and self._mode.if_complete in ("update", "load"))
             if old is not None and (old.load is not None or manifest.load is not None):
                 old = self._restart_load_run(old, manifest)
             if old is not None:
-                if not self._mode.retry_errors:
+                if not reopens:
                     refuse_finished(self.path)
                 for difference in compare(self.path, old, manifest):
                     log.warning("%s: changed since the run began: %s", self.path, difference)
@@ -110,6 +132,14 @@ class RunDirectory:
                 )
             if not self._mode.force:
                 self._earlier_load = _earlier_client(self.path)
+            self._old = old
+            if complete and not self._mode.force and self._mode.if_complete == "load":
+                self.to_load = True
+                return manifest
+            if complete and not self._mode.force and self._mode.if_complete == "update":
+                self._to_reopen = True
+                self._state = RunState.INCOMPLETE
+                return manifest
             in_use = suite.path is not None and suite.path.absolute() == (self.path / CASES).absolute()
             self._state = enter(
                 self.path,
@@ -121,17 +151,21 @@ class RunDirectory:
 
     def _restart_load_run(self, old: Manifest, manifest: Manifest) -> Manifest | None:
         """Start an unfinished load run over: half a measurement cannot be continued."""
-        if self._mode.retry_errors:
+        if self._mode.retry_errors or self._mode.if_complete == "update":
             raise RunRefused(f"{self.path} is a load run: its errors are what it measured", path=self.path)
-        refuse_finished(self.path)
+        if self._mode.if_complete != "load":
+            refuse_finished(self.path)
         if old.load is None or manifest.load is None:
             there, here = ("a load run", "an evaluation") if old.load is not None else ("an evaluation", "a load run")
             difference = f"{there} there, {here} now"
             raise RunMismatch(
-                f"{self.path} holds something else: {difference}\nuse another --out, or --force to start over there",
+                f"{self.path} holds something else: {difference}\n",
+                "use {out}, or {force} to start over there",
                 path=self.path,
                 differences=[difference],
             )
+        if run_state(self.path) is RunState.COMPLETE:
+            return old
         log.warning("%s: measuring the unfinished load run again; its files are kept in previous/", self.path)
         self._mode = msgspec.structs.replace(self._mode, force=True)
         return None
@@ -145,9 +179,26 @@ class RunDirectory:
         assert self._writer is not None
         return OpenJournal(replay, self._writer, self._reader, answers)
 
-    def begin_launch(self, manifest: Manifest, done_before: int) -> None:
-        """Write run.json with one more launch."""
-        launches = [*manifest.launches, Launch(started=now(), done_before=done_before)]
+    def is_up_to_date(self, manifest: Manifest, recorder: Recorder) -> bool:
+        """Whether a complete run that is to be updated has nothing to be asked, scored or counted otherwise."""
+        old = self._old
+        if not self._to_reopen or old is None or recorder.done_before != manifest.planned:
+            return False
+        known = metrics_lines(self.path)
+        lines = recorder.lines
+        same_lines = known is not None and (known.total, known.left_out) == (lines.total, lines.left_out)
+        return same_lines and (old.planned, old.calibrations) == (manifest.planned, manifest.calibrations)
+
+    def _reopen(self) -> None:
+        if self._to_reopen:
+            self._to_reopen = False
+            reopen(self.path)
+
+    def begin_launch(self, manifest: Manifest, done_before: int, left_out: str) -> None:
+        """Write run.json with one more launch; `left_out` are the lines that do not belong to the run any more."""
+        with disk_errors(self.path):
+            self._reopen()
+        launches = [*manifest.launches, Launch(started=now(), done_before=done_before, left_out=left_out)]
         write_manifest(self.path, msgspec.structs.replace(manifest, launches=launches))
 
     def _open_answers(self, plan: Plan, replay: Replay) -> AnswerLog:
@@ -169,12 +220,10 @@ class RunDirectory:
         try:
             on_done = slots.into(trials) if trials is not None else None
             replay = Replay(self.path, slots, bytearray(count), index.add, on_done)
-            size = 0
             if self._state is RunState.INCOMPLETE and path.exists():
                 self._repair(path)
                 replay.read(check)
-                size = path.stat().st_size
-            indexing = index.finish(size)
+            indexing = index.finish()
         except BaseException:
             index.abandon()
             raise
@@ -182,11 +231,32 @@ class RunDirectory:
         return replay
 
     def _repair(self, path: Path) -> None:
+        if self._to_reopen and not ends_whole(path):
+            self._reopen()
         if cut := repair_tail(path):
             log.warning("%s: cut off a torn last line of %s; its case will be retried", path, counted(cut, "byte"))
-        if self._mode.salvage and (bad := salvage(self.path)):
-            lines = counted(bad, "unreadable line")
+        if not (self._mode.salvage or self._mode.accept_edits):
+            return
+        found = rewrite(
+            self.path, salvage=self._mode.salvage, accept_edits=self._mode.accept_edits, before=self._forget_lines
+        )
+        if found.moved:
+            lines = counted(found.moved, "line")
             log.warning("%s: moved %s to %s; their cases will be retried", path, lines, DAMAGED)
+        if found.restored:
+            lines = counted(found.restored, "line")
+            log.warning("%s: restored %s with a flipped bit; as found in %s", path, lines, DAMAGED)
+        if found.accepted:
+            log.warning("%s: accepted %s", path, counted(found.accepted, "edited line"))
+
+    def _forget_lines(self) -> None:
+        """Take back what run.json says of lines by their numbers, which are about to change."""
+        self._reopen()
+        manifest = read_manifest(self.path)
+        if manifest is not None and manifest.launches and manifest.launches[-1].left_out:
+            launch = msgspec.structs.replace(manifest.launches[-1], left_out="")
+            launches = [*manifest.launches[:-1], launch]
+            write_manifest(self.path, msgspec.structs.replace(manifest, launches=launches))
 
     def commit(self) -> None:
         """Close the journal: every record is on the disk when this returns."""
@@ -262,9 +332,6 @@ class PlanSlots:
             if bool(np.all((plan.id_digests[places] == id_digests) & (trials < plan.trials))):
                 return places * plan.trials + trials
         return plan.slot_of(id_digests, trials)
-
-    def index(self, slot: int, recorded: int) -> int:  # noqa: ARG002 - the suite may have changed since
-        return self._plan.index(slot)
 
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool:
         return has_errors or not self._plan.is_scored_by(slot, scored_by)

@@ -93,6 +93,8 @@ class Execution:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._stopped: str | None = None
         """Why no more jobs were handed out, when that was not a cancellation."""
+        self._complete_already = False
+        """Whether the run directory has the result already, and nothing is to be done."""
         self._warmed_up = 0
         self._session: Session | None = None
         self._store: EvaluationDataStore | None = None
@@ -111,6 +113,8 @@ class Execution:
         preparing = asyncio.create_task(DaemonThreads().run(self._prepare, mode))
         try:
             await asyncio.shield(preparing)
+            if self._complete_already:
+                return self._loaded()
             return await self._work()
         except asyncio.CancelledError:
             self._token.cancel("the task was cancelled")
@@ -148,6 +152,9 @@ class Execution:
         if self._options.output_path is not None:
             self._directory = RunDirectory(Path(self._options.output_path), mode)
             manifest = self._directory.prepare(manifest, self._suite)
+            if self._directory.to_load:
+                self._complete_already = True
+                return
             if self._workspaces is not None:
                 self._workspaces.programs = self._directory.programs
         if plan is None:
@@ -156,8 +163,12 @@ class Execution:
         self._plan = plan
         self._manifest = msgspec.structs.replace(manifest, planned=plan.slots)
         self._recorder = self._recover(plan)
+        if self._directory is not None and self._directory.is_up_to_date(self._manifest, self._recorder):
+            log.info("%s is complete and up to date", self._options.output_path)
+            self._complete_already = True
+            return
         if self._directory is not None:
-            self._directory.begin_launch(self._manifest, self._recorder.done_before)
+            self._directory.begin_launch(self._manifest, self._recorder.done_before, self._recorder.left_out_lines)
         if self._recorder.resumed:
             log.info("resuming %s: %s", self._options.output_path, self._recorder.so_far())
 
@@ -181,6 +192,14 @@ class Execution:
             for_cache=self._store is not None,
             gateway=self._gateway,
         )
+
+    def _loaded(self) -> Result:
+        """The result that is in the directory."""
+        assert self._directory is not None
+        result = Result.load(self._directory.path.absolute())
+        if not self._options.low_memory:
+            result.responses = result.load_responses()
+        return result
 
     def _recover(self, plan: Plan) -> Recorder:
         """Read what earlier launches did, and get ready to record more."""
@@ -407,6 +426,7 @@ class Execution:
             scores=recorder.scores,
             errors=recorder.errors,
             left_out=recorder.left_out,
+            lines=recorder.lines if directory is not None else None,
             stopped=stopped,
             trials=recorder.trial_metrics(),
             spending=recorder.spending,

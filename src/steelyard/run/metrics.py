@@ -15,7 +15,15 @@ from steelyard.records import Record
 from steelyard.stats.costs import Spending
 from steelyard.stats.errors import ErrorName, by_kind, by_type, error_name, ranked
 from steelyard.stats.intervals import rate_over_cases
-from steelyard.stats.metrics import Counts, ErrorExample, JudgeCalibration, Metrics, ScoreMetrics, TrialMetrics
+from steelyard.stats.metrics import (
+    Counts,
+    ErrorExample,
+    JournalLines,
+    JudgeCalibration,
+    Metrics,
+    ScoreMetrics,
+    TrialMetrics,
+)
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats
 
@@ -96,6 +104,7 @@ def compose(
     errors: Errors,
     left_out: int,
     stopped: str | None,
+    lines: JournalLines | None = None,
     trials: TrialMetrics | None = None,
     spending: Spending | None = None,
     load: bool = False,
@@ -138,6 +147,7 @@ def compose(
         reasoning_in_text=stats.reasoning_in_text,
         fields_left_out=stats.fields_left_out,
         left_out=left_out,
+        lines=UNSET if lines is None else lines,
         active_seconds=stats.active_seconds,
         **({} if spending is None else spending.to_metrics(n=counts.ok + counts.error, passed=scores.passed)),
         **errors.to_metrics(),

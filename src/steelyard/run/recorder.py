@@ -14,14 +14,14 @@ from steelyard.journal.answers import AnswerLog, JudgeCall, count_cut_off
 from steelyard.journal.index import ERROR, UNSCORED
 from steelyard.journal.reader import RecordReader
 from steelyard.journal.replay import STARTED, Replay, SlotState
-from steelyard.journal.writer import JournalWriter, encode_record
+from steelyard.journal.writer import JournalWriter, seal_record
 from steelyard.protocols import Tally
 from steelyard.records import Job, Record, StoredSample, UnscoredAnswer, verdict
 from steelyard.run.metrics import Errors, RunCounts
 from steelyard.run.plan import Plan
 from steelyard.stats.costs import Spending
 from steelyard.stats.formatting import counted, safe_text
-from steelyard.stats.metrics import TrialMetrics
+from steelyard.stats.metrics import JournalLines, TrialMetrics
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, is_scoring_error
 from steelyard.stats.trials import TrialStats
@@ -159,8 +159,8 @@ class Recorder:
         slot = record.index if self._is_direct else self._plan.slot_at(record.index, record.trial)
         passed = verdict(scores) if ok and scores else None
         if self._writer is not None:
-            line = encode_record(record)
-            self._writer.note((self._writer.append(line), len(line), slot, _index_state(ok, passed)))
+            line, crc = seal_record(record)
+            self._writer.note((self._writer.append(line), len(line), slot, _index_state(ok, passed), crc))
         before = self._states[slot]
         if before != _STARTED_UNSCORED:  # a stored response was counted when it was replayed
             self.stats.update(record)
@@ -239,6 +239,17 @@ class Recorder:
     def left_out(self) -> int:
         """How many records of the journal belong to no case of the plan."""
         return self._replay.left_out if self._replay is not None else 0
+
+    @property
+    def left_out_lines(self) -> str:
+        """The numbers of the lines of these records."""
+        return self._replay.left_out_lines if self._replay is not None else ""
+
+    @property
+    def lines(self) -> JournalLines:
+        """Which lines of the journal belong to the run: all that this launch wrote do."""
+        before = self._replay.lines if self._replay is not None else 0
+        return JournalLines(total=before + self._emitted, left_out=self.left_out_lines)
 
     def trial_metrics(self) -> TrialMetrics | None:
         """Return the figures over trials, with the flaky cases by id; None when nothing was repeated."""

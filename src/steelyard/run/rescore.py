@@ -10,9 +10,8 @@ import numpy as np
 
 from steelyard.errors import ConfigurationError, TargetError
 from steelyard.journal.files import OUTPUTS
-from steelyard.journal.index import winners
 from steelyard.journal.manifest import Manifest, read_manifest
-from steelyard.journal.reader import damage, index_rows
+from steelyard.journal.reader import bad_line, check_line, counted_rows
 from steelyard.protocols import Identity, InvocationContext
 from steelyard.records import EvalCase, InvocationResponse, id_digest
 
@@ -33,7 +32,7 @@ class StoredAnswers:
             raise ConfigurationError(f"{run} is not a run directory with answers: it has no {OUTPUTS}")
         self.run = run
         self.manifest: Manifest | None = read_manifest(run)
-        rows = winners(index_rows(run))
+        rows = counted_rows(run)
         self._ids, self._trials = rows["id"].copy(), rows["trial"].copy().data
         self._offsets, self._lengths = rows["offset"].copy().data, rows["length"].copy().data
         self._digests = self._ids.data
@@ -85,10 +84,12 @@ class StoredAnswers:
             self._begins = max(offset - _WINDOW // 8, 0)
             self._window = os.pread(self._descriptor, max(offset + length - self._begins, _WINDOW), self._begins)
         place = offset - self._begins
+        line = self._window[place : place + length]
+        check_line(self.run / OUTPUTS, self._descriptor, offset, line[:-1])
         try:
-            return _decode_response(self._window[place : place + length])
+            return _decode_response(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise damage(self.run / OUTPUTS, self._descriptor, offset) from error
+            raise bad_line(self.run / OUTPUTS, self._descriptor, offset) from error
 
     def close(self) -> None:
         """Let go of the run's file."""

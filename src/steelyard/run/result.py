@@ -16,13 +16,13 @@ from steelyard.errors import ConfigurationError, RunVersionError
 from steelyard.journal.answers import AnswerLog
 from steelyard.journal.files import MANIFEST, METRICS, OUTPUTS, RunState, read_json_object, read_metrics, run_state
 from steelyard.journal.manifest import Manifest, read_manifest
-from steelyard.journal.reader import iter_records
+from steelyard.journal.reader import iter_records, left_out_offsets
 from steelyard.journal.replay import Replay, SlotState
 from steelyard.records import Record, Scores
 from steelyard.run.frames import to_arrow, to_pandas, to_polars
 from steelyard.run.metrics import Errors, RunCounts, compose
 from steelyard.stats.costs import Spending
-from steelyard.stats.metrics import Metrics
+from steelyard.stats.metrics import JournalLines, Metrics
 from steelyard.stats.prices import read_prices
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _replayed_metrics(run: Path) -> Metrics:
     """The figures of an unfinished run, from its journal alone."""
     manifest = read_manifest(run)
     slots = _AsRecorded()
-    replay = Replay(run, slots, slots.states)
+    replay = Replay(run, slots, slots.states, left_out=left_out_offsets(run))
     if (run / OUTPUTS).exists():
         replay.read()
     errored = replay.states.count(SlotState.ERRORED)
@@ -215,6 +215,7 @@ def _replayed_metrics(run: Path) -> Metrics:
         scores=replay.scores,
         errors=errors,
         left_out=replay.left_out,
+        lines=JournalLines(total=replay.lines, left_out=replay.left_out_lines),
         stopped="not finished",
         spending=_spending(run, replay, manifest),
         load=manifest is not None and manifest.load is not None,
@@ -267,9 +268,6 @@ class _AsRecorded:
         numbers = [self._numbers.setdefault(pair, len(self._numbers)) for pair in pairs]
         self.states.extend(bytes(len(self._numbers) - len(self.states)))
         return np.array(numbers, dtype=np.int64)
-
-    def index(self, slot: int, recorded: int) -> int:  # noqa: ARG002 - the plan's own form needs the slot
-        return recorded
 
     def same_case(self, slot: int, case_fp: str) -> bool:
         """Whether this is the case as it was asked last: a journal is read from its end."""

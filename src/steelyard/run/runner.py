@@ -11,7 +11,7 @@ from steelyard.engine.local import LocalEngine
 from steelyard.engine.loop_thread import LoopFactory, LoopThread
 from steelyard.errors import ConfigurationError
 from steelyard.records import CaseLimits
-from steelyard.run.directory import OpenMode
+from steelyard.run.directory import IfComplete, OpenMode
 from steelyard.run.execution import Execution
 from steelyard.run.options import RunChanges, RunOptions
 from steelyard.run.result import Result
@@ -75,13 +75,16 @@ class Runner:
         force: bool = False,
         retry_errors: bool = False,
         salvage: bool = False,
+        accept_edits: bool = False,
+        if_complete: IfComplete = "error",
         **changes: Unpack[RunChanges],
     ) -> Result:
         """Run what is left of the suite.
 
-        An unfinished run in `output_path` is resumed; a complete one raises RunFinished unless `force`
-        (start over, the old files are moved aside) or `retry_errors` is given. `salvage` continues a
-        journal that has unreadable lines in its middle.
+        An unfinished run in `output_path` is resumed. `if_complete` says what to do about a complete one: raise
+        RunFinished ("error"), return it ("load"), ask and score only what changed or failed ("update"), or move it
+        aside and start over ("new"). `force` starts over whatever is there, `retry_errors` reopens a complete run.
+        `salvage` continues a journal with damaged lines, `accept_edits` one with lines that were edited.
         """
         options = _checked(self.options.replace(**changes))
         execution = Execution(
@@ -97,7 +100,15 @@ class Runner:
             scored_from=self.scored_from,
         )
         try:
-            return await execution.run(OpenMode(force=force, retry_errors=retry_errors, salvage=salvage))
+            return await execution.run(
+                OpenMode(
+                    force=force,
+                    retry_errors=retry_errors,
+                    salvage=salvage,
+                    accept_edits=accept_edits,
+                    if_complete=if_complete,
+                )
+            )
         finally:
             if options.output_path is not None:
                 self.suite = execution.suite  # a one-shot's cases are in the directory now: the next run reads them
@@ -108,6 +119,8 @@ class Runner:
         force: bool = False,
         retry_errors: bool = False,
         salvage: bool = False,
+        accept_edits: bool = False,
+        if_complete: IfComplete = "error",
         loop_factory: LoopFactory | None = None,
         **changes: Unpack[RunChanges],
     ) -> Result:
@@ -115,7 +128,14 @@ class Runner:
 
         Ctrl-C cancels the run, commits what finished and raises KeyboardInterrupt.
         """
-        coroutine = self.run(force=force, retry_errors=retry_errors, salvage=salvage, **changes)
+        coroutine = self.run(
+            force=force,
+            retry_errors=retry_errors,
+            salvage=salvage,
+            accept_edits=accept_edits,
+            if_complete=if_complete,
+            **changes,
+        )
         running = LoopThread(coroutine, loop_factory)
         try:
             return running.result()

@@ -213,6 +213,14 @@ class TrialMetrics(msgspec.Struct, kw_only=True):
     scores: dict[str, TrialScoreMetrics]
 
 
+class JournalLines(msgspec.Struct, kw_only=True):
+    """Which lines of `outputs.jsonl` belong to the run."""
+
+    total: int
+    left_out: str = ""
+    """Those that do not, numbered from 1: `3-4,9`. Their cases were edited or removed since, or are not selected."""
+
+
 class Metrics(msgspec.Struct, kw_only=True):
     """The figures of a run: what `metrics.json` holds, field by field.
 
@@ -258,6 +266,8 @@ class Metrics(msgspec.Struct, kw_only=True):
     fields_left_out: list[str] = []
     """Fields of the model's own turns that the endpoint refused to take back."""
     left_out: Annotated[int, _COUNT] = 0
+    lines: JournalLines | UnsetType = UNSET
+    """Only of a run with a directory."""
     active_seconds: Annotated[float, Figure("seconds", None, "speed")] = 0.0
     cost: Annotated[float | None, _COST] = None
     cost_answers: Annotated[float | None, _COST] = None

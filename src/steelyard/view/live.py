@@ -28,7 +28,7 @@ from steelyard.errors import RunRefused
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import ROWS, UNSCORED, Rows, id_digests, short_fingerprint
 from steelyard.journal.manifest import Manifest, read_manifest
-from steelyard.journal.reader import Entry, decode_entry, read_exactly
+from steelyard.journal.reader import Entry, belonging_rows, decode_entry, read_exactly
 from steelyard.records import verdict
 from steelyard.report.headline import live_state
 from steelyard.stats.errors import error_name
@@ -79,7 +79,13 @@ class RunWatch:
         async with self._reading:
             while not await self._threads.run(self._follower.advance):
                 pass
-            return await self._threads.run(in_case_order, self._follower.rows)
+            return await self._threads.run(self._counted_rows)
+
+    def _counted_rows(self) -> Rows:
+        rows = self._follower.rows
+        if not self._follower.damaged:  # else a row's place is not the number of its line
+            rows = belonging_rows(self.run, rows)
+        return in_case_order(rows)
 
     async def events(self, seen: str | None) -> AsyncIterator[bytes]:
         """The run as it changes, until the reader goes; `seen` is the id of the last event that it got."""

@@ -28,7 +28,7 @@ from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError, RunRefused, SteelyardError
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import ROWS, Rows
-from steelyard.journal.reader import index_rows
+from steelyard.journal.reader import belonging_rows, index_rows
 from steelyard.report.page.data import body
 from steelyard.view import pages
 from steelyard.view.cases import MAX_ROWS, MEASURED, CaseTable, SearchResult, search, terms_of
@@ -340,7 +340,7 @@ class Tables:
     def from_index(self, run: Path) -> CaseTable:
         """The table as the index has it, completed from the journal where it is behind; writes nothing."""
         seen = stat_of(run / OUTPUTS)
-        rows = index_rows(run) if seen is not None else np.empty(0, dtype=ROWS)
+        rows = belonging_rows(run, index_rows(run)) if seen is not None else np.empty(0, dtype=ROWS)
         return self._keep(CaseTable(run, in_case_order(rows)), seen)
 
     def from_rows(self, run: Path, rows: Rows, seen: object) -> CaseTable:

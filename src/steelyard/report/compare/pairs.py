@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.journal.files import OUTPUTS
-from steelyard.journal.index import FAILED, PASSED, ROWS, Rows, short_fingerprint, winners
+from steelyard.journal.index import FAILED, PASSED, ROWS, Rows, short_fingerprint
 from steelyard.journal.manifest import Manifest, read_manifest
-from steelyard.journal.reader import RecordReader, damage, index_rows
+from steelyard.journal.reader import RecordReader, bad_line, check_line, counted_rows
 from steelyard.records import Record, id_digest
 from steelyard.run.result import Result
 from steelyard.stats.errors import error_name, ranked
@@ -61,7 +61,7 @@ class RunCases:
         self.run = run
         self.metrics = Result.load(run).typed_metrics
         self.manifest: Manifest | None = read_manifest(run)
-        rows = winners(index_rows(run)) if (run / OUTPUTS).exists() else np.empty(0, dtype=ROWS)
+        rows = counted_rows(run) if (run / OUTPUTS).exists() else np.empty(0, dtype=ROWS)
         self.ids, first, self._case_of = np.unique(rows["id"], return_index=True, return_inverse=True)
         self.records = self._tally(np.ones(len(rows), dtype=bool))
         self.errors = self._tally(rows["ok"] == 0)
@@ -156,10 +156,12 @@ class _Columns:
         try:
             lines = zip(rows["offset"].tolist(), rows["length"].tolist(), rows["ok"].tolist(), strict=True)
             for number, (offset, length, ok) in enumerate(lines):
+                line = os.pread(descriptor, length, offset)
+                check_line(path, descriptor, offset, line.removesuffix(b"\n"))
                 try:
-                    measured = _decode(os.pread(descriptor, length, offset))
+                    measured = _decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    raise damage(path, descriptor, offset) from error
+                    raise bad_line(path, descriptor, offset) from error
                 self._take(number, measured, ok=bool(ok))
         finally:
             os.close(descriptor)
