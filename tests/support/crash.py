@@ -246,7 +246,7 @@ POINTS: dict[str, Callable[[int], None]] = {
     "after the manifest": _in("steelyard.run.directory", "write_manifest", after=True),
     "before a move": _in("os", "replace", when=called_by("move_aside")),
     "after a move": _in("os", "replace", when=called_by("move_aside"), after=True),
-    "in the middle of a salvage": _in("steelyard.journal.reader", "decode_entry", when=called_by("salvage")),
+    "in the middle of a salvage": _in("steelyard.journal.reader", "_dealt_with", when=called_by("rewrite")),
     "before a salvage is renamed": _in("os", "replace", when=renames("outputs.jsonl")),
     "after a salvage is renamed": _in("os", "replace", when=renames("outputs.jsonl"), after=True),
 }

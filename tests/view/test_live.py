@@ -258,7 +258,7 @@ def test_in_whatever_pieces_a_journal_grows_its_rows_are_those_of_the_index(
                 file.write(data[place.stat().st_size : cut])
             read_all(follower)
     rows = index_rows(run)
-    for name in rows.dtype.names or ():
+    for name in set(rows.dtype.names or ()) - {"crc", "check"}:
         assert follower.rows[name].tolist() == rows[name].tolist(), name
     assert follower.position == len(data)
 

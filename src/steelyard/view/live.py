@@ -234,7 +234,7 @@ def _quiet_seconds(run: Path) -> float:
 
 FIGURES = np.dtype(
     [
-        *ROWS.descr,
+        *(field for field in ROWS.descr if field[0] not in ("crc", "check")),
         ("at", "<f4"),
         ("first", "<f4"),
         ("last", "<f4"),
