@@ -53,6 +53,8 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "latency": "steelyard.scoring.latency:Latency",
         "tokens": "steelyard.scoring.latency:Tokens",
         "trajectory": "steelyard.scoring.trajectory:Trajectory",
+        "tests": "steelyard.scoring.tests:Tests",
+        "program": "steelyard.scoring.tests:Program",
         "judge": "steelyard.scoring.judge.judge:Judge",
         "python": "steelyard.scoring.base:FunctionScorer",
     },

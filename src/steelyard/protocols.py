@@ -186,6 +186,7 @@ class ScoringContext:
         make_scratch: Callable[[], Path],
         make_workspace: Callable[[Path], Path] | None = None,
         make_artifacts: Callable[[], Path] | None = None,
+        read_template: Callable[[str], bytes | None] | None = None,
         programs: StartedPrograms | None = None,
         sandbox: Sandbox | None = None,
     ) -> None:
@@ -198,6 +199,7 @@ class ScoringContext:
         self._make_scratch = make_scratch
         self._make_workspace = make_workspace
         self._make_artifacts = make_artifacts
+        self._read_template = read_template
         self._scratch: Path | None = None
         self._workspace: Path | None = None
 
@@ -217,6 +219,18 @@ class ScoringContext:
         if self._workspace is None and self._make_workspace is not None:
             self._workspace = self._make_workspace(self.scratch)
         return self._workspace
+
+    def new_folder(self) -> Path:
+        """Another empty folder, removed when the case is done."""
+        return self._make_scratch()
+
+    def fresh_workspace(self) -> Path | None:
+        """A new copy of the finished workspace each time: for a grader that is tried again."""
+        return None if self._make_workspace is None else self._make_workspace(self.new_folder())
+
+    def template_content(self, path: str) -> bytes | None:
+        """What the workspace had at a path before the agent began, `/` between names; None where there was nothing."""
+        return None if self._read_template is None else self._read_template(path)
 
     @property
     def artifacts(self) -> Path:

@@ -18,7 +18,12 @@ from steelyard.run.config import build_suite
 from steelyard.scoring.base import LIMIT_NAMES, as_scorer, scorer_by_name
 from tests.support.paths import DOCS
 
-NEEDED: dict[str, dict[str, Any]] = {"latency": {"max_seconds": 1}, "tokens": {"max_output": 1}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "latency": {"max_seconds": 1},
+    "tokens": {"max_output": 1},
+    "tests": {"argv": ["pytest"]},
+    "program": {"argv": ["grade"]},
+}
 OTHER: dict[str, dict[str, Any]] = {
     "exact": {"ignore_case": True},
     "contains": {"all": True},
@@ -37,6 +42,8 @@ OTHER: dict[str, dict[str, Any]] = {
 """Arguments unlike the defaults; for a scorer that is not here, another threshold."""
 SCORERS = {name: find("scorers", name) for name in BUILT_IN["scorers"] if name not in ("judge", "python")}
 NAMES = list(SCORERS)
+COMPUTED = [name for name in NAMES if name not in ("tests", "program")]
+"""Those that look at the answer themselves: no program is started."""
 
 
 def made(kind: str, **more: Any) -> Any:
@@ -85,11 +92,11 @@ def test_its_identity_is_json_and_tells_every_argument_but_its_limits(name) -> N
     assert json.loads(json.dumps(plain)) == plain
     assert plain["kind"] == other["kind"] == name
     assert plain != other
-    deciding = set(inspect.signature(SCORERS[name]).parameters) - set(LIMIT_NAMES)
+    deciding = set(inspect.signature(SCORERS[name]).parameters) - {*LIMIT_NAMES, "folder"}  # where, not what
     assert set(plain) - {"patterns", "reader"} == {"kind", *deciding}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COMPUTED)
 def test_it_can_be_sent_to_another_process(name) -> None:
     scorer = made_otherwise(name)
     expected = {"choice": "B"}.get(name, "3")
@@ -177,7 +184,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("kind", HUGE)
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("latency", "tokens", "trajectory")])
+@pytest.mark.parametrize("name", [name for name in COMPUTED if name not in ("latency", "tokens", "trajectory")])
 def test_no_answer_of_five_megabytes_takes_a_second(name, kind) -> None:
     unit = HUGE[kind]
     text = (unit * (MEGABYTES // len(unit.encode())))[:MEGABYTES]

@@ -307,6 +307,8 @@ def _as_scorer(found: Any, arguments: Any, where: str, path: Path) -> object:
         known = takes(maker)
         if not arguments and not is_class:
             return found
+        if isinstance(arguments, dict) and "folder" in (known or ()):  # what its paths are relative to
+            arguments = {"folder": path.parent.resolve(), **arguments}
     else:
         maker, known = None, []
     given = arguments if isinstance(arguments, dict) else {}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # whole modules, so that a new scorer in one of them is known
     from steelyard.scoring.number import *  # noqa: F403
     from steelyard.scoring.similarity import *  # noqa: F403
     from steelyard.scoring.structured import *  # noqa: F403
+    from steelyard.scoring.tests import *  # noqa: F403
     from steelyard.scoring.text import *  # noqa: F403
     from steelyard.scoring.trajectory import *  # noqa: F403
 

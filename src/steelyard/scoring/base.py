@@ -49,8 +49,15 @@ LIMIT_NAMES = ScorerLimits.__struct_fields__
 
 
 def limits_of(scorer: object) -> ScorerLimits:
-    """The limits that a scorer's attributes `timeout`, `parallelism` and `retries` set, checked."""
-    return read_limits({name: getattr(scorer, name) for name in LIMIT_NAMES if hasattr(scorer, name)})
+    """The limits that a scorer's attributes `timeout`, `parallelism` and `retries` set, checked.
+
+    The time of one that ends its own programs in time (`keeps_own_time`) is not limited a second time.
+    """
+    given = {name: getattr(scorer, name) for name in LIMIT_NAMES if hasattr(scorer, name)}
+    limits = read_limits(given)
+    if getattr(scorer, "keeps_own_time", False) is True:
+        return msgspec.structs.replace(limits, timeout=None)
+    return limits
 
 
 def read_limits(given: Mapping[str, Any]) -> ScorerLimits:

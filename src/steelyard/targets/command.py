@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shlex
@@ -16,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from steelyard.disk import files_digest
 from steelyard.errors import ConfigurationError, TargetError, TransientError, nearest
 from steelyard.masking import Masker
 from steelyard.protocols import Identity, InvocationContext, StartedPrograms
@@ -205,18 +205,7 @@ def _files_digest(argv: Sequence[str], inputs: Sequence[str], folder: Path) -> s
     own = os.sep in argv[0] and (folder / argv[0]).is_relative_to(folder)
     named = {folder / word for word in (argv if own else argv[1:])}
     matched = {path for pattern in inputs for path in folder.glob(pattern)}
-    digest, found = hashlib.sha256(), False
-    for path in sorted(named | matched):
-        try:
-            if not path.is_file():  # an option, a folder, a pipe that would not end
-                continue
-            with open(path, "rb") as file:
-                content = hashlib.file_digest(file, "sha256").digest()
-        except (OSError, ValueError):
-            continue
-        digest.update(os.path.relpath(path, folder).encode("utf-8", "surrogateescape") + b"\0" + content)
-        found = True
-    return digest.hexdigest()[:16] if found else None
+    return files_digest(named | matched, folder)
 
 
 def _check_program(program: str, cwd: Path | None, path: str | None) -> None:

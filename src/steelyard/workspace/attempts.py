@@ -214,6 +214,10 @@ class Workspaces:
             artifacts.mkdir(parents=True, exist_ok=True)
             return artifacts
 
+        def read_template(path: str) -> bytes | None:
+            found = self.template_of(case).read(path)
+            return None if found is None else found[1]
+
         return ScoringContext(
             case.id,
             context.trial,
@@ -221,6 +225,7 @@ class Workspaces:
             make_scratch=make_scratch,
             make_workspace=make_workspace if self.workspace is not None else None,
             make_artifacts=None if artifacts is None else make_artifacts,
+            read_template=read_template if self.workspace is not None else None,
             programs=self.programs,
             sandbox=context.sandbox,
         )
