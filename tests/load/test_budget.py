@@ -147,8 +147,8 @@ def test_answers_that_are_only_scored_again_do_not_use_up_a_budget(tmp_path: Pat
         prices={"j": CENT},
         parallelism=1,
         max_cost=0.035,
+        scored_from="r",
     )
-    runner.scored_from = "r"
     result = runner.run_sync()
     assert judge.calls == 4
     assert result.metrics["cost_judges"] == pytest.approx(0.04)

@@ -105,7 +105,7 @@ def command(**given: Any) -> int:
     runner, gate = _load(flags, options, engine)
     place = choose_place(runner, flags)
     # Nothing here needs the responses in memory: the summary comes from the statistics.
-    runner.options = runner.options.replace(output_path=place, low_memory=True)
+    runner = runner.with_changes(output_path=place, low_memory=True)
     _tell(runner, place)
     entry = OpenMode(
         force=flags.force,
@@ -138,8 +138,6 @@ def _traced(runner: Runner, wanted: bool) -> AbstractContextManager[None]:
         raise ConfigurationError("--otel needs the local engine: spans are made by the process that makes the calls")
     from steelyard.integrations.otel import exported
 
-    runner.engine = runner.engine or LocalEngine(grace=CALLS_SECONDS)
-    runner.token = runner.token or CancellationToken()
     return exported(runner)
 
 
@@ -161,9 +159,8 @@ def _tell(runner: Runner, place: Path) -> None:
 def _run(runner: Runner, gate: Gate, flags: RunFlags, entry: OpenMode) -> int:
     place = Path(runner.options.output_path or "")
     again = command_again(place)
-    runner.token = runner.token or CancellationToken()
+    assert runner.token is not None
     ending = run_interruptibly(
-        runner,
         lambda: runner.run(**msgspec.structs.asdict(entry)),
         again,
         token=runner.token,
@@ -203,8 +200,7 @@ def _load(flags: RunFlags, options: dict[str, Any], engine: dict[str, Any]) -> t
         options["cache"] = None
     options.pop("low_memory", None)  # never in memory, whatever was said
     runner, gate = load_suite(flags.suite, target_changes(flags), engine)
-    runner.suite_file = flags.suite
-    runner.options = runner.options.replace(**options)
+    runner = runner.with_changes(**options)
     return runner, with_flags(gate, min_pass_rate=flags.min_pass_rate, max_error_rate=flags.max_error_rate)
 
 
@@ -213,17 +209,24 @@ def load_suite(
 ) -> tuple[Runner, Gate]:
     """The runner that a suite file or file.py:name describes, and its gate.
 
-    `target` changes who is asked, or where; `engine` changes who makes the calls.
+    `target` changes who is asked, or where; `engine` changes who makes the calls. A local engine gets as long to stop
+    as a command has.
     """
-    changed = dict(target or {})
+    runner, gate = _load_any(suite, dict(target or {}), engine or {})
+    local = None if runner.engine is not None else LocalEngine(grace=CALLS_SECONDS)
+    return runner.with_changes(engine=local, token=runner.token or CancellationToken(), suite_file=suite), gate
+
+
+def _load_any(suite: str, changed: dict[str, Any], engine: Mapping[str, Any]) -> tuple[Runner, Gate]:
     if not _names_python(suite):
-        return _from_yaml(suite, changed, engine or {})
+        return _from_yaml(suite, changed, engine)
     if changed:
         flags = " and ".join(map(target_flag, changed))
         raise ConfigurationError(f"{suite} makes its own target: {flags} can only change that of a suite file")
     runner, gate = _from_python(suite)
     if engine:
-        runner.engine = EngineChoice(**engine).make(Path(suite.rpartition(":")[0]).parent, CALLS_SECONDS)
+        made = EngineChoice(**engine).make(Path(suite.rpartition(":")[0]).parent, CALLS_SECONDS)
+        runner = runner.with_changes(engine=made)
     return runner, gate
 
 

@@ -26,9 +26,7 @@ import msgspec
 
 from steelyard.cli.main import FAILED_GATE, INTERRUPTED, TOO_MANY_ERRORS
 from steelyard.cli.output import limit_writes, say
-from steelyard.engine.base import Engine
 from steelyard.engine.cancellation import CancellationToken
-from steelyard.engine.local import LocalEngine
 from steelyard.engine.loop_thread import LoopThread
 from steelyard.errors import ConfigurationError, RunCancelled, SteelyardError
 from steelyard.journal.files import PARTIAL, read_json_object, write_json
@@ -64,12 +62,6 @@ class Ending(msgspec.Struct, Generic[T], frozen=True):
 
     result: T | None
     signal_code: int
-
-
-class Interruptible(Protocol):
-    """A runner or a sweep: its engine, when it has none yet, is made here with the time that it has to stop."""
-
-    engine: Engine | None
 
 
 class _Signals:
@@ -185,7 +177,6 @@ def _stop_signals() -> Iterator[signal.Signals]:
 
 
 def run_interruptibly(
-    runner: Interruptible,
     start: Callable[[], Coroutine[Any, Any, T]],
     resume_with: str,
     *,
@@ -197,7 +188,6 @@ def run_interruptibly(
     A signal cancels the `token`; `read_partial` returns the partial result, given the reason, of a run whose event loop
     is stuck.
     """
-    runner.engine = runner.engine or LocalEngine(grace=CALLS_SECONDS)
     signals = _Signals(token, resume_with)
     # What was imported stays: a garbage collection that visits all of it would stop the event loop for 20 ms.
     gc.freeze()

@@ -16,6 +16,7 @@ from steelyard.cli.output_dir import command_again
 from steelyard.cli.run import load_suite
 from steelyard.cli.run_control import log_to_stderr, partial_result, run_interruptibly, verdict_code, with_flags
 from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Scorer
 from steelyard.report.summary import summary
@@ -23,6 +24,7 @@ from steelyard.run.options import RunOptions
 from steelyard.run.rescore import StoredAnswers
 from steelyard.run.runner import Runner
 from steelyard.scoring.base import PlainScorer
+from steelyard.shutdown import CALLS_SECONDS
 
 _NOTHING_WAITS = 4
 """How many at once where no scorer waits for anything: turns among more of them cost time and win none."""
@@ -76,12 +78,20 @@ def command(
     }
     options = runner.options.replace(**changes | given_options(RunOptions, "score", given))
     token = CancellationToken()
-    scoring = Runner(answers, runner.suite, runner.scorers, workspace=runner.workspace, options=options, token=token)
-    scoring.suite_file, scoring.scored_from = named, str(run)
+    scoring = Runner(
+        answers,
+        runner.suite,
+        runner.scorers,
+        workspace=runner.workspace,
+        options=options,
+        engine=LocalEngine(grace=CALLS_SECONDS),
+        token=token,
+        suite_file=named,
+        scored_from=str(run),
+    )
     again = command_again(place)
     try:
         ending = run_interruptibly(
-            scoring,
             lambda: scoring.run(force=force),
             again,
             token=token,

@@ -118,11 +118,9 @@ def command(**given: Any) -> int:
 def _load(flags: SweepFlags, options: dict[str, Any], engine: dict[str, Any]) -> Runner:
     """The runner that a suite names; what was given on the command line overrides the suite's own options."""
     runner, _ = load_suite(flags.suite, target_changes(flags), engine)
-    runner.suite_file = flags.suite
     if flags.quiet or flags.no_progress:
         options["progress"] = "off"
-    runner.options = runner.options.replace(**options)
-    return runner
+    return runner.with_changes(**options)
 
 
 def _sweep(runner: Runner, flags: SweepFlags, place: Path) -> Sweep:
@@ -172,7 +170,7 @@ def _look_ahead(sweep: Sweep) -> PlannedSweep:
 def _run(sweep: Sweep, flags: SweepFlags, place: Path) -> int:
     again = command_again(place)
     ending = run_interruptibly(
-        sweep, lambda: sweep.run(force=flags.force), again, token=sweep.token, read_partial=lambda _: None
+        lambda: sweep.run(force=flags.force), again, token=sweep.token, read_partial=lambda _: None
     )
     result: SweepResult | None = ending.result
     if result is None:

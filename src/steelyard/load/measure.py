@@ -174,11 +174,7 @@ class LevelRuns:
         answers = LevelAnswers(self.place(run))
         try:
             suite = sent_requests(self._suite, self._options(run), requests)
-            runner = self._runner_of(answers, suite, scorers, options)
-            runner.scored_from = str(self.place(run))
-            # The answers are in a file of this process.
-            if runner.engine is not None and runner.engine.runs_in_other_processes:
-                runner.engine = None
+            runner = self._runner_of(answers, suite, scorers, options, scored_from=str(self.place(run)))
             # Complete, but by other scorers: scored again. An interrupted one is resumed.
             return await self._run(runner, force=metrics is not None)
         finally:
@@ -194,9 +190,9 @@ class LevelRuns:
     async def _run(self, runner: Runner, *, force: bool) -> Metrics | None:
         """Run to the end and return the metrics; None when something stopped it early, such as its budget."""
         place = Path(runner.options.output_path or "")
-        runner.options = runner.options.replace(max_cost=self._budget.left(resumed=None if force else place))
+        left = self._budget.left(resumed=None if force else place)
         try:
-            metrics = (await runner.run(force=force)).typed_metrics
+            metrics = (await runner.run(force=force, max_cost=left)).typed_metrics
         except RunCancelled:
             return None
         if not metrics.complete:
@@ -206,19 +202,29 @@ class LevelRuns:
             return None
         return metrics
 
-    def _runner_of(self, target: object, suite: EvalSet, scorers: Sequence[Scorer], options: RunOptions) -> Runner:
-        runner = Runner(
+    def _runner_of(
+        self,
+        target: object,
+        suite: EvalSet,
+        scorers: Sequence[Scorer],
+        options: RunOptions,
+        scored_from: str | None = None,
+    ) -> Runner:
+        engine = self._runner.engine
+        if scored_from is not None and engine is not None and engine.runs_in_other_processes:
+            engine = None  # the answers are in a file of this process
+        return Runner(
             target,
             suite,
             scorers,
             workspace=self._runner.workspace,
             case_limits=self._runner.case_limits,
             options=options,
-            engine=self._runner.engine,
+            engine=engine,
             token=self._token,
+            suite_file=self._runner.suite_file,
+            scored_from=scored_from,
         )
-        runner.suite_file = self._runner.suite_file
-        return runner
 
     def _options(self, run: LevelRun) -> RunOptions:
         """Make the options of a run: no retries, no cache, and no stop rules.

@@ -158,10 +158,6 @@ class Sweep:
         """The engine that runs each level: the runner's."""
         return self.runner.engine
 
-    @engine.setter
-    def engine(self, engine: Engine | None) -> None:
-        self.runner.engine = engine
-
     def planned_requests(self) -> PlannedRequests:
         """Return how many requests it will send, before it sends any; warm-ups included."""
         asked, warmup = self.options, self.options.warmup

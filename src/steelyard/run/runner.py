@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from typing import Unpack
 
 from steelyard.engine.base import Engine
@@ -28,7 +29,8 @@ class Runner:
     """Runs a suite against a target: many cases at once, surviving crashes, resuming by itself.
 
     With a `workspace`, each attempt at a case gets its own folder; `case_limits` are limits for each attempt.
-    `RunOptions` lists the options; they are keywords here and may be overridden in `run()`.
+    `RunOptions` lists the options; they are keywords here and may be overridden in `run()`. `suite_file` and
+    `scored_from` are for run.json: where the suite was read from, and the run whose answers are scored again.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class Runner:
         options: RunOptions | None = None,
         engine: Engine | None = None,
         token: CancellationToken | None = None,
+        suite_file: str | None = None,
+        scored_from: str | None = None,
         **changes: Unpack[RunChanges],
     ) -> None:
         if not isinstance(suite, EvalSet):
@@ -64,10 +68,24 @@ class Runner:
         self.case_limits = read_case_limits(case_limits)
         self.engine = engine
         self.token = token
-        self.suite_file: str | None = None
-        """Where the suite was read from, for run.json."""
-        self.scored_from: str | None = None
-        """The run whose answers are scored again, for run.json."""
+        self.suite_file = suite_file
+        self.scored_from = scored_from
+
+    def with_changes(
+        self,
+        *,
+        engine: Engine | None = None,
+        token: CancellationToken | None = None,
+        suite_file: str | None = None,
+        **changes: Unpack[RunChanges],
+    ) -> Runner:
+        """Return a runner like this one with other options, or another engine, token or suite file."""
+        runner = copy(self)
+        runner.options = _checked(self.options.replace(**changes))
+        runner.engine = engine or self.engine
+        runner.token = token or self.token
+        runner.suite_file = suite_file or self.suite_file
+        return runner
 
     async def run(
         self,
