@@ -86,7 +86,12 @@ _SECRET_NAME = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CRED
 
 def environment_masker() -> Masker:
     """A masker of what the environment holds under names such as `OPENAI_API_KEY` or `DB_PASSWORD`."""
-    return _masker_of(tuple(sorted(value for name, value in os.environ.items() if _SECRET_NAME.search(name))))
+    return _masker_of(environment_secrets())
+
+
+def environment_secrets() -> tuple[str, ...]:
+    """What the environment holds under names of secrets."""
+    return tuple(sorted(value for name, value in os.environ.items() if _SECRET_NAME.search(name)))
 
 
 @lru_cache(maxsize=4)

@@ -31,6 +31,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "targets": {
         "simulated": "steelyard.targets.simulated:Simulated",
         "command": "steelyard.targets.command:Command",
+        "agent": "steelyard.targets.agent:Agent",
         "python": "steelyard.targets.function:CallableTarget",
         "openai-chat": "steelyard.targets.openai_chat:OpenAIChat",
         "openai-responses": "steelyard.targets.openai_responses:OpenAIResponses",

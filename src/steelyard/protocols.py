@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -123,6 +123,9 @@ class WriteLog(Protocol):
     """Appends to the log of an attempt, `logs/ID/TRIAL.out` or, with stream="err", `.err`; secrets are masked."""
 
     def __call__(self, text: str | bytes, stream: str = "out") -> None: ...
+
+    def mask(self, secrets: Iterable[str]) -> None:
+        """Have these texts masked, too, in what is written from now on."""
 
 
 class InvocationContext(msgspec.Struct):
@@ -270,6 +273,11 @@ class TargetWrapper:
     def excess(self) -> int:
         """How many calls of the target outlived their timeout and still run in a thread."""
         return int(getattr(self._target, "excess", 0))
+
+    @property
+    def heeds_limits(self) -> bool:
+        """Whether the target ends by itself when a limit of its case is reached, and answers with what there is."""
+        return bool(getattr(self._target, "heeds_limits", False))
 
     def identity(self) -> Identity:
         return self._target.identity()

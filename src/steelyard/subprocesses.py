@@ -10,13 +10,14 @@ import asyncio
 import atexit
 import json
 import os
+import resource
 import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
@@ -309,10 +310,18 @@ class ChildProcess:
         stdin: bytes,
         env: Mapping[str, str],
         cwd: Path | None,
-        max_output_bytes: int,
+        max_output_bytes: int | None,
         log: StartedPrograms | None = None,
+        on_output: Callable[[bytes, str], None] | None = None,
     ) -> None:
+        """`on_output` gets each piece as it comes, with "out" or "err".
+
+        Without `max_output_bytes`, stdout is not collected here.
+        """
         self._log = log
+        self._on_output = on_output
+        self.usage: resource.struct_rusage | None = None
+        """What the program and those that it waited for have used, after its end."""
         self._loop = asyncio.get_running_loop()
         self._unsent = memoryview(stdin)
         self._max_output_bytes = max_output_bytes
@@ -379,12 +388,12 @@ class ChildProcess:
                 {self._drained, self._flooded}, timeout=DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
 
-    async def end(self) -> None:
+    async def end(self, grace: float = GRACE_SECONDS) -> None:
         """End the whole group with SIGTERM, then SIGKILL, then reap it; a second cancellation skips the wait."""
         try:
             if not (self._exited.done() and self._drained.done()):
                 self._signal(signal.SIGTERM)
-                await asyncio.wait({self._exited, self._drained}, timeout=GRACE_SECONDS)
+                await asyncio.wait({self._exited, self._drained}, timeout=grace)
         finally:
             self._signal(signal.SIGKILL)
             try:
@@ -404,6 +413,10 @@ class ChildProcess:
             self._log.ended(self._popen.pid)
         for descriptor in tuple(self._open):
             self._close(descriptor)
+        if self._exited.done() and self._popen.returncode is None and hasattr(os, "waitid"):
+            with suppress(ChildProcessError):
+                _, status, self.usage = os.wait4(self._popen.pid, 0)
+                self._popen.returncode = os.waitstatus_to_exitcode(status)
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout=0 if self._exited.done() else GRACE_SECONDS)
 
@@ -432,6 +445,10 @@ class ChildProcess:
         chunk = self._read(self._stdout)
         if chunk and self.first_byte_at is None:
             self.first_byte_at = perf_counter()
+        if self._on_output is not None and chunk:
+            self._on_output(chunk, "out")
+        if self._max_output_bytes is None:
+            return
         if len(self.stdout) + len(chunk) > self._max_output_bytes:
             self.overflowed = True
             _settle(self._flooded)
@@ -439,7 +456,10 @@ class ChildProcess:
             self.stdout += chunk
 
     def _read_stderr(self) -> None:
-        self.stderr_tail = (self.stderr_tail + self._read(self._stderr))[-STDERR_BYTES:]
+        chunk = self._read(self._stderr)
+        if self._on_output is not None and chunk:
+            self._on_output(chunk, "err")
+        self.stderr_tail = (self.stderr_tail + chunk)[-STDERR_BYTES:]
 
     def _read(self, descriptor: int) -> bytes:
         try:

@@ -20,7 +20,7 @@ from steelyard.errors import ConfigurationError, TargetError, TransientError
 from steelyard.protocols import InvocationContext, Target
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.targets import Command
-from steelyard.targets.command import MALFORMED, _from_json, _from_text
+from steelyard.targets.command import MALFORMED, _from_text, read_json
 
 CASE = EvalCase(id="fr", prompt="Capital of France?", expected="Paris", metadata={"level": 1})
 CONTEXT = InvocationContext(case_id="fr", trial=2, attempt=3, seed=7)
@@ -59,6 +59,7 @@ def test_the_program_reads_every_field_of_the_case_and_which_try_it_is() -> None
         "expected": "Paris",
         "expected_trajectory": None,
         "metadata": {"level": 1},
+        "limits": None,
         "trial": 2,
         "attempt": 3,
         "seed": 7,
@@ -149,7 +150,7 @@ def test_bytes_that_are_not_utf8_are_an_error_and_the_readable_part_is_kept(outp
 
 @given(st.binary(min_size=1, max_size=200))
 def test_no_output_at_all_can_make_reading_it_crash(stdout) -> None:
-    for read in (_from_text, _from_json):
+    for read in (_from_text, read_json):
         response = read(stdout)
         assert response.response_text is not None or response.error is not None
 
@@ -217,10 +218,17 @@ def test_no_word_is_ever_read_by_a_shell(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_environment_is_inherited_and_extended(monkeypatch) -> None:
-    monkeypatch.setenv("STEELYARD_INHERITED", "old")
-    command = shell('echo "$STEELYARD_INHERITED $STEELYARD_EXTRA"', env={"STEELYARD_EXTRA": "new"})
-    assert ask(command).response_text == "old new"
+def test_what_is_named_of_the_environment_is_inherited_and_extended(monkeypatch) -> None:
+    monkeypatch.setenv("NAMED", "old")
+    monkeypatch.setenv("NOT_NAMED", "secret")
+    script = 'echo "$NAMED $EXTRA ${NOT_NAMED:-none} ${PATH:+path} ${HOME:+home}"'
+    command = shell(script, env={"EXTRA": "new"}, pass_env=["NAMED"])
+    assert ask(command).response_text == "old new none path home"
+
+
+def test_exit_code_75_asks_to_be_tried_again() -> None:
+    with pytest.raises(TransientError, match="try again"):
+        ask(shell("exit 75"))
 
 
 def test_the_program_runs_in_its_directory(tmp_path) -> None:

@@ -411,6 +411,25 @@ def _command(path: Path, arguments: Any) -> Target:
     return made
 
 
+def _agent(path: Path, arguments: Any) -> Target:
+    """An agent's program; `{{ suite }}` in its words is the suite file's folder."""
+    from steelyard.targets.agent import Agent
+
+    where = "target.agent"
+    if isinstance(arguments, (str, list)):
+        arguments = {"argv": arguments}
+    if isinstance(arguments, dict):
+        if "folder" in arguments:
+            raise SuiteError(f"unknown key {where}.folder", path=path)
+        arguments = {**arguments, "folder": path.parent.resolve()}
+        output = arguments.get("output")
+        if isinstance(output, dict):
+            reject_unknown(output, ("python",), f"{where}.output", file=path)
+            arguments["output"] = _load_argument(path, output.get("python"), f"{where}.output.python")
+    made: Target = _make(Agent, arguments, where, path)
+    return made
+
+
 def _python(path: Path, arguments: Any) -> Target:
     """Your own function, class or target: `python: agent.py:answer`, or a mapping with `class` or `function`."""
     where = "target.python"
@@ -447,6 +466,7 @@ def _endpoint(kind: str, path: Path, arguments: Any) -> Target:
 
 _READERS: Mapping[str, Callable[[Path, Any], Target]] = {
     "command": _command,
+    "agent": _agent,
     "python": _python,
     **{kind: partial(_endpoint, kind) for kind in _ENDPOINTS},
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from steelyard._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from steelyard.targets.agent import Agent
     from steelyard.targets.anthropic import AnthropicMessages
     from steelyard.targets.bedrock import Bedrock
     from steelyard.targets.command import Command
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from steelyard.targets.simulated import Simulated
 
 _HOMES = {
+    "Agent": "steelyard.targets.agent",
     "AnthropicMessages": "steelyard.targets.anthropic",
     "Bedrock": "steelyard.targets.bedrock",
     "CallableTarget": "steelyard.targets.function",
@@ -31,6 +33,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Agent",
     "AnthropicMessages",
     "Bedrock",
     "CallableTarget",

@@ -20,14 +20,16 @@ from steelyard.errors import ConfigurationError, TargetError, TransientError, ne
 from steelyard.masking import Masker
 from steelyard.protocols import Identity, InvocationContext, StartedPrograms
 from steelyard.records import EvalCase, InvocationResponse
-from steelyard.subprocesses import ChildProcess
+from steelyard.subprocesses import ChildProcess, allowed_environment
 from steelyard.targets.conversation import time_per_output_token
 
 MALFORMED = "MalformedOutput"
 """The `error_type` of an answer that came back but cannot be read."""
 
-_SHOWN_STDERR = 2048
-_OUT_OF_RESOURCES = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+SHOWN_STDERR = 2048
+TRY_AGAIN = 75
+"""The exit code of a program that asks to be tried again (EX_TEMPFAIL)."""
+OUT_OF_RESOURCES = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
 class Command:
@@ -35,7 +37,9 @@ class Command:
 
     It reads the case's fields and `trial`, `attempt` and `seed` as one JSON object, and answers with plain text or,
     with `output="json"`, with an object of InvocationResponse's fields. When it ends, or is cancelled, whatever it
-    started in its process group is ended too. Secrets belong in `env`: its values are never written anywhere.
+    started in its process group is ended too. Of our environment it is given PATH, HOME, the language and proxies, and
+    what `pass_env` names. Secrets belong in `env` or `pass_env`: their values are never written anywhere. Exit code 75
+    means: try again.
 
     `inputs` are patterns of files, relative to `cwd`, on which the answers depend beside those that argv names: when
     one of them changes, cached answers are not used, and a resumed run warns.
@@ -52,6 +56,7 @@ class Command:
         model_id: str | None = None,
         parallelism: int = 1,
         inputs: Sequence[str] = (),
+        pass_env: Sequence[str] = (),
     ) -> None:
         if output not in ("text", "json"):
             raise ConfigurationError(f"output must be 'text' or 'json', got {output!r}")
@@ -66,8 +71,9 @@ class Command:
         self.model_id = model_id
         self.default_parallelism = parallelism
         self.inputs = _checked_inputs(inputs)
-        self._env = _checked_env(env or {})
-        self._mask = Masker(self._env.values())
+        self._env = checked_env(env or {})
+        self.pass_env = checked_names(pass_env)
+        self._mask = Masker([*self._env.values(), *passed_values(self.pass_env)])
         _check_program(self.argv[0], self.cwd, self._env.get("PATH"))
 
     def __repr__(self) -> str:
@@ -79,14 +85,14 @@ class Command:
             "kind": "command",
             "argv": list(self.argv),
             "output": self.output,
-            "env": sorted(self._env),
+            "env": sorted({*self._env, *self.pass_env}),
             "~cwd": None if self.cwd is None else str(self.cwd),
-            "~files": _files_digest(self.argv, self.inputs, self.cwd or Path.cwd()),
+            "~files": program_digest(self.argv, self.inputs, self.cwd or Path.cwd()),
         }
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """Run the program for one case; a failing program raises, an unreadable answer is kept with its error."""
-        payload = _payload(case, context)
+        payload = payload_of(case, context)
         request_time = datetime.now(UTC)
         child = self._start(payload, context.programs)
         try:
@@ -115,23 +121,25 @@ class Command:
             return ChildProcess(
                 self.argv,
                 stdin=payload,
-                env={**os.environ, **self._env},
+                env={**allowed_environment("HOME", "TMPDIR", *self.pass_env), **self._env},
                 cwd=self.cwd,
                 max_output_bytes=self.max_output_bytes,
                 log=programs,
             )
         except OSError as error:
-            kind = TransientError if error.errno in _OUT_OF_RESOURCES else TargetError
+            kind = TransientError if error.errno in OUT_OF_RESOURCES else TargetError
             raise kind(f"cannot start {self.argv[0]}: {error.strerror or error}") from error
 
     def _failure(self, child: ChildProcess) -> TargetError | None:
         """Return what is wrong with how the program ended; None when it ended well and wrote something."""
         name, stderr = self.argv[0], self._stderr(child)
-        note = f": {stderr[-_SHOWN_STDERR:]}" if stderr else ""
+        note = f": {stderr[-SHOWN_STDERR:]}" if stderr else ""
         if child.overflowed:
             return TargetError(f"{name} wrote more than {self.max_output_bytes} bytes to stdout and was ended")
+        if child.returncode == TRY_AGAIN:
+            return TransientError(f"{name} exited with code {TRY_AGAIN} (try again){note}")
         if child.returncode:
-            return TargetError(f"{name} {_ending(child.returncode)}{note}")
+            return TargetError(f"{name} {ending_of(child.returncode)}{note}")
         if not child.stdout:
             return TargetError(f"{name} exited with code 0 and wrote nothing to stdout{note}")
         return None
@@ -155,7 +163,7 @@ class Command:
     def _read(self, child: ChildProcess) -> InvocationResponse:
         last = None if child.exited_at is None else child.exited_at - child.started_at
         if self.output == "json":
-            response = _from_json(bytes(child.stdout))
+            response = read_json(bytes(child.stdout))
         else:
             response = _from_text(bytes(child.stdout))
             if child.first_byte_at is not None:
@@ -181,13 +189,26 @@ def _split(argv: str | Sequence[str]) -> list[str]:
     return words
 
 
-def _checked_env(env: Mapping[str, str]) -> dict[str, str]:
+def checked_env(env: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables, checked."""
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise ConfigurationError(f"env has an invalid name: {name!r}")
         if not isinstance(value, str) or "\0" in value:
             raise ConfigurationError(f"env[{name!r}] must be text without NUL, got {type(value).__name__}")
     return dict(env)
+
+
+def checked_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of environment variables, checked."""
+    if isinstance(names, str) or not all(isinstance(name, str) and name and "=" not in name for name in names):
+        raise ConfigurationError(f"pass_env must be a list of names of environment variables, got {names!r}")
+    return tuple(names)
+
+
+def passed_values(names: Sequence[str]) -> list[str]:
+    """The values that a program is given by name, to be masked."""
+    return [os.environ[name] for name in names if name in os.environ]
 
 
 def _checked_inputs(inputs: Sequence[str]) -> tuple[str, ...]:
@@ -199,7 +220,7 @@ def _checked_inputs(inputs: Sequence[str]) -> tuple[str, ...]:
     return tuple(inputs)
 
 
-def _files_digest(argv: Sequence[str], inputs: Sequence[str], folder: Path) -> str | None:
+def program_digest(argv: Sequence[str], inputs: Sequence[str], folder: Path) -> str | None:
     """A digest of the files that argv names and `inputs` match, by path and content; None when there are none."""
     # A program elsewhere (/usr/bin/python3, or found on PATH) belongs to the system, one in the folder to the suite.
     own = os.sep in argv[0] and (folder / argv[0]).is_relative_to(folder)
@@ -220,7 +241,8 @@ def _check_program(program: str, cwd: Path | None, path: str | None) -> None:
     raise ConfigurationError(f"program not found: {place!r}")
 
 
-def _payload(case: EvalCase, context: InvocationContext) -> bytes:
+def payload_of(case: EvalCase, context: InvocationContext) -> bytes:
+    """The case as one line of JSON."""
     fields = {name: getattr(case, name) for name in case.__struct_fields__}
     if not case.attachments:
         del fields["attachments"]
@@ -231,7 +253,8 @@ def _payload(case: EvalCase, context: InvocationContext) -> bytes:
         return json.dumps(msgspec.to_builtins(fields)).encode("ascii") + b"\n"
 
 
-def _ending(returncode: int) -> str:
+def ending_of(returncode: int) -> str:
+    """How a program ended, in words."""
     if returncode > 0:
         return f"exited with code {returncode}"
     try:
@@ -248,7 +271,8 @@ def _from_text(stdout: bytes) -> InvocationResponse:
         return _malformed(text, f"stdout is not UTF-8: {error.reason} at byte {error.start}")
 
 
-def _from_json(stdout: bytes) -> InvocationResponse:
+def read_json(stdout: bytes) -> InvocationResponse:
+    """A response from an object of its fields; one that says so where it cannot be read."""
     try:
         fields = msgspec.json.decode(stdout)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -364,21 +364,27 @@ class Attempt:
 
     async def _cut_short(self, target: Target) -> InvocationResponse:
         """Call a target that does not watch its limits: when one is reached, the call is cancelled."""
-        call = asyncio.ensure_future(target.invoke(self._case, self._context))
+        call = asyncio.ensure_future(self._call_and_keep(target))
         limit = asyncio.ensure_future(self.limits.wait())
         try:
             await asyncio.wait({call, limit}, return_when=asyncio.FIRST_COMPLETED)
-            if call.done():
-                return call.result()
-            call.cancel()
-            await asyncio.wait({call})
-            if not call.cancelled() and call.exception() is None:
-                return call.result()
-            return InvocationResponse(stop_reason=self.limits.reached)
+            if not call.done():
+                call.cancel()
+            return await call
         finally:
             for one in (call, limit):
                 one.cancel()
             await asyncio.wait({call, limit})
+
+    async def _call_and_keep(self, target: Target) -> InvocationResponse:
+        """Call the target; of a call that a limit cuts short, what had come."""
+        try:
+            return await target.invoke(self._case, self._context)
+        except asyncio.CancelledError as error:
+            if self.limits.reached is None:
+                raise
+            partial = getattr(error, "partial", None)
+            return partial if isinstance(partial, InvocationResponse) else InvocationResponse()
 
     def _completed(self, response: InvocationResponse) -> InvocationResponse:
         """The response with what was recorded turn by turn, where it does not say so itself."""

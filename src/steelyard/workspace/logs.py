@@ -5,10 +5,11 @@ from __future__ import annotations
 import codecs
 import os
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from steelyard.masking import Masker
+from steelyard.masking import Masker, environment_masker, environment_secrets
 
 STREAMS = ("out", "err")
 
@@ -18,7 +19,7 @@ class AttemptLogs:
 
     def __init__(self, paths: dict[str, Path | None], masker: Masker | None = None) -> None:
         self._paths = paths
-        self._masker = masker or Masker(())
+        self._masker = masker or environment_masker()
         self._open: dict[str, _Log] = {}
         self._lock = threading.Lock()
         for path in paths.values():
@@ -36,6 +37,10 @@ class AttemptLogs:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 log = self._open[stream] = _Log(path, self._masker)
             log.write(text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text)
+
+    def mask(self, secrets: Iterable[str]) -> None:
+        """Have these texts masked, too, in logs that are not open yet."""
+        self._masker = Masker([*environment_secrets(), *secrets])
 
     def close(self) -> None:
         """Write the rest and close the files."""
