@@ -41,7 +41,6 @@ from steelyard.stats.intervals import (
     percentile_bound,
     percentile_needs,
     percentile_ranks,
-    wilson,
 )
 from steelyard.stats.paired import (
     cases_needed,
@@ -354,7 +353,7 @@ def _cluster_coverage(
         sizes = draw(clusters)
         hits = rng.binomial(sizes, rng.beta(rate * concentration, (1 - rate) * concentration, clusters))
         held += covers(BoundedMean(hits / sizes, sizes=sizes.astype(float)), rate)
-        interval = wilson(int(hits.sum()), int(sizes.sum()))
+        interval = clopper_pearson(int(hits.sum()), int(sizes.sum()))
         plain += interval is not None and interval[0] <= rate <= interval[1]
     return held / runs, plain / runs
 

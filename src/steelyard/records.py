@@ -61,6 +61,8 @@ class EvalCase(msgspec.Struct, kw_only=True, omit_defaults=True):
     expected: Any = None
     expected_trajectory: Any = None
     metadata: dict[str, Any] = {}
+    group: str | None = None
+    """What it shares with other cases, such as a document: figures count cases of a group together."""
     limits: CaseLimits | None = None
     """Limits of this case, in place of the suite's `case_limits`."""
     attachments: list[Any] = []

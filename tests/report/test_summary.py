@@ -337,10 +337,11 @@ def shown_scores(scores, *, trials) -> str:
 
 def test_the_estimates_are_columns_by_k_and_flaky_cases_follow():
     rows = [[True, True, True], [False, False, False], [True, False, True], [False, True, False]]
-    assert shown(rows, ids=lambda position: f"case-{position}").splitlines()[2:] == [
+    assert shown(rows, ids=lambda position: f"case-{position}").splitlines()[1:] == [
         "  k               1       2       3",
         "  pass@k      50.0%   66.7%   75.0%",
         "  pass^k      50.0%   33.3%   25.0%",
+        "            pass@3 95 % CI 19.4% – 99.4%; pass^3 95 % CI 0.6% – 80.6%",
         "  flaky     2 of 4 cases passed in some trials, not in others:",
         "    2 of 3  case-2",
         "    1 of 3  case-3",
@@ -350,7 +351,7 @@ def test_the_estimates_are_columns_by_k_and_flaky_cases_follow():
 def test_the_pass_rate_stands_with_its_interval_and_the_spread():
     text = shown([[True, True], [True, False]])
     assert "2 trials of 2 cases, spread 0.25 between trials" in text
-    assert "passed      75.0%  95 % CI 50.0% – 100.0%, clustered by case" in text
+    assert "CI" not in text.splitlines()[0]  # it stands above, with the pass rate
 
 
 def test_five_flaky_cases_are_named_and_the_rest_counted():
@@ -378,9 +379,10 @@ def test_many_trials_are_shown_at_doubling_numbers_with_the_last(trials, expecte
     assert [row.split() for row in rows] == [["k", *expected.split()]]
 
 
-def test_a_k_that_no_case_reached_shows_a_dash():
+def test_a_k_that_few_cases_reached_is_not_shown():
     text = shown([[True, None], [False, None]])
-    assert "  pass@k      50.0%       –" in text
+    assert "  pass@k      50.0%\n" in text
+    assert "of the 2 cases with 1 verdict or more" in text
     assert "2 trials of 2 cases\n" in text
 
 
@@ -391,11 +393,16 @@ def test_a_deterministic_scorer_shows_its_spread_alone():
 
 def test_a_judge_is_followed_by_whose_variance_dominates():
     scores = [Score("judge", 0.05, samples=[0.0, 0.1]), Score("judge", 0.95, samples=[0.9, 1.0])]
-    assert shown_scores(scores, trials=2).splitlines() == [
+    stats = TrialStats(5, 2)
+    for position in range(5):
+        for trial, score in enumerate(scores):
+            stats.update(position, trial, None, [score])
+    assert lines(stats.to_metrics()) == [
         "  score judge: spread 0.45 between trials",
         "    the agent varies more than the judge: std_dev 0.63 against 0.071: more",
         "    trials help, more judge runs do not",
     ]
+    assert "cannot tell whether the agent" in shown_scores(scores, trials=2)
 
 
 def test_with_a_single_trial_only_the_judges_spread_is_told():

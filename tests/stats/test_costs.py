@@ -116,7 +116,7 @@ priced.failing = True  # type: ignore[attr-defined]
 
 
 def replayed(run: Path) -> Spending:
-    slots = _AsRecorded()
+    slots = _AsRecorded(1)
     replay = Replay(run, slots, slots.states)
     replay.read()
     return replay.spending

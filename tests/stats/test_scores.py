@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.records import Score, verdict
-from steelyard.stats.intervals import bootstrap_mean, wilson
+from steelyard.stats.intervals import bounded_mean_interval, clopper_pearson
 from steelyard.stats.scores import ScoreStats
 from tests.support.metrics import plain
 
@@ -88,7 +88,7 @@ def test_a_scoring_error_is_unscored_and_neither_passed_nor_failed():
 def test_rates_divide_by_what_their_names_say():
     stats = stats_of([([PASS], False), ([FAIL], False), ([], False), ([], True)])
     assert (stats.pass_rate, stats.pass_rate_all, stats.error_rate) == (0.5, 0.25, 0.25)
-    assert stats.pass_rate_ci95 == wilson(1, 2)
+    assert stats.pass_rate_ci95 == clopper_pearson(1, 2)
 
 
 def test_nothing_seen_gives_none_not_zero():
@@ -102,10 +102,10 @@ def test_each_name_has_its_mean_rate_and_intervals():
     assert plain(stats.to_metrics())["judge"] == {
         "n": 3,
         "mean": math.fsum(values) / 3,
-        "mean_ci95": list(bootstrap_mean(values)),
+        "mean_ci95": list(bounded_mean_interval(values)),
         "passed": 2,
         "pass_rate": 2 / 3,
-        "pass_rate_ci95": list(wilson(2, 3)),
+        "pass_rate_ci95": list(clopper_pearson(2, 3)),
         "errors": 0,
     }
     measured = plain(stats.to_metrics())["similarity"]

@@ -18,7 +18,7 @@ from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import id_digests, pack_row
 from steelyard.journal.lines import LeftOut, write_ranges
 from steelyard.journal.reader import BadLine, Entry, EntryBlock, bad_line, entries_backward, readable_end
-from steelyard.records import RECORD_VERSION, Score, verdict
+from steelyard.records import RECORD_VERSION, verdict
 from steelyard.stats.costs import Spending
 from steelyard.stats.errors import TIMEOUTS, ErrorName, error_name
 from steelyard.stats.running import RunningStats, timed_out_after
@@ -74,7 +74,7 @@ class Replay:
     """Reads a journal once, from its end: the last ok record of a slot counts, else its last error.
 
     `add_rows` gets the index rows of all records, the newest first; `on_done` is called for each slot that
-    needs no more work, with its scores. `left_out` are offsets of lines that are known not to belong to the run.
+    needs no more work, with its entry. `left_out` are offsets of lines that are known not to belong to the run.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Replay:
         slots: Slots,
         states: bytearray,
         add_rows: Callable[[bytes], None] | None = None,
-        on_done: Callable[[int, list[Score]], None] | None = None,
+        on_done: Callable[[int, Entry], None] | None = None,
         left_out: Collection[int] = (),
     ) -> None:
         self._path = run / OUTPUTS
@@ -209,7 +209,7 @@ class Replay:
         self.scores.take_all([entry.scores for entry in entries])
         if self._on_done is not None:
             for slot, entry in zip(slots.tolist(), entries, strict=True):
-                self._on_done(slot, entry.scores)
+                self._on_done(slot, entry)
 
     def _settle(self, slot: int, entry: Entry, offset: int) -> None:
         """Take in an entry, older than all seen so far, if it is the one that counts for its slot."""
@@ -239,7 +239,7 @@ class Replay:
             self.states[slot] = _DONE
             self.scores.update(entry.scores, failed=False)
             if self._on_done is not None:
-                self._on_done(slot, entry.scores)
+                self._on_done(slot, entry)
 
     def _note_timeout(self, slot: int, seconds: float | None) -> None:
         if slot >= len(self._timed_out):

@@ -16,7 +16,7 @@ from steelyard.journal.manifest import read_manifest
 from steelyard.journal.reader import belonging_rows, index_rows
 from steelyard.run.result import load_metrics
 from steelyard.stats.formatting import counted
-from steelyard.stats.intervals import wilson
+from steelyard.stats.intervals import clopper_pearson
 from steelyard.stats.metrics import Metrics, uncalibrated
 
 _LATELY = 60.0
@@ -126,7 +126,7 @@ def _fill_from_index(headline: Headline, run: Path) -> None:
     headline.scored, headline.passed = len(scored), int((scored["verdict"] == PASSED).sum())
     if len(scored):
         headline.pass_rate = headline.passed / headline.scored
-        headline.pass_rate_ci95 = wilson(headline.passed, headline.scored)
+        headline.pass_rate_ci95 = clopper_pearson(headline.passed, headline.scored)
 
 
 _REPLAYED = "not finished"

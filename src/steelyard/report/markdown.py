@@ -16,7 +16,7 @@ from steelyard.report.summary import interval_of
 from steelyard.run.result import Result
 from steelyard.stats.costs import format_money
 from steelyard.stats.errors import error_rows
-from steelyard.stats.formatting import format_number, format_time, one_line
+from steelyard.stats.formatting import counted, format_number, format_time, one_line
 from steelyard.stats.metrics import ErrorExample, Metrics, percentile_of
 from steelyard.suite.evalset import EvalSet
 
@@ -75,8 +75,15 @@ def _headline(metrics: Metrics) -> str:
 
 def _figures(metrics: Metrics) -> Iterator[list[str]]:
     if metrics.pass_rate is not None:
-        share = f"**{metrics.pass_rate:.1%}** ({metrics.passed:,} of {metrics.scored:,})"
-        yield ["passed", share, _interval(metrics.pass_rate_ci95, "{:.1%}")]
+        trials = metrics.trials
+        scored = f"{metrics.passed:,} of {metrics.scored:,}"
+        if trials and trials.trials > 1:
+            scored = f"mean of {counted(trials.cases, 'case')}"
+        over = f", {counted(metrics.groups, 'group')}" if metrics.groups else ""
+        yield ["passed", f"**{metrics.pass_rate:.1%}** ({scored}{over})", _interval(metrics.pass_rate_ci95, "{:.1%}")]
+    if metrics.pass_rate_all is not None and metrics.scored and metrics.scored < metrics.n:
+        share = f"{metrics.pass_rate_all:.1%} ({metrics.passed:,} of {metrics.n:,})"
+        yield ["passed of all, errors included", share, _interval(metrics.pass_rate_all_ci95, "{:.1%}")]
     if metrics.error_rate is not None:
         yield ["errors", f"{metrics.error_rate:.1%} ({metrics.counts.error:,} of {metrics.n:,})", ""]
     if metrics.unscored:

@@ -51,6 +51,8 @@ _DETAILS = {
 _TOKENS = {"num_tokens_input": "input tokens", "num_tokens_output": "output tokens"}
 _COLUMNS = ("average", "p50", "p90", "p99", "min", "max")
 _MAX_ERRORS = 5
+_FEWEST_CASES = 10
+"""Below this many cases a mean score is said to be of too few."""
 _WIDTH = 80
 _MAX_ID_CHARS = 40
 
@@ -112,10 +114,9 @@ def _late_sends(metrics: Metrics, sends: SendCounts) -> list[str]:
 
 def _quality(metrics: Metrics) -> list[str]:
     rows = []
-    if metrics.scored:
-        passed = f"{metrics.passed:,} of {metrics.scored:,}"
-        rows.append(("passed", _percent(metrics.pass_rate), passed, _interval(metrics.pass_rate_ci95)))
     counts = metrics.counts
+    if metrics.scored:
+        rows += _pass_rates(metrics)
     if metrics.n:
         rows.append(("errors", _percent(metrics.error_rate), f"{counts.error:,} of {metrics.n:,}", ""))
     if metrics.truncated:
@@ -138,7 +139,33 @@ def _quality(metrics: Metrics) -> list[str]:
         rows.append((f"score {safe_text(name)}", mean, f"n {score.n:,}", _interval(score.mean_ci95, percent=False)))
     width = max((len(row[0]) for row in rows), default=0)
     share = max((len(row[2]) for row in rows), default=0)
-    return [f"  {label:<{width}}  {value:>6}  {part:>{share}}  {note}".rstrip() for label, value, part, note in rows]
+    lines = [f"  {label:<{width}}  {value:>6}  {part:>{share}}  {note}".rstrip() for label, value, part, note in rows]
+    few = [
+        safe_text(name)
+        for name, score in metrics.scores.items()
+        if score.n and _cases_of(metrics, name) < _FEWEST_CASES
+    ]
+    return [*lines, trim(f"  n too small to say much of {', '.join(few)}", _WIDTH)] if few else lines
+
+
+def _pass_rates(metrics: Metrics) -> list[tuple[str, str, str, str]]:
+    """The pass rate of what has a verdict and, where that is not everything, that of all, errors counted against it."""
+    trials = metrics.trials
+    by_case = bool(trials and trials.trials > 1)
+    over = f", over {counted(metrics.groups, 'group')}" if metrics.groups else ""
+    scored = f"{trials.cases:,} cases" if trials and by_case else f"{metrics.passed:,} of {metrics.scored:,}"
+    rows = [("passed", _percent(metrics.pass_rate), scored, _interval(metrics.pass_rate_ci95) + over)]
+    if metrics.scored < metrics.n:
+        records = f"{metrics.passed:,} of {metrics.n:,}"
+        rows.append(("of all", _percent(metrics.pass_rate_all), records, _interval(metrics.pass_rate_all_ci95)))
+    return rows
+
+
+def _cases_of(metrics: Metrics, score: str) -> int:
+    """How many cases a mean score is of."""
+    if metrics.trials and score in metrics.trials.scores:
+        return metrics.trials.scores[score].cases
+    return metrics.scores[score].n
 
 
 def _judges(metrics: Metrics) -> list[str]:
@@ -388,19 +415,21 @@ def trial_lines(trials: TrialMetrics) -> list[str]:
 
 def _verdicts(metrics: TrialMetrics) -> list[str]:
     spread = "" if metrics.spread is None else f", spread {metrics.spread:.2f} between trials"
-    interval = _interval(metrics.pass_rate_ci95)
-    return [
-        f"  {metrics.trials:,} trials of {metrics.cases:,} cases{spread}",
-        f"  {'passed':<{_LABEL}}{_percent(metrics.pass_rate):>7}  {interval}, clustered by case",
-    ]
+    return [f"  {metrics.trials:,} trials of {metrics.cases:,} cases{spread}"]
 
 
 def _estimates(metrics: TrialMetrics) -> list[str]:
-    ks = [str(k) for k in _columns(metrics.trials)]
+    most = metrics.verdicts_for_k
+    ks = [str(k) for k in _columns(most)]
     rows = [f"  {'k':<{_LABEL}}" + "".join(f"{k:>8}" for k in ks).removeprefix(" ")]
     for label, rates in (("pass@k", metrics.pass_at_k), ("pass^k", metrics.pass_hat_k)):
         cells = "".join(f"{_percent(rates[k]):>8}" for k in ks).removeprefix(" ")
         rows.append(f"  {label:<{_LABEL}}{cells}")
+    intervals = (("pass@", metrics.pass_at_k_ci95), ("pass^", metrics.pass_hat_k_ci95))
+    shown = "; ".join(f"{label}{most} {_interval(found.get(str(most)))}" for label, found in intervals)
+    rows.append(f"  {'':<{_LABEL}}{shown}")
+    if metrics.cases_for_k < metrics.cases or most < metrics.trials:
+        rows.append(f"  {'':<{_LABEL}}of the {metrics.cases_for_k:,} cases with {counted(most, 'verdict')} or more")
     return rows
 
 

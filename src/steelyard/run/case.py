@@ -395,6 +395,8 @@ def _record(
         fields = dict(zip(shape.names, shape.values_of(response), strict=True))
     if failures:
         fields["retry_errors"] = failures
+    if job.case.group is not None:
+        fields["group"] = job.case.group
     return Record(
         RECORD_VERSION,
         job.case.id,

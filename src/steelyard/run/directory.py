@@ -37,10 +37,10 @@ from steelyard.journal.index import IndexBuilder, pack_columns
 from steelyard.journal.lines import metrics_lines
 from steelyard.journal.lock import RunLock
 from steelyard.journal.manifest import Launch, Manifest, compare, now, read_manifest, refuse_sweep, write_manifest
-from steelyard.journal.reader import RecordReader, ends_whole, repair_tail, rewrite
+from steelyard.journal.reader import Entry, RecordReader, ends_whole, repair_tail, rewrite
 from steelyard.journal.replay import Replay, SlotState
 from steelyard.journal.writer import JournalWriter
-from steelyard.records import Score, id_digest, verdict
+from steelyard.records import id_digest, verdict
 from steelyard.run.plan import Plan
 from steelyard.run.recorder import OpenJournal, Recorder
 from steelyard.stats.client_load import ClientLoad
@@ -336,12 +336,12 @@ class PlanSlots:
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool:
         return has_errors or not self._plan.is_scored_by(slot, scored_by)
 
-    def into(self, trials: TrialStats) -> Callable[[int, list[Score]], None]:
+    def into(self, trials: TrialStats) -> Callable[[int, Entry], None]:
         """Return a callback that adds a finished slot to the trial statistics."""
 
-        def add(slot: int, scores: list[Score]) -> None:
+        def add(slot: int, entry: Entry) -> None:
             position, trial = divmod(slot, self._plan.trials)
-            trials.update(position, trial, verdict(scores), scores)
+            trials.update(position, trial, verdict(entry.scores), entry.scores)
 
         return add
 

@@ -203,8 +203,8 @@ class Execution:
 
     def _recover(self, plan: Plan) -> Recorder:
         """Read what earlier launches did, and get ready to record more."""
-        repeated = not self._options.is_load and (self._options.trials > 1 or self._options.num_runs > 1)
-        trials = TrialStats(plan.cases, plan.trials) if repeated else None
+        by_case = self._is_repeated or (plan.groups is not None and not self._options.is_load)
+        trials = TrialStats(plan.cases, plan.trials, plan.groups) if by_case else None
         journal = None
         if self._directory is not None:
             journal = self._directory.open(plan, trials=trials, check=self._check)
@@ -216,6 +216,11 @@ class Execution:
             trials=trials,
             watch=StopRules(self._options, self._engine.in_flight, self._token.cancel).check,
         )
+
+    @property
+    def _is_repeated(self) -> bool:
+        """Whether cases are asked or judged several times, to see how answers and judgements vary."""
+        return not self._options.is_load and (self._options.trials > 1 or self._options.num_runs > 1)
 
     def _make_plan(self) -> Plan:
         workspaces = self._workspaces
@@ -429,6 +434,7 @@ class Execution:
             lines=recorder.lines if directory is not None else None,
             stopped=stopped,
             trials=recorder.trial_metrics(),
+            repeated=self._is_repeated,
             spending=recorder.spending,
             load=self._options.is_load,
             sent=partial(

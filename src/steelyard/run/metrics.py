@@ -14,7 +14,6 @@ from steelyard.errors import CountsError
 from steelyard.records import Record
 from steelyard.stats.costs import Spending
 from steelyard.stats.errors import ErrorName, by_kind, by_type, error_name, ranked
-from steelyard.stats.intervals import rate_over_cases
 from steelyard.stats.metrics import (
     Counts,
     ErrorExample,
@@ -106,6 +105,7 @@ def compose(
     stopped: str | None,
     lines: JournalLines | None = None,
     trials: TrialMetrics | None = None,
+    repeated: bool = False,
     spending: Spending | None = None,
     load: bool = False,
     sent: Callable[[Mapping[str, float | None]], Mapping[str, Any]] | None = None,
@@ -113,15 +113,15 @@ def compose(
     """The metrics of a run. The counts are checked first.
 
     `load` says that calls were made at once and round and round, so that neighbouring answers are alike. `sent` says,
-    given the statistics, under which conditions the calls were made.
+    given the statistics, under which conditions the calls were made. `trials` has the rates by case, where cases count
+    together in any way; it is a part of the metrics where they were `repeated`.
     """
     counts.check(stats, scores)
     about = dict(about)
     calibrations: Mapping[str, JudgeCalibration] = about.pop("calibrations", {})
     flat = stats.to_stats()
-    interval = scores.pass_rate_ci95
-    if trials is not None and trials.trials > 1:
-        interval = trials.pass_rate_ci95  # trials of one case are not independent: clustered by case
+    # Trials of one case, and cases of one group, are not independent: they count together.
+    rates: ScoreStats | TrialMetrics = scores if trials is None else trials
     return Metrics(
         complete=counts.complete,
         stopped=stopped,
@@ -129,9 +129,11 @@ def compose(
         n=counts.ok + counts.error,
         counts=Counts(**{name: getattr(counts, name) for name in Counts.__struct_fields__}),
         to_redo=counts.to_redo,
-        pass_rate=scores.pass_rate,
-        pass_rate_ci95=interval,
-        pass_rate_all=scores.pass_rate_all,
+        pass_rate=rates.pass_rate,
+        pass_rate_ci95=rates.pass_rate_ci95,
+        pass_rate_all=rates.pass_rate_all,
+        pass_rate_all_ci95=rates.pass_rate_all_ci95,
+        groups=UNSET if trials is None else trials.groups,
         error_rate=scores.error_rate,
         p50_latency_s=flat["time_to_last_token-p50"],
         scored=scores.scored,
@@ -156,25 +158,21 @@ def compose(
         latency=stats.to_latency(load=load),
         nodes=stats.nodes.to_metrics() if stats.nodes else UNSET,
         **({} if sent is None else sent(flat)),
-        trials=UNSET if trials is None else trials,
+        trials=trials if trials is not None and repeated else UNSET,
     )
 
 
 def _named_scores(
     scores: ScoreStats, trials: TrialMetrics | None, calibrations: Mapping[str, JudgeCalibration]
 ) -> dict[str, ScoreMetrics]:
-    """The figures of each scorer, with intervals over cases where each was tried several times.
-
-    Trials of one case are not independent: counted as if they were, they would make a figure look more certain.
-    """
+    """The figures of each scorer; over cases or groups where these count together."""
     named = scores.to_metrics()
-    for name, found in calibrations.items():
+    for name, calibration in calibrations.items():
         if name in named and named[name].by:
-            named[name].calibration = found
-    if trials is not None and trials.trials > 1:
-        for name, score in named.items():
-            over_cases = trials.scores[name]
-            score.mean_ci95 = over_cases.mean_ci95
-            if score.pass_rate is not None and over_cases.cases:
-                score.pass_rate_ci95 = rate_over_cases(score.pass_rate, over_cases.cases)
+            named[name].calibration = calibration
+    over_cases = {} if trials is None else trials.scores
+    for name in over_cases.keys() & named.keys():
+        score, found = named[name], over_cases[name]
+        score.mean, score.mean_ci95 = found.mean, found.mean_ci95
+        score.pass_rate, score.pass_rate_ci95 = found.pass_rate, found.pass_rate_ci95
     return named

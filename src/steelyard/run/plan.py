@@ -65,6 +65,8 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
     read_all: bool
     marks: Marks
     seen_besides: SeenBesides | None = None
+    groups: Digests | None = None
+    """A digest of each case's group, 0 for a case without one; None where no case has one."""
 
     @property
     def cases(self) -> int:
@@ -266,6 +268,7 @@ def make_plan(
         read_all=read_all,
         marks=first.marks,
         seen_besides=seen_besides,
+        groups=first.groups,
     )
 
 
@@ -328,6 +331,7 @@ class FirstPass:
         self._kept = array("Q")
         self._seen = DigestColumn()
         self._graded = DigestColumn(grading_prefix(scorers_digest)) if scorers_digest else None
+        self._groups = array("Q")
 
     def read_until(self, limit: int | None, check: Callable[[], None] | None) -> bool:
         """Read the suite until `limit` cases are selected; whether that was all of it."""
@@ -351,6 +355,10 @@ class FirstPass:
             self._kept.append(self.read - 1)
         self._seen.add(seen(case) if self._seen_besides is None else seen(case) + self._seen_besides(case))
         self.selected += 1
+        if case.group or self._groups:
+            # Only a suite that has groups pays for them.
+            self._groups.frombytes(bytes(8 * (self.selected - 1 - len(self._groups))))
+            self._groups.append(id_digest(case.group) if case.group else 0)
         if self._graded is not None:
             self._graded.add(graded(case))
 
@@ -363,6 +371,11 @@ class FirstPass:
         _refuse_duplicates(self._suite, ids, self.occurrences.repeated)
         kept = ids if self._selects is None else ids[np.asarray(self._kept)]
         return kept, self._seen.numbers(), None if self._graded is None else self._graded.numbers()
+
+    @property
+    def groups(self) -> Digests | None:
+        """The digest of each selected row's group; None where no row has one."""
+        return np.array(self._groups, dtype=np.uint64) if self._groups else None
 
     @property
     def indices(self) -> range | array[int]:

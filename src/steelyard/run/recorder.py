@@ -220,6 +220,8 @@ class Recorder:
         if self._replay is not None:
             self.errors.counts.update(self._replay.errors)
             self.stats.update_timeouts(self._replay.timeouts())
+        if self._trials is not None and earlier_errors + earlier_responses:
+            self._count_earlier(self._trials)
         for _ in range(earlier_errors):
             self.scores.update([], failed=True)
         for _ in range(earlier_responses):
@@ -234,6 +236,13 @@ class Recorder:
             to_redo=earlier_errors + earlier_responses,
             cut_short=stopped is not None and self._plan.is_open_ended,
         )
+
+    def _count_earlier(self, trials: TrialStats) -> None:
+        """Count the slots whose records, from earlier launches, have no verdict: they are in the rate over all."""
+        earlier = (SlotState.ERRORED, _STARTED_ERRORED, SlotState.UNSCORED, _STARTED_UNSCORED)
+        states = np.frombuffer(self._states, dtype=np.uint8)
+        for slot in np.flatnonzero(np.isin(states, [int(state) for state in earlier])).tolist():
+            trials.update(*divmod(slot, self._plan.trials), None, [])
 
     @property
     def left_out(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,15 @@ from steelyard.errors import ConfigurationError, RunVersionError
 from steelyard.journal.answers import AnswerLog
 from steelyard.journal.files import MANIFEST, METRICS, OUTPUTS, RunState, read_json_object, read_metrics, run_state
 from steelyard.journal.manifest import Manifest, read_manifest
-from steelyard.journal.reader import iter_records, left_out_offsets
+from steelyard.journal.reader import Entry, iter_records, left_out_offsets
 from steelyard.journal.replay import Replay, SlotState
-from steelyard.records import Record, Scores
+from steelyard.records import Record, Scores, id_digest, verdict
 from steelyard.run.frames import to_arrow, to_pandas, to_polars
 from steelyard.run.metrics import Errors, RunCounts, compose
 from steelyard.stats.costs import Spending
-from steelyard.stats.metrics import JournalLines, Metrics
+from steelyard.stats.metrics import JournalLines, Metrics, TrialMetrics
 from steelyard.stats.prices import read_prices
+from steelyard.stats.trials import TrialStats
 
 if TYPE_CHECKING:
     from steelyard.report.gate import Gated
@@ -193,8 +195,8 @@ def _writer_of(run: Path) -> str:
 def _replayed_metrics(run: Path) -> Metrics:
     """The figures of an unfinished run, from its journal alone."""
     manifest = read_manifest(run)
-    slots = _AsRecorded()
-    replay = Replay(run, slots, slots.states, left_out=left_out_offsets(run))
+    slots = _AsRecorded(_trials_of(manifest))
+    replay = Replay(run, slots, slots.states, on_done=slots.count, left_out=left_out_offsets(run))
     if (run / OUTPUTS).exists():
         replay.read()
     errored = replay.states.count(SlotState.ERRORED)
@@ -219,10 +221,18 @@ def _replayed_metrics(run: Path) -> Metrics:
         stopped="not finished",
         spending=_spending(run, replay, manifest),
         load=manifest is not None and manifest.load is not None,
+        trials=slots.trial_metrics(),
+        repeated=slots.stats.trials > 1,
     )
     # Every record may be there and the metrics not: until they are written the run is not complete.
     metrics.complete = False
     return metrics
+
+
+def _trials_of(manifest: Manifest | None) -> int:
+    """How often each case was to be asked; 1 for a load run, whose rounds have no end."""
+    trials = 1 if manifest is None or manifest.load is not None else manifest.options.get("trials")
+    return trials if isinstance(trials, int) and trials > 0 else 1
 
 
 def _spending(run: Path, replay: Replay, manifest: Manifest | None) -> Spending:
@@ -251,11 +261,17 @@ def about_run(manifest: Manifest | None, run: Path | None) -> dict[str, Any]:
 
 
 class _AsRecorded:
-    """Slots numbered as they are met, for a reader that has the journal but not the suite."""
+    """Slots numbered as they are met, for a reader that has the journal but not the suite.
 
-    def __init__(self) -> None:
+    Where cases were to be asked several times, or have groups, it counts by case.
+    """
+
+    def __init__(self, trials: int) -> None:
         self.states = bytearray()
+        self.stats = TrialStats(0, trials)
+        self._groups = array("Q")
         self._numbers: dict[tuple[int, int], int] = {}
+        self._cases: dict[int, int] = {}
         self._fingerprints: dict[int, str] = {}
 
     def slot_of(
@@ -268,6 +284,33 @@ class _AsRecorded:
         numbers = [self._numbers.setdefault(pair, len(self._numbers)) for pair in pairs]
         self.states.extend(bytes(len(self._numbers) - len(self.states)))
         return np.array(numbers, dtype=np.int64)
+
+    def count(self, slot: int, entry: Entry) -> None:  # noqa: ARG002 - a case is found by its id
+        """Count an answer by its case and group."""
+        self._put(id_digest(entry.id), entry.trial, verdict(entry.scores), entry)
+
+    def _put(self, digest: int, trial: int, passed: bool | None, entry: Entry | None) -> None:
+        if trial >= self.stats.trials:
+            return
+        position = self._cases.setdefault(digest, len(self._cases))
+        if position >= self.stats.cases:
+            self.stats.extend(max(2 * self.stats.cases, 64))
+        group = None if entry is None else entry.group
+        if group or self._groups:
+            self._groups.frombytes(bytes(8 * (len(self._cases) - len(self._groups))))
+            self._groups[position] = id_digest(group) if group else self._groups[position]
+        self.stats.update(position, trial, passed, [] if entry is None else entry.scores)
+
+    def trial_metrics(self) -> TrialMetrics | None:
+        """The figures by case; None where each case counts for itself, once."""
+        for (digest, trial), slot in self._numbers.items():
+            if self.states[slot] == SlotState.ERRORED:
+                self._put(digest, trial, None, None)
+        if self._groups:
+            groups = np.zeros(self.stats.cases, dtype=np.uint64)
+            groups[: len(self._groups)] = self._groups
+            self.stats.set_groups(groups)
+        return self.stats.to_metrics() if self._groups or self.stats.trials > 1 else None
 
     def same_case(self, slot: int, case_fp: str) -> bool:
         """Whether this is the case as it was asked last: a journal is read from its end."""

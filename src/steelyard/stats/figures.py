@@ -97,7 +97,9 @@ def patterns(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str
     for member in _members(kind):
         name = f"{prefix}{member.name}"
         if member.figure is not None:
-            ends = _ends(name) or ((f"{name}.*",) if member.mapping else (name,))
+            if member.mapping:
+                name = f"{name.removesuffix('_ci95')}.*" + ("_ci95" if name.endswith("_ci95") else "")
+            ends = _ends(name) or (name,)
             yield from ((end, member.figure) for end in ends)
             if member.name == "mean_ci95":
                 yield from ((f"{prefix}{end}", member.figure) for end in ("ci_low", "ci_high"))
@@ -124,10 +126,12 @@ def values(metrics: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, flo
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float | None]]:
     """A figure, both ends of an interval, or each of a mapping; nothing of a word such as `auto`."""
-    if ends := _ends(name):
+    if isinstance(value, dict):
+        of_interval = "_ci95" if name.endswith("_ci95") else ""
+        for key, each in value.items():
+            yield from _numbers(f"{name.removesuffix('_ci95')}.{key}{of_interval}", each)
+    elif ends := _ends(name):
         yield from zip(ends, value or (None, None), strict=True)
-    elif isinstance(value, dict):
-        yield from ((f"{name}.{key}", each) for key, each in value.items())
     elif not isinstance(value, str):
         yield name, value
 

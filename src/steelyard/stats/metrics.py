@@ -181,7 +181,11 @@ class VarianceMetrics(msgspec.Struct, kw_only=True):
     judge_in_mean: Annotated[float | None, _VARIANCE]
     agent_std_dev: Annotated[float | None, _VARIANCE]
     judge_std_dev: Annotated[float | None, _VARIANCE]
+    agent_share: Annotated[float | None, _VARIANCE] = None
+    """What the agent has of the variance of both together."""
+    agent_share_ci95: Annotated[Interval | None, _VARIANCE] = None
     dominates: str | None
+    """`agent`, `judge`, `neither` or `cannot tell`; None unless the variances of both are known."""
     says: str | None
 
 
@@ -191,21 +195,31 @@ class TrialScoreMetrics(msgspec.Struct, kw_only=True):
     cases: Annotated[int, _COUNT]
     mean: Annotated[float | None, _QUALITY]
     mean_ci95: Annotated[Interval | None, _QUALITY]
+    pass_rate: Annotated[float | None, _QUALITY] = None
+    pass_rate_ci95: Annotated[Interval | None, _QUALITY] = None
     spread: Annotated[float | None, _SPREAD]
     variance: VarianceMetrics
 
 
 class TrialMetrics(msgspec.Struct, kw_only=True):
-    """What repeating each case showed."""
+    """What repeating each case showed. A rate is the mean over cases of the share of a case's trials."""
 
     trials: Annotated[int, _COUNT]
     cases: Annotated[int, _COUNT]
     pass_rate: Annotated[float | None, _QUALITY]
     pass_rate_ci95: Annotated[Interval | None, _QUALITY]
+    pass_rate_all: Annotated[float | None, _QUALITY] = None
+    pass_rate_all_ci95: Annotated[Interval | None, _QUALITY] = None
+    groups: Annotated[int | UnsetType, _COUNT] = UNSET
+    """How many groups the cases belong to, where they are grouped."""
     spread: Annotated[float | None, _SPREAD]
-    cases_at_k: Annotated[dict[str, int], _COUNT]
+    cases_for_k: Annotated[int, _COUNT]
+    """Of how many cases pass@k and pass^k are, for every k: those with `verdicts_for_k` verdicts or more."""
+    verdicts_for_k: Annotated[int, _COUNT]
     pass_at_k: Annotated[dict[str, float | None], _QUALITY]
+    pass_at_k_ci95: Annotated[dict[str, Interval | None], _QUALITY] = {}
     pass_hat_k: Annotated[dict[str, float | None], _QUALITY]
+    pass_hat_k_ci95: Annotated[dict[str, Interval | None], _QUALITY] = {}
     always: Annotated[int, _COUNT]
     never: Annotated[int, _COUNT]
     flaky: Annotated[int, _FAULTS]
@@ -244,6 +258,9 @@ class Metrics(msgspec.Struct, kw_only=True):
     pass_rate_all: Annotated[float | None, Figure("share", "higher", "quality", "the pass rate, errors included,")] = (
         None
     )
+    pass_rate_all_ci95: Annotated[Interval | None, _QUALITY] = None
+    groups: Annotated[int | UnsetType, _COUNT] = UNSET
+    """How many groups the cases belong to, where they are grouped: intervals are then over groups."""
     error_rate: Annotated[float | None, Figure("share", "lower", "quality", "the error rate")] = None
     p50_latency_s: Annotated[float | None, _TIME] = None
     scored: Annotated[int, _COUNT] = 0

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from msgspec import UNSET
 
 from steelyard.records import Score, verdict
-from steelyard.stats.intervals import Interval, mean_interval, wilson
+from steelyard.stats.intervals import Interval, bounded_mean_interval, clopper_pearson
 from steelyard.stats.metrics import JuryMetrics, ScoreMetrics
 from steelyard.stats.sketch import Blocks
 
@@ -133,10 +133,10 @@ class _NamedScores:
         metrics = ScoreMetrics(
             n=self.n,
             mean=_mean(values),
-            mean_ci95=mean_interval(values),
+            mean_ci95=bounded_mean_interval(values),
             passed=self.passed,
             pass_rate=_rate(self.passed, self.decided),
-            pass_rate_ci95=wilson(self.passed, self.decided),
+            pass_rate_ci95=clopper_pearson(self.passed, self.decided),
             errors=self.errors,
             error_example=UNSET if self.error_example is None else self.error_example,
         )
@@ -278,8 +278,13 @@ class ScoreStats:
 
     @property
     def pass_rate_ci95(self) -> Interval | None:
-        """The pass rate's 95 % confidence interval (Wilson)."""
-        return wilson(self.passed, self.scored)
+        """The pass rate's 95 % confidence interval (Clopper and Pearson)."""
+        return clopper_pearson(self.passed, self.scored)
+
+    @property
+    def pass_rate_all_ci95(self) -> Interval | None:
+        """That of the rate over all records."""
+        return clopper_pearson(self.passed, self.n)
 
     def to_metrics(self) -> dict[str, ScoreMetrics]:
         """The figures of each scorer, by its name; None where nothing divides."""

@@ -10,12 +10,16 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from steelyard.records import Score
-from steelyard.stats.intervals import Floats, Interval, bootstrap_mean, mean_interval, rate_over_cases
+from steelyard.stats.distributions import student_quantile
+from steelyard.stats.formatting import counted
+from steelyard.stats.intervals import BoundedMean, Floats, Interval
 from steelyard.stats.metrics import FlakyCase, TrialMetrics, TrialScoreMetrics, VarianceMetrics
 
 Counts: TypeAlias = npt.NDArray[np.int32]
+Digests: TypeAlias = npt.NDArray[np.uint64]
 
 _UNDECIDED, _FAILED, _PASSED = 1, 2, 3
 """The state of a slot; 0 is a slot without a record."""
@@ -28,21 +32,24 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 _MAX_RUNS = 65_535
 _ROUNDING = 1e-12
 _DOMINANT_SHARE = 2 / 3
+_FEWEST_CASES = 5
 
 
 class TrialStats:
     """Verdicts and scores by case and trial; the same in any order, the last record of a slot counts.
 
-    A byte a slot (case × trial) for the verdict, and what `TrialScores` takes for each score name that occurs.
+    A byte a slot (case × trial) for the verdict, and what `TrialScores` takes for each score name that occurs. With
+    `groups`, a digest a case and 0 for a case without a group, intervals are over groups; else over cases.
     """
 
-    def __init__(self, cases: int, trials: int) -> None:
+    def __init__(self, cases: int, trials: int, groups: Digests | None = None) -> None:
         if cases < 0:
             raise ValueError(f"cases must be >= 0, got {cases}")
         if trials < 1:
             raise ValueError(f"trials must be >= 1, got {trials}")
         self.cases = cases
         self.trials = trials
+        self._groups = groups
         self._verdicts = array("B", bytes(cases * trials))
         self._by_name: dict[str, TrialScores] = {}
 
@@ -76,6 +83,19 @@ class TrialStats:
         for name in {**self._by_name, **other._by_name}:
             self._named(name).take(other._by_name.get(name), seen)
 
+    def extend(self, cases: int) -> None:
+        """Make room for this many cases, where their number was not known before."""
+        more = (cases - self.cases) * self.trials
+        if more > 0:
+            self.cases = cases
+            self._verdicts.frombytes(bytes(more))
+            for named in self._by_name.values():
+                named.extend(more)
+
+    def set_groups(self, groups: Digests) -> None:
+        """Set the groups of the cases, where they were not known before."""
+        self._groups = groups
+
     def case_counts(self) -> tuple[Counts, Counts]:
         """Return for each case, in order, how many trials passed and how many have a verdict."""
         verdicts = np.asarray(self._verdicts).reshape(self.cases, self.trials)
@@ -89,11 +109,21 @@ class TrialStats:
         mean over cases, of those with two trials or more, of the population standard deviation.
         """
         passed, tried = self.case_counts()
+        records = (np.asarray(self._verdicts).reshape(self.cases, self.trials) > 0).sum(axis=1, dtype=np.int32)
         flaky = _flaky(passed, tried)
+        clusters = Clusters(self._groups, self.cases)
+        several = passed[tried > 1] / tried[tried > 1]
+        rate, rate_all = clusters.rate(passed, tried), clusters.rate(passed, records)
         return TrialMetrics(
             trials=self.trials,
-            **_rates(passed[tried > 0], tried[tried > 0]),
-            **_estimates(passed, tried, self.trials),
+            cases=int((tried > 0).sum()),
+            pass_rate=None if rate is None else rate.mean,
+            pass_rate_ci95=None if rate is None else rate.interval(),
+            pass_rate_all=None if rate_all is None else rate_all.mean,
+            pass_rate_all_ci95=None if rate_all is None else rate_all.interval(),
+            groups=UNSET if self._groups is None else clusters.count(records > 0),
+            spread=mean_or_none(np.sqrt(several * (1 - several))),
+            **_estimates(passed, tried, self.trials, clusters),
             always=int(((passed == tried) & (tried > 0)).sum()),
             never=int(((passed == 0) & (tried > 0)).sum()),
             flaky=len(flaky),
@@ -105,7 +135,10 @@ class TrialStats:
                 )
                 for position in flaky[:_MAX_FLAKY].tolist()
             ],
-            scores={name: self._by_name[name].to_metrics(self.cases, self.trials) for name in sorted(self._by_name)},
+            scores={
+                name: self._by_name[name].to_metrics(self.cases, self.trials, clusters, flaky=len(flaky))
+                for name in sorted(self._by_name)
+            },
         )
 
     def _named(self, name: str) -> TrialScores:
@@ -115,55 +148,58 @@ class TrialStats:
         return named
 
 
-def _rates(passed: Counts, tried: Counts) -> dict[str, Any]:
-    """Return the mean of the cases' pass rates, its interval, and how much verdicts vary between trials."""
-    rates = passed / tried
-    several = rates[tried > 1]
-    interval = _clustered_interval(passed, tried)
-    return {
-        "cases": len(rates),
-        "pass_rate": mean_or_none(rates),
-        "pass_rate_ci95": interval,
-        "spread": mean_or_none(np.sqrt(several * (1 - several))),
-    }
+class Clusters:
+    """Which cases count together: those of a group, or each case for itself."""
+
+    def __init__(self, groups: Digests | None, cases: int) -> None:
+        self._numbers: npt.NDArray[np.int64] | None = None
+        if groups is not None:
+            _, numbers = np.unique(groups, return_inverse=True)
+            alone = groups == 0
+            numbers[alone] = cases + np.arange(int(alone.sum()))
+            self._numbers = numbers.astype(np.int64)
+
+    def count(self, chosen: Mask) -> int:
+        """How many groups these cases belong to."""
+        return int(chosen.sum()) if self._numbers is None else len(np.unique(self._numbers[chosen]))
+
+    def mean(self, values: Floats, chosen: Mask) -> BoundedMean | None:
+        """The mean over the chosen cases of what each has, with its bounds; None without any, or outside 0..1."""
+        if not len(values) or values.min() < -_ROUNDING or values.max() > 1 + _ROUNDING:
+            return None
+        if self._numbers is None:
+            distinct, counts = np.unique(values, return_counts=True)
+            return BoundedMean.of_counts(distinct, counts.astype(np.float64))
+        return BoundedMean.over_groups(values, self._numbers[chosen].tolist())
+
+    def rate(self, part: Counts, whole: Counts) -> BoundedMean | None:
+        """The mean over cases of a share of each case's trials; None where no case has any."""
+        chosen = whole > 0
+        return self.mean(part[chosen] / whole[chosen], chosen)
 
 
-def _clustered_interval(passed: Counts, tried: Counts) -> Interval | None:
-    """The 95 % interval of the mean pass rate, by resampling whole cases: trials of one case are no new evidence.
+def _estimates(passed: Counts, tried: Counts, trials: int, clusters: Clusters) -> dict[str, Any]:
+    """pass@k (any of k trials passes) and pass^k (all k do), unbiased, with their intervals.
 
-    Where all cases have the same rate a resample cannot differ, and would claim certainty. There each case counts
-    as one observation (Wilson), which is safe however alike its trials are.
+    All are of the same cases, or pass@2 might be below pass@1: those with as many verdicts as at least half of the
+    cases have. Both are ratios of binomials, 1 − C(n−c, k)/C(n, k) and C(c, k)/C(n, k), each k's made from the one
+    before.
     """
-    cases = len(tried)
-    if not cases:
-        return None
-    rates = passed / tried
-    if rates.min() != rates.max():
-        return bootstrap_mean(rates)
-    return rate_over_cases(float(rates[0]), cases)
-
-
-def _estimates(passed: Counts, tried: Counts, trials: int) -> dict[str, Any]:
-    """pass@k (any of k trials passes) and pass^k (all k do), unbiased, over the cases with k verdicts or more.
-
-    Both are ratios of binomials, 1 − C(n−c, k)/C(n, k) and C(c, k)/C(n, k), each k's made from the one before.
-    """
-    pairs, weights = np.unique(np.stack([passed, tried]), axis=1, return_counts=True)
-    c, n = pairs
+    scored = np.sort(tried[tried > 0])
+    verdicts = int(scored[len(scored) // 2]) if len(scored) else 0
+    chosen = tried >= max(verdicts, 1)
+    c, n = passed[chosen], tried[chosen]
     all_failed, all_passed = np.ones(len(n)), np.ones(len(n))
-    at: dict[str, Any] = {}
-    hat: dict[str, Any] = {}
-    cases: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {"pass_at_k": {}, "pass_at_k_ci95": {}, "pass_hat_k": {}, "pass_hat_k_ci95": {}}
     for k in range(1, trials + 1):
         left = np.maximum(n - k + 1, 1)
         all_failed *= np.maximum(n - c - k + 1, 0) / left
         all_passed *= np.maximum(c - k + 1, 0) / left
-        weight = np.where(n >= k, weights, 0)
-        total = int(weight.sum())
-        cases[str(k)] = total
-        at[str(k)] = math.fsum(weight * (1 - all_failed)) / total if total else None
-        hat[str(k)] = math.fsum(weight * all_passed) / total if total else None
-    return {"cases_at_k": cases, "pass_at_k": at, "pass_hat_k": hat}
+        for name, shares in (("pass_at_k", 1 - all_failed), ("pass_hat_k", all_passed)):
+            mean = clusters.mean(shares, chosen) if k <= verdicts else None
+            found[name][str(k)] = None if mean is None else mean.mean
+            found[f"{name}_ci95"][str(k)] = None if mean is None else mean.interval()
+    return {"cases_for_k": len(n), "verdicts_for_k": verdicts, **found}
 
 
 def _flaky(passed: Counts, tried: Counts) -> npt.NDArray[np.int64]:
@@ -185,6 +221,11 @@ class VarianceSplit(msgspec.Struct, frozen=True, kw_only=True):
     judge: float | None
     judge_in_mean: float | None
     judged: bool
+    agent_share_ci95: Interval | None = None
+    """Of what the agent has of both variances together; None where it cannot be known."""
+    cases: int = 0
+    flaky: int = 0
+    """Cases whose verdicts differ between trials, whatever this score does."""
 
     @property
     def agent(self) -> float | None:
@@ -201,14 +242,31 @@ class VarianceSplit(msgspec.Struct, frozen=True, kw_only=True):
         return self.between_trials < self.judge_in_mean
 
     @property
+    def agent_share(self) -> float | None:
+        """What the agent has of the variance of both together; None unless both are known and one is not 0."""
+        if self.agent is None or self.judge is None or not self.agent + self.judge:
+            return None
+        return self.agent / (self.agent + self.judge)
+
+    @property
     def dominates(self) -> str | None:
-        """Which has more than two thirds of the variance: agent, judge or neither; None unless both are known."""
+        """Which has more than two thirds of the variance and surely more than half: agent, judge or neither.
+
+        `cannot tell` where the interval leaves that open; None unless both are known.
+        """
+        share = self.agent_share
         if self.agent is None or self.judge is None:
             return None
-        most = _DOMINANT_SHARE * (self.agent + self.judge)
-        if self.agent > most:
+        if share is None:
+            return "neither"
+        if self.agent_share_ci95 is None:
+            return "cannot tell"
+        low, high = self.agent_share_ci95
+        if share > _DOMINANT_SHARE and low > 0.5:
             return "agent"
-        return "judge" if self.judge > most else "neither"
+        if share < 1 - _DOMINANT_SHARE and high < 0.5:
+            return "judge"
+        return "neither" if low >= 1 - _DOMINANT_SHARE and high <= _DOMINANT_SHARE else "cannot tell"
 
     @property
     def says(self) -> str | None:
@@ -227,8 +285,11 @@ class VarianceSplit(msgspec.Struct, frozen=True, kw_only=True):
 
     def _compared(self, agent: float, judge: float) -> str:
         if agent == judge == 0:
-            return "neither the agent nor the judge varies"
+            same = f"this score was the same in all trials of {counted(self.cases, 'case')} and all runs of the judge"
+            return f"{same}; verdicts differ even so: see the flaky cases" if self.flaky else same
         in_mean = self.judge_in_mean or 0.0
+        if self.dominates == "cannot tell":
+            return self._undecided(agent, judge)
         if self.dominates == "agent":
             return (
                 f"the agent varies more than the judge: std_dev {_root(agent)} against {_root(judge)}: "
@@ -246,6 +307,13 @@ class VarianceSplit(msgspec.Struct, frozen=True, kw_only=True):
         floored = " (the judge alone explains more than the trials differ, so the agent's is taken as 0)"
         return f"{more}: more judge runs help" + (floored if self.floored else "")
 
+    def _undecided(self, agent: float, judge: float) -> str:
+        said = f"cannot tell whether the agent or the judge varies more: std_dev {_root(agent)} and {_root(judge)}"
+        if self.agent_share_ci95 is None:
+            return f"{said} in {counted(self.cases, 'case')} are too little to say: more cases would"
+        low, high = self.agent_share_ci95
+        return f"{said}, the agent's share is {low:.0%} to {high:.0%} (95 % CI): more cases would tell"
+
     def to_metrics(self) -> VarianceMetrics:
         """The parts, their roots and the words."""
         return VarianceMetrics(
@@ -257,16 +325,19 @@ class VarianceSplit(msgspec.Struct, frozen=True, kw_only=True):
             judge_in_mean=self.judge_in_mean,
             agent_std_dev=None if self.agent is None else math.sqrt(self.agent),
             judge_std_dev=None if self.judge is None else math.sqrt(self.judge),
+            agent_share=self.agent_share,
+            agent_share_ci95=self.agent_share_ci95,
             dominates=self.dominates,
             says=self.says,
         )
 
 
 class TrialScores:
-    """One scorer's values by slot (case × trial): 8 bytes a slot, and 10 more once a judge gives several samples."""
+    """One scorer's values by slot (case × trial): 9 bytes a slot, and 10 more once a judge gives several samples."""
 
     def __init__(self, slots: int) -> None:
         self._values = _missing(slots)
+        self._verdicts = array("B", bytes(slots))
         self._variances: array[float] | None = None
         self._runs: array[int] | None = None
         self._means: array[float] | None = None
@@ -277,6 +348,7 @@ class TrialScores:
         """Set this slot's score, replacing what was there."""
         self.clear(slot)
         value = score.value
+        self._verdicts[slot] = _VERDICTS[score.passed]
         if value is not None and math.isfinite(value):
             self._values[slot] = value
         if score.by is not None:
@@ -287,6 +359,7 @@ class TrialScores:
     def clear(self, slot: int) -> None:
         """Clear this slot."""
         self._values[slot] = math.nan
+        self._verdicts[slot] = 0
         if self._variances is not None:
             self._variances[slot] = math.nan
         if self._runs is not None:
@@ -314,12 +387,24 @@ class TrialScores:
                 self._means = _missing(len(self._values))
             self._means[slot] = mean
 
+    def extend(self, slots: int) -> None:
+        """Make room for this many more slots."""
+        self._values.extend(_missing(slots))
+        self._verdicts.frombytes(bytes(slots))
+        if self._variances is not None:
+            self._variances.extend(_missing(slots))
+        if self._runs is not None:
+            self._runs.frombytes(bytes(2 * slots))
+        if self._means is not None:
+            self._means.extend(_missing(slots))
+
     def take(self, other: TrialScores | None, seen: Mask) -> None:
         """Copy another's slots where it has records; None means that it has none of this scorer."""
         slots = len(self._values)
         theirs = other or TrialScores(slots)
         self._judged |= theirs._judged
         np.asarray(self._values)[seen] = np.asarray(theirs._values)[seen]
+        np.asarray(self._verdicts)[seen] = np.asarray(theirs._verdicts)[seen]
         if self._variances is not None or theirs._variances is not None:
             self._variances = _overlaid(self._variances or _missing(slots), theirs._variances or _missing(slots), seen)
             none = array("H", bytes(2 * slots))
@@ -327,20 +412,25 @@ class TrialScores:
         if self._means is not None or theirs._means is not None:
             self._means = _overlaid(self._means or _missing(slots), theirs._means or _missing(slots), seen)
 
-    def to_metrics(self, cases: int, trials: int) -> TrialScoreMetrics:
-        """The mean over cases with its interval clustered by case, the spread between trials, and whose it is."""
+    def to_metrics(self, cases: int, trials: int, clusters: Clusters, *, flaky: int = 0) -> TrialScoreMetrics:
+        """The mean and pass rate over cases, clustered, the spread between trials, and whose it is."""
         counts, means, squares = _by_case(np.asarray(self._values).reshape(cases, trials))
-        means = means[counts > 0]
-        several = counts > 1
+        valued, several = counts > 0, counts > 1
+        verdicts = np.asarray(self._verdicts).reshape(cases, trials)
+        passed = (verdicts == _PASSED).sum(axis=1, dtype=np.int32)
+        mean = clusters.mean(means[valued], valued)
+        rate = clusters.rate(passed, (verdicts >= _FAILED).sum(axis=1, dtype=np.int32))
         return TrialScoreMetrics(
-            cases=len(means),
-            mean=mean_or_none(means),
-            mean_ci95=mean_interval(means),
+            cases=int(valued.sum()),
+            mean=mean_or_none(means[valued]),
+            mean_ci95=None if mean is None else mean.interval(),
+            pass_rate=None if rate is None else rate.mean,
+            pass_rate_ci95=None if rate is None else rate.interval(),
             spread=mean_or_none(np.sqrt(squares[several] / counts[several])),
-            variance=self.split(cases, trials).to_metrics(),
+            variance=self.split(cases, trials, flaky=flaky).to_metrics(),
         )
 
-    def split(self, cases: int, trials: int) -> VarianceSplit:
+    def split(self, cases: int, trials: int, *, flaky: int = 0) -> VarianceSplit:
         """The variance between trials, split into the agent's and the judge's."""
         values = np.asarray(self._values)
         if self._means is not None:
@@ -349,17 +439,33 @@ class TrialScores:
         table = values.reshape(cases, trials)
         counts, _, squares = _by_case(table)
         several = counts > 1
+        between = squares[several] / (counts[several] - 1)
         judge = None if self._variances is None else mean_or_none(_present(np.asarray(self._variances)))
-        noise = None
+        noise = share = None
         if judge is not None:
             in_means = self._noise(judge).reshape(cases, trials).sum(axis=1, where=~np.isnan(table))
-            noise = mean_or_none(in_means[several] / counts[several])
+            in_means = in_means[several] / counts[several]
+            noise = mean_or_none(in_means)
+            share = _share_interval(between - in_means, self._judge_by_case(cases, trials)[several])
         return VarianceSplit(
-            between_trials=mean_or_none(squares[several] / (counts[several] - 1)),
+            between_trials=mean_or_none(between),
             judge=judge,
             judge_in_mean=noise,
             judged=self._judged,
+            agent_share_ci95=share,
+            cases=int(several.sum()),
+            flaky=flaky,
         )
+
+    def _judge_by_case(self, cases: int, trials: int) -> Floats:
+        """Return the judge's variance in each case; NaN where it is not known."""
+        assert self._variances is not None
+        table = np.asarray(self._variances).reshape(cases, trials)
+        known = ~np.isnan(table)
+        counts = known.sum(axis=1)
+        sums: Floats = table.sum(axis=1, where=known)
+        means: Floats = np.divide(sums, counts, out=np.full(cases, math.nan), where=counts > 0)
+        return means
 
     def _noise(self, judge: float) -> Floats:
         """Return the judge's variance in each slot's mean; with one sample there, the average variance is used."""
@@ -368,6 +474,28 @@ class TrialScores:
         variances = np.asarray(self._variances)
         noise: Floats = np.where(np.isnan(variances), judge, variances) / np.maximum(np.asarray(self._runs), 1)
         return noise
+
+
+def _share_interval(agent: Floats, judge: Floats) -> Interval | None:
+    """The 95 % interval of the agent's share of the variance (Fieller): both vary from case to case.
+
+    None with fewer than five cases in which both are known, or where the variances themselves are not above noise.
+    """
+    known = ~np.isnan(judge)
+    agent, both = agent[known], agent[known] + judge[known]
+    n = len(agent)
+    if n < _FEWEST_CASES:
+        return None
+    covariance = np.cov(agent, both) * student_quantile(0.975, n - 1) ** 2 / n
+    top, bottom = float(agent.mean()), float(both.mean())
+    a = bottom**2 - float(covariance[1, 1])
+    b = top * bottom - float(covariance[0, 1])
+    c = top**2 - float(covariance[0, 0])
+    if bottom <= 0 or a <= 0:
+        return None
+    reach = math.sqrt(max(b * b - a * c, 0.0))
+    low, high = (min(max(end, 0.0), 1.0) for end in ((b - reach) / a, (b + reach) / a))
+    return low, high
 
 
 def _by_case(table: Floats) -> tuple[npt.NDArray[np.int64], Floats, Floats]:

@@ -50,6 +50,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     expected_trajectory: Any = None
     metadata: dict[str, Any] = {}
     attachments: Any = None
+    group: str | None = None
 
 
 _decode_row = msgspec.json.Decoder(_Row).decode
@@ -69,6 +70,21 @@ def by_name(row: dict[str, Any]) -> CaseColumns:
     """Map columns by name: those named like a case's fields; all others are metadata."""
     values = {name: row[name] for name in CASE_FIELDS if name in row}
     return CaseColumns(values, {name: value for name, value in row.items() if name not in values})
+
+
+def grouped_by(column: str, arrange: Arrange) -> Arrange:
+    """Take the group of each case from a column, which is arranged as it would be anyway."""
+
+    def arranged(row: dict[str, Any]) -> CaseColumns:
+        columns = arrange(row)
+        metadata = row.get("metadata")
+        known = row if column in row else metadata if isinstance(metadata, dict) else {}
+        if column not in known:
+            raise BadCase(f"has no {column!r}, by which the suite groups its cases")
+        group = known[column]
+        return columns if group in (None, "") else CaseColumns({**columns.values, "group": group}, columns.rest)
+
+    return arranged
 
 
 def from_cells(columns: CaseColumns) -> CaseColumns:
@@ -112,6 +128,7 @@ def plain_case(text: bytes) -> EvalCase | None:
         expected=row.expected,
         expected_trajectory=row.expected_trajectory,
         metadata=row.metadata,
+        group=row.group,
     )
     return None if row.messages and has_attachments(case) else case
 
@@ -125,13 +142,18 @@ def checked(case: EvalCase, folder: AttachmentFolder | None = None) -> EvalCase:
         and not case.attachments
         and (case.system_prompt is None or type(case.system_prompt) is str)
         and case.limits is None
+        and (case.group is None or (type(case.group) is str and case.group.isascii()))
     ):
         return case  # the common case: one check instead of one per field
     if type(case.id) is not str:
         case = copy(case)
-        case.id = _id_text(case.id)
-    if not case.id.isascii():
-        _check_unicode(case.id)
+        case.id = _name_text("id", case.id)
+    if case.group is not None and type(case.group) is not str:
+        case = copy(case)
+        case.group = _name_text("group", case.group)
+    for name, text in (("id", case.id), ("group", case.group)):
+        if text and not text.isascii():
+            _check_unicode(name, text)
     for name in ("prompt", "system_prompt"):
         value = getattr(case, name)
         if value is not None and not isinstance(value, str):
@@ -162,22 +184,22 @@ def _with_limits(case: EvalCase) -> EvalCase:
     return case
 
 
-def _id_text(value: Any) -> str:
+def _name_text(name: str, value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise BadCase(f"id must be text or a number, got {found(value)}")
+        raise BadCase(f"{name} must be text or a number, got {found(value)}")
     if isinstance(value, float) and not isfinite(value):
-        raise BadCase(f"id must be text or a number, got {value}")
+        raise BadCase(f"{name} must be text or a number, got {value}")
     return str(value)
 
 
-def _check_unicode(case_id: str) -> None:
-    """Refuse an id that cannot be written as UTF-8: its records could not be found again."""
+def _check_unicode(name: str, text: str) -> None:
+    """Refuse an id or group that cannot be written as UTF-8: its records could not be found again."""
     try:
-        case_id.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise BadCase(f"id must be Unicode text, got {case_id!r} with a lone surrogate") from None
+        raise BadCase(f"{name} must be Unicode text, got {text!r} with a lone surrogate") from None
 
 
 def _check_objects(name: str, value: Any) -> None:

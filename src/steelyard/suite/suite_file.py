@@ -13,7 +13,17 @@ import yaml
 from steelyard.attachments import AttachmentFolder
 from steelyard.errors import ConfigurationError, SuiteError, reject_unknown
 from steelyard.suite.evalset import EvalSet, arrangement
-from steelyard.suite.sources import CsvSource, JsonlSource, MemorySource, Source, found, open_file
+from steelyard.suite.sources import (
+    Arrange,
+    CsvSource,
+    JsonlSource,
+    MemorySource,
+    Source,
+    by_name,
+    found,
+    grouped_by,
+    open_file,
+)
 
 if TYPE_CHECKING:
     from yaml import SafeLoader as _BaseLoader
@@ -21,8 +31,8 @@ else:
     _BaseLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where available
 
 KEYS = (
-    "id", "description", "target", "workspace", "case_limits", "system_prompt", "cases", "fields", "attachments_from",
-    "scorers", "run", "prices", "gate",
+    "id", "description", "target", "workspace", "case_limits", "system_prompt", "cases", "fields", "group",
+    "attachments_from", "scorers", "run", "prices", "gate",
 )  # fmt: skip
 MAX_DEPTH = 100  # levels of nesting
 ENDINGS = {".jsonl": JsonlSource, ".csv": CsvSource}
@@ -75,6 +85,8 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
     suite_id = path.stem if identifier is None else str(identifier)
     system_prompt = value("system_prompt", str, "text")
     fields = value("fields", dict, "a mapping of case fields to templates")
+    group = value("group", str, "the name of a column")
+    arrange = arrangement(fields) if group is None else grouped_by(group, arrangement(fields))
     root = value("attachments_from", str, "a folder's path")
     return SuiteFile(
         path=path,
@@ -84,7 +96,7 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
         workspace=value("workspace", dict, "a mapping"),
         case_limits=value("case_limits", dict, "a mapping"),
         system_prompt=system_prompt,
-        cases=EvalSet.from_source(suite_id, _cases(path, document.get("cases"), fields, lines, root), system_prompt),
+        cases=EvalSet.from_source(suite_id, _cases(path, document.get("cases"), arrange, lines, root), system_prompt),
         scorers=value("scorers", list, "a list") or [],
         run=value("run", dict, "a mapping") or {},
         prices=value("prices", dict, "a mapping") or {},
@@ -98,18 +110,17 @@ def _target(path: Path, target: Any) -> str | dict[str, Any] | None:
     raise SuiteError(f"target must be a name or a mapping with one key, got {found(target)}", path=path)
 
 
-def _cases(
-    path: Path, cases: Any, fields: dict[str, str] | None, lines: list[int], attachments_from: str | None
-) -> Source:
+def _cases(path: Path, cases: Any, arrange: Arrange, lines: list[int], attachments_from: str | None) -> Source:
     root = None if attachments_from is None else path.parent / attachments_from
     if root is not None and not root.is_dir():
         raise SuiteError(f"attachments_from is not a folder: {root}", path=path)
     if cases is None:
         raise SuiteError("has no cases: set `cases` to a list or to the path of a .jsonl or .csv file", path=path)
     if isinstance(cases, list):
-        arrange = None if fields is None else arrangement(fields)
         folder = AttachmentFolder(root or path.parent)
-        return MemorySource(cases, arrange=arrange, path=path, lines=lines, folder=folder)
+        return MemorySource(
+            cases, arrange=None if arrange is by_name else arrange, path=path, lines=lines, folder=folder
+        )
     if not isinstance(cases, str):
         raise SuiteError(f"cases must be a list or a file's path, got {found(cases)}", path=path)
     source = ENDINGS.get(Path(cases).suffix.lower())
@@ -117,7 +128,7 @@ def _cases(
         raise SuiteError(f"cases must be a {' or '.join(ENDINGS)} file, got {cases!r}", path=path)
     place = path.parent / cases
     within = (place.parent, path.parent) if root is None else (root,)
-    return source(place, arrangement(fields), AttachmentFolder(root or place.parent, within))
+    return source(place, arrange, AttachmentFolder(root or place.parent, within))
 
 
 def _load(path: Path) -> tuple[dict[Any, Any], list[int]]:

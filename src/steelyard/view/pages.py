@@ -18,7 +18,7 @@ from steelyard.report.html import DOCUMENT_SCRIPTS, asset, environment, join_scr
 from steelyard.report.page import charts as page_charts
 from steelyard.report.page.page import SHARED_SCRIPTS
 from steelyard.report.records import STATES
-from steelyard.stats.intervals import wilson
+from steelyard.stats.intervals import clopper_pearson
 from steelyard.view.security import page_policy
 
 _LIST_SCRIPTS = ("dom.js", "theme.js", "tip.js", "charts.js")
@@ -124,7 +124,7 @@ def live_figures(rows: Rows, kinds: Sequence[str], quiet: float) -> dict[str, An
         "n": len(counted),
         "counts": counts,
         "pass_rate": counts["passed"] / scored if scored else None,
-        "pass_rate_ci95": wilson(counts["passed"], scored),
+        "pass_rate_ci95": clopper_pearson(counts["passed"], scored),
         "errors": _error_kinds(counted[states == _ERROR], kinds),
         "first": _percentiles(measured["first"]),
         "last": _percentiles(measured["last"]),

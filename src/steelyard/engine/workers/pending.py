@@ -118,6 +118,7 @@ def lost_record(assigned: Assigned, node: str, reason: str) -> Record:
         error_type="WorkerLost",
         node=node,
         scores=[],
+        group=job.case.group,
     )
 
 

@@ -77,7 +77,11 @@ function passTile(metrics) {
   const open = Object.entries(metrics.scores || {})
     .filter(([, score]) => score.by && !score.advisory && !score.calibrated).map(([name]) => name);
   const mark = open.length ? `; judge ${escapeInvisible(open.join(", "))} is not calibrated` : "";
-  const note = `${number(metrics.passed)} of ${number(metrics.scored)} scored${sure}${mark}`;
+  const { trials } = metrics, repeated = trials && trials.trials > 1;
+  const scored = repeated ? `mean of ${plural(trials.cases, "case")}` : `${number(metrics.passed)} of ${number(metrics.scored)} scored`;
+  const grouped = metrics.groups ? ` in ${plural(metrics.groups, "group")}` : "";
+  const all = metrics.scored < metrics.n ? `; ${percent(metrics.pass_rate_all)} of all, errors included` : "";
+  const note = `${scored}${grouped}${sure}${all}${mark}`;
   const drawn = interval ? div("whisker", whisker(metrics.pass_rate, interval)) : null;
   return tile("Pass rate", percent(metrics.pass_rate), "", note, drawn);
 }
@@ -195,13 +199,23 @@ function scoreLine(name, score) {
 function trialsCard(page, go) {
   const trials = page.metrics.trials;
   if (!trials || trials.trials < 2 || !trials.cases) return null;
-  const all = Object.keys(trials.pass_at_k);
+  const all = Object.keys(trials.pass_at_k).filter((k) => trials.pass_at_k[k] !== null);
   const isShown = (k, index) => all.length <= 8 || Number.isInteger(Math.log2(Number(k))) || index === all.length - 1;
   const ks = all.filter(isShown);
   const rows = [["pass@k: any of k passes", trials.pass_at_k], ["pass^k: all k pass", trials.pass_hat_k]]
     .map(([label, of]) => line(label, ...ks.map((k) => percent(of[k]))));
   const title = `${number(trials.trials)} trials of ${plural(trials.cases, "case")}`;
-  return card("Trials", title, true, tableOf(["k", ...ks], rows), ...flakyCases(trials, go));
+  return card("Trials", title, true, tableOf(["k", ...ks], rows), ...ofWhich(trials), ...flakyCases(trials, go));
+}
+
+// Of which cases pass@k and pass^k are, and how sure the last of them is; runs of older versions do not say.
+function ofWhich(trials) {
+  const k = trials.verdicts_for_k;
+  if (!k) return [];
+  const sure = [["pass@", trials.pass_at_k_ci95], ["pass^", trials.pass_hat_k_ci95]].filter(([, of]) => of && of[k])
+    .map(([label, of]) => `${label}${k} 95\u00a0%\u00a0CI ${percent(of[k][0])} \u2013 ${percent(of[k][1])}`);
+  const text = `of the ${plural(trials.cases_for_k, "case")} with ${plural(k, "verdict")} or more; ${sure.join("; ")}`;
+  return [el("p", { class: "facts" }, text)];
 }
 
 function flakyCases(trials, go) {
