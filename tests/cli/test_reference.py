@@ -81,7 +81,7 @@ def completed(shell: str, *words: str) -> list[str]:
     ("words", "offered"),
     [
         (["steelyard", "re"], {"report"}),
-        (["steelyard", "c"], {"calibrate", "cache", "compare"}),
+        (["steelyard", "c"], {"calibrate", "cache", "check", "compare"}),
         (["steelyard", "run", "--min"], {"--min-pass-rate"}),
         (["steelyard", "report", "-f", "j"], {"json", "junit"}),
         (["steelyard", "cache", "i"], {"info"}),

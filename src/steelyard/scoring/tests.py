@@ -190,7 +190,7 @@ class Tests(ProgramScorer):
             source = self._root / self._files.render(case)
             if not source.exists():
                 raise ConfigurationError(f"{self.name}.files: there is no {source} for case {case.id!r:.100}")
-            _overlay(source, place)
+            overlay(source, place)
         if (result := self._junit_of(case)) is not None:
             _remove(place, result)
         return notes
@@ -448,7 +448,7 @@ def _remove(place: Path, path: str) -> None:
     target.unlink(missing_ok=True)
 
 
-def _overlay(source: Path, place: Path) -> None:
+def overlay(source: Path, place: Path) -> None:
     """Copy hidden files over the workspace. What stands in their way is replaced, links included, never followed."""
     if source.is_file():
         _put(source, place / source.name)

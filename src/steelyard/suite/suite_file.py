@@ -31,7 +31,7 @@ else:
     _BaseLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where available
 
 KEYS = (
-    "id", "description", "target", "workspace", "case_limits", "system_prompt", "cases", "fields", "group",
+    "id", "description", "target", "workspace", "solution", "case_limits", "system_prompt", "cases", "fields", "group",
     "attachments_from", "scorers", "run", "prices", "gate",
 )  # fmt: skip
 MAX_DEPTH = 100  # levels of nesting
@@ -50,6 +50,8 @@ class SuiteFile:
     description: str | None = None
     target: str | dict[str, Any] | None = None
     workspace: dict[str, Any] | None = None
+    solution: str | None = None
+    """Where the cases' reference solutions are, for `steelyard check`."""
     case_limits: dict[str, Any] | None = None
     system_prompt: str | None = None
     cases: EvalSet
@@ -94,6 +96,7 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
         description=value("description", str, "text"),
         target=_target(path, document.get("target")),
         workspace=value("workspace", dict, "a mapping"),
+        solution=value("solution", str, "the path of a folder or a patch"),
         case_limits=value("case_limits", dict, "a mapping"),
         system_prompt=system_prompt,
         cases=EvalSet.from_source(suite_id, _cases(path, document.get("cases"), arrange, lines, root), system_prompt),

@@ -1,0 +1,5 @@
+from task import minutes
+
+
+def test_hour():
+    assert minutes(3600) == 60

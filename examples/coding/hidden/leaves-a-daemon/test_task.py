@@ -1,0 +1,5 @@
+from task import initials
+
+
+def test_small():
+    assert initials("ada lovelace") == "AL"

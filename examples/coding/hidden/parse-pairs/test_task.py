@@ -1,0 +1,5 @@
+from task import parse
+
+
+def test_equals():
+    assert parse("q=a=b") == {"q": "a=b"}

@@ -1,0 +1,5 @@
+from task import vowels
+
+
+def test_capitals():
+    assert vowels("OSLO") == 2

@@ -1,0 +1,3 @@
+def add(a, b):
+    """The sum of two numbers."""
+    return a + b

@@ -1,0 +1,3 @@
+def is_even(number):
+    """Whether a number can be halved."""
+    return number % 2 == 0

@@ -1,0 +1,3 @@
+def double(number):
+    """Twice the number."""
+    return number * 2

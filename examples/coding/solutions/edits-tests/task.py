@@ -1,0 +1,3 @@
+def square(number):
+    """The number times itself."""
+    return number**2

@@ -1,0 +1,3 @@
+def minutes(seconds):
+    """Seconds as minutes."""
+    return seconds / 60

@@ -1,0 +1,3 @@
+def last(items):
+    """The last item of a list."""
+    return items[len(items) - 1]

@@ -1,0 +1,3 @@
+def words(text):
+    """How many words a text has."""
+    return len(text.split())
