@@ -280,6 +280,9 @@ class Record(_RecordHead, kw_only=True, omit_defaults=True, gc=False):
     """The attempts before the last one, the latest of them."""
     group: str | None = None
     """The group that the case belongs to: figures count cases of a group together."""
+    expected: Any = None
+    """What the case expected when it was asked; of more than 16 KB only its digest, as of `metadata`."""
+    metadata: dict[str, Any] = {}
 
     @property
     def passed(self) -> bool | None:
@@ -290,6 +293,32 @@ class Record(_RecordHead, kw_only=True, omit_defaults=True, gc=False):
     def response(self) -> InvocationResponse:
         """The response alone, as the target gave it."""
         return InvocationResponse(**{name: getattr(self, name) for name in InvocationResponse.__struct_fields__})
+
+
+MAX_KEPT_BYTES = 16 << 10
+_MAX_PLAIN_CHARS = MAX_KEPT_BYTES // 6 - 2
+"""So long a text is within the limit however it is escaped."""
+_MAX_KEPT_DEPTH = 50
+_DIGEST_KEYS = {"sha256", "bytes"}
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+def bounded(value: Any) -> Any:
+    """The value, or `{"sha256": ..., "bytes": ...}` where it is larger than 16 KB as JSON, or nested too deep."""
+    if type(value) is str and len(value) <= _MAX_PLAIN_CHARS:
+        return value
+    try:
+        data = _encode(value)
+    except Exception:  # noqa: BLE001 - the writer makes something of it that can be written
+        return value
+    if len(data) <= MAX_KEPT_BYTES and data.count(b"[") + data.count(b"{") <= _MAX_KEPT_DEPTH:
+        return value
+    return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def is_digest(value: Any) -> bool:
+    """Whether a record has only the digest of this value."""
+    return isinstance(value, dict) and value.keys() == _DIGEST_KEYS
 
 
 class StoredSample(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):

@@ -44,13 +44,15 @@ _ABSENT = msgspec.Raw()
 
 
 class Entry(Record, kw_only=True, gc=False):
-    """A record with its payload and messages, often most of the line, left as they are written.
+    """A record with its payload, messages and what the case has, often most of the line, left as they are written.
 
     It has all fields of a record, needed or not: what recovery accepts must be readable as a whole record later.
     """
 
     messages: msgspec.Raw = _ABSENT  # type: ignore[assignment]
     input_payload: msgspec.Raw = _ABSENT
+    expected: msgspec.Raw = _ABSENT
+    metadata: msgspec.Raw = _ABSENT  # type: ignore[assignment]
 
 
 _decoder = msgspec.json.Decoder(Entry)
@@ -86,6 +88,10 @@ def _let_go(entries: list[Entry]) -> None:
             bytes(entry.messages).decode()
             bytes(entry.input_payload).decode()
             entry.messages = entry.input_payload = _ABSENT
+        if entry.expected is not _ABSENT or entry.metadata is not _ABSENT:
+            bytes(entry.expected).decode()
+            bytes(entry.metadata).decode()
+            entry.expected = entry.metadata = _ABSENT
 
 
 class EntryBlock(NamedTuple):

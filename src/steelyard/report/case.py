@@ -32,8 +32,11 @@ class OneCase:
             raise ConfigurationError(f"{run} has no record of a case {case_id!r}{'; ' + hint if hint else ''}")
         manifest = read_manifest(run)
         self.case = _find(case_id, open_suite(run, manifest)[0] if suite is None else suite)
-        asked = None if self.case is None else Expectations(_alone(self.case), manifest).of(self.found[0][1])
+        first = self.found[0][1]
+        asked = Expectations(None if self.case is None else _alone(self.case), manifest).of(first)
         self.edited = asked is not None and asked.edited
+        if self.case is None and asked is not None:
+            self.case = asked.case
 
     def to_json(self) -> dict[str, Any]:
         """Whole records as they stand in `outputs.jsonl`, each with its byte there, and the case."""

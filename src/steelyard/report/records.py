@@ -15,7 +15,7 @@ from steelyard.journal.files import CASES, OUTPUTS
 from steelyard.journal.index import FAILED, PASSED, ROWS, UNSCORED, Rows
 from steelyard.journal.manifest import Manifest
 from steelyard.journal.reader import RecordReader, counted_rows
-from steelyard.records import EvalCase, Record, id_digest, verdict
+from steelyard.records import EvalCase, Record, id_digest, is_digest, verdict
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.identity import BadCase, as_hex, canonical, case_fingerprint, grading_fingerprint
 from steelyard.suite.suite_file import read_suite_file
@@ -118,6 +118,20 @@ def open_suite(run: Path, manifest: Manifest | None) -> tuple[EvalSet | None, st
         return None, f"the suite file cannot be read any more: {error}"
 
 
+def shows_expected(manifest: Manifest | None) -> bool:
+    """Whether pages about a run may show what its cases expect."""
+    return manifest is None or manifest.options.get("keep_expected") is not False
+
+
+def _as_recorded(record: Record) -> SuiteCase | None:
+    """What a record itself has of its case; None where it has nothing."""
+    expected = None if is_digest(record.expected) else record.expected
+    metadata = {} if is_digest(record.metadata) else record.metadata
+    if expected is None and not metadata:
+        return None
+    return SuiteCase(EvalCase(id=record.id, prompt=record.input_prompt, expected=expected, metadata=metadata), False)
+
+
 class Expectations:
     """Finds the case of each record. Records come in case order, so that the suite is read once, beside them."""
 
@@ -129,9 +143,20 @@ class Expectations:
         self._waiting: OrderedDict[str, EvalCase] = OrderedDict()
         self._current: EvalCase | None = None
         self._graders = _grader_digests(manifest)
+        self._shows_expected = shows_expected(manifest)
 
     def of(self, record: Record) -> SuiteCase | None:
-        """The case of a record; None where the suite does not have it, or is not at hand."""
+        """The case of a record, from the suite or, where that does not have it or is not at hand, from the record.
+
+        None where neither has it. Of a run that keeps what is expected out of its records, it is not shown either.
+        """
+        asked = self._from_suite(record) or _as_recorded(record)
+        if asked is None or self._shows_expected:
+            return asked
+        case = msgspec.structs.replace(asked.case, expected=None, expected_trajectory=None, metadata={})
+        return SuiteCase(case, asked.edited)
+
+    def _from_suite(self, record: Record) -> SuiteCase | None:
         case = self._current
         if case is None or case.id != record.id:  # not one more trial of the case before
             case = self._find(record)

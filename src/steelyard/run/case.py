@@ -33,6 +33,7 @@ from steelyard.records import (
     ResponseFields,
     Score,
     UnscoredAnswer,
+    bounded,
 )
 from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.stats.formatting import counted
@@ -94,9 +95,11 @@ class CaseRunner:
         programs: StartedPrograms | None = None,
         answered: Callable[[str, int], None] | None = None,
         tracebacks: bool = True,
+        keep_expected: bool = True,
         workspaces: Workspaces | None = None,
     ) -> None:
         self._tracebacks = tracebacks
+        self._keep_expected = keep_expected
         self._workspaces = workspaces
         """None in a run whose cases have neither workspaces nor limits, and whose scorers take no context."""
         self._waits = waits
@@ -173,6 +176,11 @@ class CaseRunner:
             scores = await self._pipeline.score(job, response, context, keep_answer, emit, new_context)
         elapsed = time.perf_counter() - started if before is None else before
         record = _record(job, response, scores, attempts, elapsed, failures, shape)
+        if self._keep_expected:
+            if job.case.expected is not None:
+                record.expected = bounded(job.case.expected)
+            if job.case.metadata:
+                record.metadata = bounded(job.case.metadata)
         if self._workspaces is not None:
             await self._workspaces.keep(record, context)
         emit(record)

@@ -357,6 +357,7 @@ class Execution:
             session=self._session,
             token=self._token,
             tracebacks=options.tracebacks,
+            keep_expected=options.keep_expected,
             waits=send_policy.waits,
             remotes=send_policy.remotes,
             programs=self._directory.programs if self._directory is not None else None,

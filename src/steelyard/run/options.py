@@ -377,6 +377,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             in_manifest=False,
         ),
     ] = True
+    keep_expected: Annotated[
+        bool,
+        Option(
+            flags=("--no-expected",),
+            help="Keep `expected` and `metadata` of the cases out of records and pages.",
+            score="Keep `expected` and `metadata` of the cases out of records and pages.",
+            check=_true_or_false,
+        ),
+    ] = True
     output_path: Annotated[
         str | Path | None,
         Option(
@@ -481,6 +490,7 @@ class RunChanges(TypedDict, total=False):
     stop_error_rate: float | None
     stop_first_errors: int
     tracebacks: bool
+    keep_expected: bool
     output_path: str | Path | None
     retry_on: tuple[type[Exception], ...]
     prices: Any

@@ -256,7 +256,7 @@ def test_a_suite_that_was_reordered_added_to_and_cut_is_still_matched(tmp_path: 
     run = run_of(tmp_path, suite_of("a", "b", "c", "d"))
     assert found(run, suite_of("new", "d", "c", "a")) == [
         ("a", "a x", False),
-        None,
+        ("b", "b x", False),  # as its record has it
         ("c", "c x", False),
         ("d", "d x", False),
     ]
@@ -282,7 +282,7 @@ def test_the_suite_is_read_lazily_and_at_most_once(tmp_path: Path) -> None:
 
 
 def test_where_the_suite_is_not_at_hand_the_page_says_why(tmp_path: Path) -> None:
-    run = run_of(tmp_path, suite_of("a"))
+    run = run_of(tmp_path, EvalSet("s", [EvalCase(id="a", prompt="a")]))
     note = PageData("".join(page(run))).overview["about"]["suite_note"]
     assert note == "the run does not say which suite file it is of"
     manifest = read_manifest(run)
@@ -293,6 +293,21 @@ def test_where_the_suite_is_not_at_hand_the_page_says_why(tmp_path: Path) -> Non
     broken.write_text("cases: {")
     manifest.suite_file = str(broken)
     assert "cannot be read any more" in str(open_suite(run, manifest)[1])
+
+
+def test_without_its_suite_the_page_shows_what_the_records_say_was_expected(tmp_path: Path) -> None:
+    data = PageData("".join(page(run_of(tmp_path, suite_of("a", "b")))))
+    assert [body["expected"] for body in data.bodies()] == [["a x"], ["b x"]]
+    assert data.overview["about"]["suite_note"] is None
+
+
+def test_a_run_that_keeps_expectations_out_of_its_records_keeps_them_out_of_its_page(tmp_path: Path) -> None:
+    suite = suite_of("a", "b")
+    run = run_of(tmp_path, suite, keep_expected=False)
+    assert b'"expected"' not in (run / "outputs.jsonl").read_bytes()
+    data = PageData("".join(page(run, suite)))
+    assert all("expected" not in body for body in data.bodies())
+    assert "left out" in data.overview["about"]["suite_note"]
 
 
 def test_a_suite_in_python_is_not_run_for_a_report(tmp_path: Path) -> None:

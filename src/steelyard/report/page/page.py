@@ -21,7 +21,7 @@ from steelyard.report.headline import notices
 from steelyard.report.html import environment, head, script_json
 from steelyard.report.page.charts import Curves
 from steelyard.report.page.data import CHUNK_BYTES, CHUNK_RECORDS, TableColumns, body, text_limit
-from steelyard.report.records import Expectations, RunRecords, open_suite
+from steelyard.report.records import Expectations, RunRecords, open_suite, shows_expected
 from steelyard.report.summary import summary
 from steelyard.run.result import Result
 from steelyard.stats.metrics import Metrics
@@ -65,7 +65,7 @@ def page(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
             packed.add(record, offset, expectations)
         packed.finish()
         overview = {
-            "about": about(run, metrics, manifest, records.trials, note or expectations.problem),
+            "about": about(run, metrics, manifest, records.trials, _note(packed, manifest, expectations.problem, note)),
             "metrics": metrics,
             "counts": records.counts,
             "score_names": names,
@@ -76,11 +76,20 @@ def page(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
         yield from _assembled(overview, packed)
 
 
+def _note(packed: _Packed, manifest: Manifest | None, problem: str | None, absent: str | None) -> str | None:
+    """Why the page does not show what was expected; None where it does."""
+    if not shows_expected(manifest):
+        return "left out of the records and of this page (keep_expected)"
+    return problem or (None if packed.has_expected else absent)
+
+
 class _Packed:
     """The cases, compressed as they come, in two files: their bodies in chunks, the table's columns in one stream."""
 
     def __init__(self, bodies: IO[bytes], columns: IO[bytes], table: TableColumns, limit: int) -> None:
         self.curves = Curves()
+        self.has_expected = False
+        """Whether records have what was expected, so that the suite need not be there."""
         self.starts: list[int] = []
         """Which record each chunk begins with."""
         self._bodies_file, self._columns_file, self._table, self._limit = bodies, columns, table, limit
@@ -92,6 +101,7 @@ class _Packed:
     def add(self, record: Any, offset: int, expectations: Expectations) -> None:
         """Take in one record."""
         asked = expectations.of(record)
+        self.has_expected = self.has_expected or (record.expected is not None and asked is not None)
         self.curves.add(record)
         self._table.add(record, asked)
         if not self._bodies:
