@@ -84,6 +84,16 @@ def _exit_code(error: Exception) -> int:
         return BROKEN
     import traceback
 
-    traceback.print_exception(error)
+    from steelyard.cache.store import StoreError
+    from steelyard.disk import NotAFile
+
+    if isinstance(error, NotAFile):
+        say(f"{error.filename} {error.strerror}: remove it")
+        return REFUSED
+
+    if isinstance(error, StoreError):
+        say(f"the cache failed: {error}")
+        return REFUSED
+    say("".join(traceback.format_exception(error)).rstrip())
     say("internal error; what was recorded is intact and can be resumed")
     return BROKEN

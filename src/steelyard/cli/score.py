@@ -65,6 +65,8 @@ def command(
     named = suite or (answers.manifest.suite_file if answers.manifest is not None else None)
     if named is None:
         raise ConfigurationError(f"{run} does not say which suite it is of: name one with --suite")
+    if suite is None:
+        _refuse_code(run, named)
     runner, gate = load_suite(named)
     gate = with_flags(gate, min_pass_rate=min_pass_rate, max_error_rate=max_error_rate)
     changes = {
@@ -109,6 +111,15 @@ def command(
         say(f"resume with: {again}")
         return ending.signal_code or TOO_MANY_ERRORS
     return verdict_code(ending.result.typed_metrics, gate, remedy=f"run {run} with --retry-errors to ask its own again")
+
+
+def _refuse_code(run: Path, named: str) -> None:
+    """Refuse to run code only because a run directory, which may come from anywhere, says so."""
+    again = f"to use it, name it yourself: --suite {named}"
+    if Path(named).suffix.lower() not in (".yaml", ".yml"):
+        raise ConfigurationError(f"{run}/run.json names {named}, which is Python code; {again}")
+    if Path(named).resolve().is_relative_to(run.resolve()):
+        raise ConfigurationError(f"{run}/run.json names a suite in the run directory itself, {named}; {again}")
 
 
 def _new_place(run: Path, out: Path | None) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from steelyard.disk import open_regular
 from steelyard.journal.checksum import is_sound, repaired, sealed
 from steelyard.journal.files import ANSWERS
 from steelyard.journal.reader import RecordReader, decode_entry, lines_forward
@@ -55,7 +56,7 @@ class AnswerLog:
         if not self._path.exists():
             return
         bad = []
-        descriptor = os.open(self._path, os.O_RDONLY)
+        descriptor = open_regular(self._path)
         try:
             for offset, line in lines_forward(descriptor, 0, os.fstat(descriptor).st_size):
                 entry = decode_entry(line)

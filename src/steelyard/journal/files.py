@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from steelyard.disk import sync_directory
+from steelyard.disk import NotAFile, read_regular, sync_directory
 from steelyard.errors import ConfigurationError, JournalError, RunFinished
 from steelyard.stats.formatting import counted
 
@@ -74,8 +74,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_json_object(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None when there is no such file or it does not hold one."""
     try:
-        value = msgspec.json.decode(path.read_bytes())
-    except (FileNotFoundError, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        value = msgspec.json.decode(read_regular(path))
+    except (FileNotFoundError, NotAFile, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
     return value if isinstance(value, dict) else None
 

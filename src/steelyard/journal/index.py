@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from steelyard.disk import read_regular
 from steelyard.journal.files import INDEX, OUTPUTS
 
 log = logging.getLogger("steelyard")
@@ -187,7 +188,7 @@ def read_index(run: Path) -> tuple[Rows, int]:
     path = run / INDEX
     nothing = np.empty(0, dtype=ROWS)
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError:
         return nothing, 0
     if data[: len(_MAGIC)] != _MAGIC:

@@ -15,6 +15,7 @@ from types import TracebackType
 import filelock
 import msgspec
 
+from steelyard.disk import open_regular, read_regular
 from steelyard.errors import JournalError, RunLocked
 from steelyard.journal.files import LOCK
 
@@ -22,6 +23,9 @@ _ACQUIRE_SECONDS = 0.1
 """Seconds before a lock counts as held by another process: one that only checks it holds it for an instant."""
 _CHECK_SECONDS = 0.02
 """The same for a process that only checks."""
+
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+"""A lock that is a link would have its target overwritten."""
 
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
@@ -48,8 +52,12 @@ class RunLock:
     def acquire(self) -> None:
         """Take the lock, or raise RunLocked naming its holder."""
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+            descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT | _NO_FOLLOW)
         except OSError as error:
+            if self._path.is_symlink():
+                raise JournalError(
+                    error.errno, f"{self._path} is a symbolic link, which is not followed: remove it"
+                ) from error
             raise JournalError(error.errno, f"cannot open {self._path}: {error.strerror}") from error
         if not self._locked(descriptor):
             os.close(descriptor)
@@ -78,7 +86,7 @@ class RunLock:
     def holder(self) -> Holder:
         """Who wrote its name into the lock file last."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Holder)
+            return msgspec.json.decode(read_regular(self._path), type=Holder)
         except (OSError, msgspec.DecodeError):
             return Holder()
 
@@ -138,9 +146,12 @@ def _forget_all() -> None:
 def is_locked(run: Path) -> Holder | None:
     """The live holder of a run directory, or None; does not wait for the lock."""
     lock = RunLock(run)
-    if not (run / LOCK).exists():
-        return None
-    descriptor = os.open(run / LOCK, os.O_RDWR)
+    try:
+        descriptor = open_regular(run / LOCK, os.O_RDWR | _NO_FOLLOW)
+    except OSError:
+        if not (run / LOCK).is_file() or (run / LOCK).is_symlink():
+            return None  # none, or one that no run has made
+        raise
     try:
         if _take(descriptor, _CHECK_SECONDS):
             filelock.unlock_descriptor(descriptor)

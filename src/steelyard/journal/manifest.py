@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from steelyard._version import __version__
+from steelyard.disk import read_regular
 from steelyard.errors import RunMismatch, RunRefused
 from steelyard.journal.files import MANIFEST, SWEEP, SWEEP_PARTIAL, RunState, read_json_object, run_state, write_json
 from steelyard.stats.metrics import JudgeCalibration
@@ -69,7 +70,7 @@ def read_manifest(run: Path) -> Manifest | None:
     """The manifest in a run directory, None when there is none; refuses one that cannot be understood."""
     path = run / MANIFEST
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from steelyard.disk import sync_directory
+from steelyard.disk import open_regular, sync_directory
 from steelyard.errors import ConfigurationError, RunDamaged, RunEdited
 from steelyard.journal.checksum import (
     SEAL_BYTES,
@@ -404,7 +404,7 @@ class RecordReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
+        self._file = os.fdopen(open_regular(path), "rb")
 
     def at(self, offset: int) -> Record:
         """The record that begins at this byte."""
@@ -476,7 +476,7 @@ def index_rows(run: Path, *, check: bool = False) -> Rows:
     With `check` the lines that the index knows are looked at, too: RunDamaged or RunEdited for one not as written.
     """
     rows, covered = read_index(run)
-    descriptor = os.open(run / OUTPUTS, os.O_RDONLY)
+    descriptor = open_regular(run / OUTPUTS)
     try:
         end = readable_end(descriptor)
         if covered > end or not _fits(descriptor, rows) or (check and not _are_as_written(descriptor, covered)):

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from steelyard.disk import open_regular
 from steelyard.errors import RunRefused
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import id_digests, pack_row
@@ -106,7 +107,7 @@ class Replay:
 
     def read(self, check: Callable[[], None] = lambda: None) -> None:
         """Read the whole journal; `check` is called from time to time and may raise to give up."""
-        descriptor = os.open(self._path, os.O_RDONLY)
+        descriptor = open_regular(self._path)
         try:
             for block in entries_backward(descriptor, readable_end(descriptor)):
                 self._take(block)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from steelyard.cache.cached import Cached
-from steelyard.cache.store import EvaluationDataStore, ManagedStore, open_store
+from steelyard.cache.store import EvaluationDataStore, ManagedStore, StoreError, open_store
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.engine.base import Engine
 from steelyard.engine.cancellation import CancellationToken
@@ -133,7 +133,7 @@ class Execution:
         if self._options.initial_session_file is not None:
             self._session = read_session(self._options.initial_session_file)
         if not self._options.is_load:
-            self._store = open_store(self._options.cache)
+            self._store = _open_cache(self._options.cache)
         self._send_policy.check()
         self._workspaces = self._open_workspaces()
         # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
@@ -505,3 +505,13 @@ def _calibrations(scorers: Sequence[Scorer]) -> dict[str, JudgeCalibration]:
                 if (entry := calibration_of(demanded, judge.by)) is not None:
                     found[judge.name] = entry.summary()
     return found
+
+
+def _open_cache(cache: object) -> EvaluationDataStore | None:
+    """The cache of a run; ConfigurationError, before anything is called, where it cannot be opened."""
+    try:
+        return open_store(cache)
+    except StoreError as error:
+        raise ConfigurationError(
+            f"the cache cannot be opened: {error}; name another place, or run without one (--no-cache, cache=None)"
+        ) from error

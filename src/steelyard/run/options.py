@@ -7,6 +7,7 @@ derived from the declarations here.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -140,9 +141,18 @@ def _true_or_false(name: str, value: object) -> None:
         raise ConfigurationError(f"{name} must be true or false, got {value!r}")
 
 
+_is_url = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+").match  # Path("s3://bucket/x") is written s3:/bucket/x
+"""Matches what begins like a URL; one letter alone is a drive of Windows."""
+
+
 def _path(name: str, value: object) -> None:
     if not (isinstance(value, (str, Path)) and str(value)):
         raise ConfigurationError(f"{name} must be a path, got {value!r}")
+    if _is_url(str(value)):
+        raise ConfigurationError(
+            f"{name} must be a folder on this machine, got the URL {str(value)!r}: a run appends to its files, which "
+            "object stores cannot do. Write to a local folder, and copy that when the run has ended"
+        )
 
 
 def _parallelism(name: str, value: object) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from steelyard.disk import open_regular
 from steelyard.errors import ConfigurationError, TargetError
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.manifest import Manifest, read_manifest
@@ -38,7 +39,7 @@ class StoredAnswers:
         self._digests = self._ids.data
         self._by_id = np.argsort(self._ids, kind="stable")
         self._next = 0
-        self._descriptor = os.open(run / OUTPUTS, os.O_RDONLY)
+        self._descriptor = open_regular(run / OUTPUTS)
         self._window, self._begins = b"", 0
 
     @property

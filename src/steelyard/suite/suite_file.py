@@ -35,6 +35,8 @@ KEYS = (
     "attachments_from", "scorers", "run", "prices", "gate",
 )  # fmt: skip
 MAX_DEPTH = 100  # levels of nesting
+_MAX_NODES = 1_000_000
+"""Values that a suite file's aliases may stand for, written out; more where the file itself has as many."""
 ENDINGS = {".jsonl": JsonlSource, ".csv": CsvSource}
 
 _TAG = "tag:yaml.org,2002:"
@@ -160,6 +162,7 @@ def _document(path: Path, text: str) -> tuple[dict[Any, Any], list[int]]:
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             raise SuiteError(f"must be a mapping with the keys {', '.join(KEYS)}", path=path)
+        _refuse_expansion(path, root)
         for line, key in _repeated_keys(root):
             raise SuiteError(f"the key {key!r} is duplicated in one mapping", path=path, line=line)
         lines = [
@@ -185,6 +188,39 @@ def _refuse_depth(path: Path, text: str) -> None:
                 raise SuiteError(message, path=path, line=mark.line + 1 if mark else None)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+
+
+def _refuse_expansion(path: Path, root: yaml.Node) -> None:
+    """Refuse aliases that stand for very much, or for themselves: written out they would fill the memory."""
+    sizes: dict[int, int] = {}
+    depths: dict[int, int] = {}
+    entered: set[int] = set()
+    waiting: list[yaml.Node] = [root]
+    while waiting:
+        node = waiting[-1]
+        if id(node) in sizes:
+            waiting.pop()
+            continue
+        parts = _parts(node)
+        if id(node) not in entered:
+            entered.add(id(node))
+            for part in parts:
+                if id(part) in entered and id(part) not in sizes:
+                    raise SuiteError("has an alias that contains itself", path=path, line=part.start_mark.line + 1)
+                waiting.append(part)
+            continue
+        waiting.pop()
+        sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
+        depths[id(node)] = 1 + max((depths[id(part)] for part in parts), default=0)
+        if sizes[id(node)] > max(_MAX_NODES, 10 * len(sizes)) or depths[id(node)] > MAX_DEPTH + 1:
+            message = f"has aliases that stand for more than {_MAX_NODES:,} values, or for more than {MAX_DEPTH} levels"
+            raise SuiteError(message, path=path, line=node.start_mark.line + 1)
+
+
+def _parts(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.SequenceNode):
+        return list(node.value)
+    return [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else []
 
 
 def _repeated_keys(root: yaml.Node) -> Iterator[tuple[int, str]]:

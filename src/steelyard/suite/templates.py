@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, meta, nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
+from steelyard.case_templates import bounded_environment
 from steelyard.errors import ConfigurationError, suggestion
 from steelyard.suite.identity import BadCase
 from steelyard.suite.sources import CASE_FIELDS, JSON_FIELDS, CaseColumns, json_text
@@ -34,7 +35,7 @@ class FieldTemplates:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         if not isinstance(fields, Mapping) or not fields:
             raise ConfigurationError(f"fields must map case fields to templates, got {fields!r}")
-        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
+        environment = bounded_environment(undefined=StrictUndefined)
         self._renders: dict[str, Render] = {}
         self._mentioned: set[str] = set()
         for name, source in fields.items():
@@ -53,7 +54,7 @@ class FieldTemplates:
             values[name] = _rendered(name, render, context)
         return CaseColumns(values, rest)
 
-    def _compile(self, environment: ImmutableSandboxedEnvironment, name: str, source: Any) -> Render:
+    def _compile(self, environment: SandboxedEnvironment, name: str, source: Any) -> Render:
         if not isinstance(source, str):
             raise ConfigurationError(f"fields.{name} must be a template (text), got {source!r}")
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from steelyard.disk import open_regular
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import Rows
 from steelyard.journal.reader import RecordReader
@@ -234,7 +236,7 @@ def search(run: Path, rows: Rows, terms: tuple[str, ...], clock: Callable[[], fl
     deadline, left, searched = clock() + _MAX_SECONDS, _MAX_SEARCH_BYTES, 0
     order = np.argsort(rows["offset"], kind="stable")
     places = zip(order.tolist(), rows["offset"][order].tolist(), rows["length"][order].tolist(), strict=True)
-    with open(run / OUTPUTS, "rb", buffering=1 << 20) as file:
+    with os.fdopen(open_regular(run / OUTPUTS), "rb", buffering=1 << 20) as file:
         for record, offset, length in places:
             if left < length or (searched % _LOOK_EVERY == 0 and clock() > deadline):
                 break

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.daemon_threads import DaemonThreads
+from steelyard.disk import open_regular
 from steelyard.errors import RunRefused
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import ROWS, UNSCORED, Rows, id_digests, short_fingerprint
@@ -307,7 +308,7 @@ class Follower:
     def advance(self) -> bool:
         """Read one step further; whether the end was reached. What follows the last newline is not looked at."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+            descriptor = open_regular(self._path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
         except FileNotFoundError:
             self._forget()
             self.caught_up = True

@@ -204,7 +204,10 @@ class Suites:
         named = None if manifest is None else manifest.suite_file
         if named is not None and not (run / CASES).exists() and not self._may_read(Path(named)):
             return None, f"the suite file {named} lies outside the folders that this server reads"
-        return open_suite(run, manifest)
+        suite, note = open_suite(run, manifest)
+        if suite is not None and suite.path is not None and not self._may_read(suite.path, run):
+            return None, f"the cases in {suite.path} lie outside the folders that this server reads"
+        return suite, note
 
     def asked(self, run: Path, record: Record) -> SuiteCase | None:
         """The case of a record as the suite has it now."""
@@ -214,9 +217,9 @@ class Suites:
             suite = None
         return Expectations(suite, manifest).of(record)
 
-    def _may_read(self, suite_file: Path) -> bool:
-        place = suite_file.resolve()
-        return any(place.is_relative_to(folder) for folder in self._folders)
+    def _may_read(self, file: Path, *more: Path) -> bool:
+        place = file.resolve()
+        return any(place.is_relative_to(folder) for folder in (*self._folders, *(one.resolve() for one in more)))
 
 
 class Overviews:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from steelyard.disk import open_regular
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import FAILED, PASSED, ROWS, Rows, short_fingerprint
 from steelyard.journal.manifest import Manifest, read_manifest
@@ -152,7 +153,7 @@ class _Columns:
             self._read(run / OUTPUTS, rows)
 
     def _read(self, path: Path, rows: Rows) -> None:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_regular(path)
         try:
             lines = zip(rows["offset"].tolist(), rows["length"].tolist(), rows["ok"].tolist(), strict=True)
             for number, (offset, length, ok) in enumerate(lines):

@@ -13,8 +13,8 @@ from typing import Any
 
 from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError, Undefined, meta, nodes, pass_context
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from steelyard.case_templates import bounded_environment
 from steelyard.errors import ConfigurationError, suggestion
 from steelyard.scoring.judge.escape import fill, holds_slot_marks, slot
 
@@ -93,7 +93,7 @@ def _compiled(source: str) -> Template:
 
 # Jinja's globals are removed: prompts do not need `lipsum` or `cycler`, and find_undeclared_variables would call them
 # unknown.
-_ENVIRONMENT = ImmutableSandboxedEnvironment(
+_ENVIRONMENT = bounded_environment(
     undefined=StrictUndefined, finalize=_leave_slot, trim_blocks=True, lstrip_blocks=True
 )
 _ENVIRONMENT.globals.clear()
