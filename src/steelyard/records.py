@@ -250,7 +250,7 @@ class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What an agent changed, of an answer in the cache; a run keeps it under artifacts/ instead."""
 
 
-class InvocationResponse(ResponseFields, kw_only=True, omit_defaults=True):
+class InvocationResponse(ResponseFields, kw_only=True, omit_defaults=True, gc=False):
     """What came back for one case. Times are seconds from the moment the request was sent."""
 
     id: str = ""
