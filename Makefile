@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 
 NODE_PACKAGES := "axe-core@^4.10" "eslint@^9" "@eslint/js@^9" "globals@^16"
 
-.PHONY: demo quick test check lint-js node unit structure browser bench bench-real verify-statistics soak peers docs screenshots format clean
+.PHONY: demo quick test check lint-js node unit structure browser sandbox bench bench-real verify-statistics soak peers docs screenshots format clean
 
 demo: $(VENV)/.run-ready
 	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is resumed
@@ -40,7 +40,7 @@ node: $(VENV)/bin/python
 		npm install --silent --no-audit --no-fund --no-package-lock --prefix $(VENV)/node $(NODE_PACKAGES); } \
 		|| echo "no npm here, or it cannot install: the scripts are not linted, and the accessibility checks are skipped"
 
-unit: $(VENV)/.dev-ready browser node
+unit: $(VENV)/.dev-ready browser sandbox node
 	$(BIN)/pytest -n 2 --dist worksteal
 
 # Sizes, imports, layers, the path of one case, and words to avoid.
@@ -53,6 +53,12 @@ browser:
 		command -v $$name >/dev/null && exit 0; done; \
 	{ command -v apt-get && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
 		>/dev/null 2>&1 || echo "no Chromium here, and it cannot be installed: the tests in a browser are skipped"
+
+# Agents are confined by bubblewrap: where it is not there and Debian's can be installed, it is.
+sandbox:
+	@command -v bwrap >/dev/null || { command -v apt-get && apt-get update -qq && \
+		apt-get install -y -qq --no-install-recommends bubblewrap; } >/dev/null 2>&1 \
+		|| echo "no bubblewrap here, and it cannot be installed: the tests of the sandbox are skipped"
 
 bench: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks

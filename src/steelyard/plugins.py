@@ -24,7 +24,7 @@ from steelyard.errors import ConfigurationError, describe, nearest, suggestion
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-Kind: TypeAlias = Literal["targets", "scorers", "stores", "reports", "prompts", "hooks"]
+Kind: TypeAlias = Literal["targets", "scorers", "stores", "reports", "prompts", "sandboxes", "hooks"]
 
 _JUDGE_PROMPTS = "steelyard.scoring.judge.prompts"
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
@@ -79,6 +79,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "safety_v1": f"{_JUDGE_PROMPTS}:SAFETY_V1",
         "instruction_following_v1": f"{_JUDGE_PROMPTS}:INSTRUCTION_FOLLOWING_V1",
     },
+    "sandboxes": {"bubblewrap": "steelyard.workspace.sandbox:Bubblewrap"},
     "hooks": {},
 }
 _NOUNS: Mapping[Kind, str] = {
@@ -87,6 +88,7 @@ _NOUNS: Mapping[Kind, str] = {
     "stores": "store",
     "reports": "report format",
     "prompts": "prompt",
+    "sandboxes": "sandbox",
     "hooks": "hook",
 }
 

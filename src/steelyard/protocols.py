@@ -82,8 +82,53 @@ class GatewayAddresses(msgspec.Struct, frozen=True):
 class Sandbox(Protocol):
     """Confines the programs of one attempt."""
 
+    @property
+    def disk(self) -> int | None:
+        """Bytes that the attempt may write; None without a bound."""
+
     def wrap(self, argv: Sequence[str], env: Mapping[str, str], *, cwd: Path) -> tuple[list[str], dict[str, str]]:
-        """What to start in place of a program, and with which environment."""
+        """What to start in place of a program, and with which environment: how a program is run inside."""
+
+    async def copy_in(self, source: Path, destination: Path) -> None:
+        """Copy a file or folder into the sandbox; `destination` is relative to its workspace."""
+
+    async def copy_out(self, source: Path, destination: Path) -> None:
+        """Copy a file or folder out of the sandbox; `source` is relative to its workspace."""
+
+    async def destroy(self) -> None:
+        """End everything that runs inside, and remove what was made for it."""
+
+
+class SandboxPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox is for: one attempt at a case, or one grading of it."""
+
+    label: str
+    """Names the run, the case and the attempt, so that a later launch can find what was left."""
+    workspace: Path
+    writable: tuple[Path, ...]
+    """Folders that its programs may write: the workspace among them."""
+    gateway_socket: Path | None = None
+    """A Unix socket that takes a listening socket, which the gateway then serves; None without a gateway."""
+    gateway_port: int = 0
+
+
+@runtime_checkable
+class SandboxProvider(Protocol):
+    """A kind of sandbox, as a suite names it: `bubblewrap`, or one of a plugin."""
+
+    @property
+    def wants_gateway(self) -> bool:
+        """Whether its programs reach the gateway and nothing else."""
+
+    def identity(self) -> Identity: ...
+
+    def check(self, hidden: Sequence[Path] = ()) -> None:
+        """Raise ConfigurationError where it cannot be used, or would show one of the hidden folders. Called first."""
+
+    async def start(self, place: SandboxPlace) -> Sandbox: ...
+
+    async def reap(self, label: str) -> None:
+        """End and remove what an earlier launch left under labels that begin so."""
 
 
 class LimitSignal(Protocol):

@@ -22,7 +22,16 @@ from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import ConfigurationError, RunCancelled, SuiteError
 from steelyard.journal.reader import iter_records
 from steelyard.progress.display import LiveDisplay
-from steelyard.protocols import CallByCall, DriverCallback, RepeatedJudge, Scorer, Session, Tally, Target
+from steelyard.protocols import (
+    CallByCall,
+    DriverCallback,
+    RepeatedJudge,
+    SandboxProvider,
+    Scorer,
+    Session,
+    Tally,
+    Target,
+)
 from steelyard.records import CaseLimits, InvocationResponse, Job, Record
 from steelyard.run.case import CaseRunner
 from steelyard.run.directory import OpenMode, RunDirectory
@@ -184,6 +193,7 @@ class Execution:
         if workspace is not None or self._gateway is not None:
             self._engine.check_workspaces()
         output = self._options.output_path
+        sandbox = self._check_sandboxes(workspace)
         return Workspaces(
             workspace,
             run=None if output is None else Path(output),
@@ -191,7 +201,26 @@ class Execution:
             answers_of=None if self._scored_from is None else Path(self._scored_from),
             for_cache=self._store is not None,
             gateway=self._gateway,
+            sandbox=sandbox,
         )
+
+    def _check_sandboxes(self, workspace: Workspace | None) -> SandboxProvider | None:
+        """The sandbox of the agent; ConfigurationError where it, or that of the setup, cannot be used here."""
+        raw = getattr(self._target, "sandbox", None)
+        if raw is None and (workspace is None or workspace.sandbox is None):
+            return None
+        from steelyard.workspace.places import work_root
+        from steelyard.workspace.sandbox import make_sandbox
+
+        sandbox = make_sandbox(raw, folder=getattr(self._target, "folder", None))
+        if sandbox is not None and sandbox.wants_gateway and self._gateway is None:
+            raise ConfigurationError("sandbox: network: gateway needs a `gateway` beside it")
+        output = self._options.output_path
+        hidden = [work_root(), *([] if output is None else [Path(output).absolute()])]
+        for provider in (sandbox, None if workspace is None else workspace.sandbox):
+            if provider is not None:
+                provider.check(hidden)
+        return sandbox
 
     def _loaded(self) -> Result:
         """The result that is in the directory."""

@@ -21,6 +21,9 @@ from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import CaseLimitReached, ConfigurationError, SetupError, TargetError
 from steelyard.protocols import (
     InvocationContext,
+    Sandbox,
+    SandboxPlace,
+    SandboxProvider,
     ScoringContext,
     StartedPrograms,
     Target,
@@ -34,13 +37,18 @@ from steelyard.workspace.limits import AttemptLimits, BothClocks, TurnRecorder
 from steelyard.workspace.logs import STREAMS, AttemptLogs
 from steelyard.workspace.patch import PatchSummary, Scan, apply_patch, make_patch, scan
 from steelyard.workspace.places import AttemptPlace, AttemptState, RunPlaces, remove_tree
+from steelyard.workspace.sandbox import folder_size
 from steelyard.workspace.template import Template, Workspace, copy_tree
 from steelyard.workspace.totals import NO_CALLS
 
 if TYPE_CHECKING:  # it loads every API's reader
-    from steelyard.workspace.gateway import Gateway
+    from steelyard.workspace.gateway import Gateway, GatewaySession
 
 log = logging.getLogger("steelyard")
+
+DISK_LIMIT = "disk_limit"
+"""The `stop_reason` of an agent that wrote more than its sandbox's `disk`."""
+_DISK_SECONDS = 0.1
 
 _SHOWN_OUTPUT = 2000
 _TEMPLATES = "templates"
@@ -61,6 +69,7 @@ class Workspaces:
         answers_of: Path | None = None,
         for_cache: bool = False,
         gateway: Gateway | None = None,
+        sandbox: SandboxProvider | None = None,
     ) -> None:
         self.workspace = workspace
         """None where scorers take a context, or cases have limits, and nothing has a workspace."""
@@ -73,6 +82,9 @@ class Workspaces:
         """Whether responses carry their patch, for the cache."""
         self.gateway = gateway
         """What records the model calls of the agents; None where nothing does."""
+        self.sandbox = sandbox
+        """What confines the agents; None where nothing does."""
+        self.setup_sandbox = None if workspace is None else workspace.sandbox
         self._notes: dict[tuple[str, int], list[str]] = {}
         self._problems: dict[tuple[str, int], str] = {}
         self._cached: dict[tuple[str, int], tuple[bytes, PatchSummary]] = {}
@@ -310,7 +322,9 @@ class Attempt:
     async def call(self, target: Target) -> InvocationResponse:
         """Call the target within the limits, its model calls through the gateway where there is one."""
         gateway = self._owner.gateway
-        return await self._call(target) if gateway is None else await self._call_through(gateway, target)
+        if gateway is not None:
+            return await self._call_through(gateway, target)
+        return await self._call_confined(target)
 
     async def _call_through(self, gateway: Gateway, target: Target) -> InvocationResponse:
         """Call the target with its own address of the gateway; what the gateway measured is in the response."""
@@ -326,7 +340,7 @@ class Attempt:
         context.gateway = session.addresses
         context.environment = {**(context.environment or {}), **session.environment()}
         try:
-            response = await self._call(target)
+            response = await self._call_confined(target, session)
         except Exception as error:
             partial = getattr(error, "partial", None)
             partial = partial if isinstance(partial, InvocationResponse) else InvocationResponse()
@@ -346,6 +360,48 @@ class Attempt:
         if summary.problem is not None and self.limits.reached is None:
             raise TargetError(summary.problem, partial=response)
         return response
+
+    async def _call_confined(self, target: Target, session: GatewaySession | None = None) -> InvocationResponse:
+        """Call the target with a sandbox for its programs, where the suite names one."""
+        provider, context = self._owner.sandbox, self._context
+        if provider is None or self._place is None:
+            return await self._call(target)
+        context.sandbox = await provider.start(self._sandbox_place(provider, self._place, "agent", session))
+        watching = None
+        try:
+            if context.sandbox.disk is not None:
+                watching = asyncio.create_task(self._watch_disk(context.sandbox.disk))
+            return await self._call(target)
+        finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.wait({watching})
+            await context.sandbox.destroy()
+            context.sandbox = None
+
+    def _sandbox_place(
+        self, provider: SandboxProvider, place: AttemptPlace, what: str, session: GatewaySession | None = None
+    ) -> SandboxPlace:
+        folders = [place.workspace, place.home, place.tmp]
+        if self._context.artifacts is not None:
+            folders.append(self._context.artifacts)
+        through = session if provider.wants_gateway else None
+        return SandboxPlace(
+            label=f"{self._owner.places.root.name}-{place.path.name}-{what}",
+            workspace=place.workspace,
+            writable=tuple(folders),
+            gateway_socket=None if through is None else through.open_door(),
+            gateway_port=0 if through is None else through.port,
+        )
+
+    async def _watch_disk(self, most: int) -> None:
+        """End the agent, at once, when it has written more than it may."""
+        assert self._place is not None
+        folders = [self._place.path, *([] if self._context.artifacts is None else [self._context.artifacts])]
+        while await folder_size(folders, most) <= most:  # noqa: ASYNC110 - nothing tells of a write
+            await asyncio.sleep(_DISK_SECONDS)
+        self.limits.reach(DISK_LIMIT)
+        await self._owner._threads.run(reaper.end_all, {}, self._marker)
 
     async def _call(self, target: Target) -> InvocationResponse:
         """Call the target within the limits. Reaching one is an outcome: the answer is what there is."""
@@ -417,8 +473,30 @@ class Attempt:
             **(self._context.environment or {}),
             **{name: text.render(self._case, workspace=str(folder)) for name, text in workspace.env.items()},
         }
+        confined = None
+        if self._owner.setup_sandbox is not None:
+            provider = self._owner.setup_sandbox
+            confined = await provider.start(self._sandbox_place(provider, place, which))
+        try:
+            await self._run_each(commands, which, env, folder, confined)
+        finally:
+            if confined is not None:
+                await confined.destroy()
+
+    async def _run_each(
+        self,
+        commands: list[list[CaseTemplate]],
+        which: str,
+        env: dict[str, str],
+        folder: Path,
+        confined: Sandbox | None,
+    ) -> None:
+        workspace = self._owner.workspace
+        assert workspace is not None
         for words in commands:
             argv = [word.render(self._case, workspace=str(folder)) for word in words]
+            if confined is not None:
+                argv, env = confined.wrap(argv, env, cwd=folder)
             try:
                 done = await run_program(
                     argv, env=env, cwd=folder, timeout=workspace.setup_timeout, programs=self._context.programs

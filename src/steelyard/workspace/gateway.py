@@ -12,7 +12,9 @@ import hmac
 import logging
 import os
 import secrets
+import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -54,6 +56,9 @@ log = logging.getLogger("steelyard")
 
 _HOST = "127.0.0.1"
 _BACKLOG = 256
+_MAX_DOOR_CALLS = 256
+"""Programs of an attempt that may open the gateway's port in a sandbox, one after another."""
+_DOOR_SECONDS = 5.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _MAX_PIPELINED_BYTES = 1024 * 1024
 _JSON = {"content-type": "application/json"}
@@ -184,6 +189,12 @@ class GatewaySession:
         self._reached: str | None = None
         self._problem: str | None = None
         self._has_ended = False
+        self._door: SandboxDoor | None = None
+
+    @property
+    def port(self) -> int:
+        """The port of the address, the same inside a sandbox."""
+        return self._port
 
     @property
     def addresses(self) -> GatewayAddresses:
@@ -218,12 +229,20 @@ class GatewaySession:
         listening.setblocking(False)
         self._servers.append(await loop.create_server(lambda: AgentConnection(self), sock=listening, backlog=_BACKLOG))
 
+    def open_door(self) -> Path:
+        """A Unix socket over which a sandbox hands out the listening socket that it opened inside."""
+        if self._door is None:
+            self._door = SandboxDoor(self)
+        return self._door.path
+
     async def end(self) -> GatewaySummary:
         """Refuse everything from now on, and return what the attempt did."""
         if not self._has_ended:
             self._has_ended = True
             for server in self._servers:
                 server.close()
+            if self._door is not None:
+                self._door.close()
             for connection in list(self._connections):
                 connection.abort()
             for task in self._tasks:
@@ -481,6 +500,61 @@ def _count_tokens(call: Forwarded, response: InvocationResponse, count: Count) -
     if response.num_tokens_output is None:
         response.num_tokens_output = count_words(response.messages, count)
     response.tokens_estimated = True
+
+
+class SandboxDoor:
+    """Takes listening sockets from inside an agent's sandbox; whoever is inside can offer nothing but its own."""
+
+    def __init__(self, session: GatewaySession) -> None:
+        self._session = session
+        self._loop = asyncio.get_running_loop()
+        self._folder = tempfile.mkdtemp(prefix="steelyard-")
+        self.path = Path(self._folder) / "gateway.sock"
+        self._left = _MAX_DOOR_CALLS
+        self._callers: set[asyncio.Task[None]] = set()
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(self.path))
+        self._socket.listen()
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket.fileno(), self._on_caller)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        for caller in self._callers:
+            caller.cancel()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _on_caller(self) -> None:
+        with contextlib.suppress(OSError):
+            caller, _ = self._socket.accept()
+            self._left -= 1
+            if self._left < 0:
+                caller.close()
+                return
+            task = self._loop.create_task(self._take(caller))
+            self._callers.add(task)
+            task.add_done_callback(self._callers.discard)
+
+    async def _take(self, caller: socket.socket) -> None:
+        with caller:
+            caller.setblocking(False)
+            readable = asyncio.Event()
+            self._loop.add_reader(caller.fileno(), readable.set)
+            try:
+                await asyncio.wait_for(readable.wait(), _DOOR_SECONDS)
+                _, descriptors, _, _ = socket.recv_fds(caller, 1, 1)
+            except (OSError, TimeoutError):
+                return
+            finally:
+                self._loop.remove_reader(caller.fileno())
+            for descriptor in descriptors:
+                offered = socket.socket(fileno=descriptor)
+                if offered.family == socket.AF_INET and offered.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    await self._session.adopt(offered)
+                    caller.send(b"x")
+                else:
+                    offered.close()
 
 
 class AgentConnection(asyncio.Protocol):

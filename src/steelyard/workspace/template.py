@@ -22,6 +22,7 @@ from steelyard.errors import ConfigurationError, suggestion
 from steelyard.records import EvalCase
 from steelyard.units import parse_duration, parse_size
 from steelyard.workspace.places import remove_tree
+from steelyard.workspace.sandbox import make_sandbox
 
 Keep = Literal["failed", "all", "none"]
 _LEFT_OUT = ".git"
@@ -404,6 +405,7 @@ class Workspace:
         keep: Keep = "failed",
         artifacts: Sequence[str] = (),
         max_disk: int | str = "10G",
+        sandbox: Mapping[str, Any] | str | None = None,
         folder: str | Path = ".",
     ) -> None:
         if keep not in get_args(Keep):
@@ -418,6 +420,10 @@ class Workspace:
         self.env = _environment(env or {}, "workspace.env")
         self.artifacts = _patterns(artifacts)
         self.max_disk = parse_size(max_disk, "workspace.max_disk")
+        self.sandbox = make_sandbox(sandbox, "workspace.sandbox", Path(folder).absolute())
+        """What confines the commands of setup and teardown; None where nothing does."""
+        if self.sandbox is not None and self.sandbox.wants_gateway:
+            raise ConfigurationError("workspace.sandbox cannot have network: gateway, which is the agent's alone")
         self._folder = Path(folder)
         self._given = template
         self._kind, self._templates = _read_template(template)
@@ -435,6 +441,7 @@ class Workspace:
         return {
             "setup": [[word.source for word in words] for words in self.setup],
             "env": {name: text.source for name, text in self.env.items()},
+            **({} if self.sandbox is None else {"sandbox": self.sandbox.identity()}),
         }
 
     def template_of(self, case: EvalCase, cache: Path) -> Template:
