@@ -373,3 +373,23 @@ def test_json_holds_no_raw_control_characters_and_says_the_same(shop: Workshop) 
         assert not set(ended.out) & set(CONTROLS)
         assert "é日" in ended.out
     assert json.loads(ran.out)["suite"] == json.loads(shown.out)["suite"] == f"a{CONTROLS}é日"
+
+
+def test_a_run_that_stops_when_it_is_decided_is_complete_and_says_what_it_saved(tmp_path: Path) -> None:
+    shop = Workshop(tmp_path)
+    shop.agent("def answer(case):\n    return case.prompt.upper()\n")
+    shop.suite(
+        cases=[{"id": f"c{n}", "prompt": "a", "expected": "A"} for n in range(200)],
+        run={"stop_when": "decided"},
+        gate={"min_pass_rate": 0.9},
+    )
+    ahead = run_cli(shop.folder, "run", "suite.yaml", "--dry-run")
+    assert "200 cases can show differences of" in ahead.out
+    assert "cases settle it at a true rate of 98%" in ahead.out
+    ended = run_cli(shop.folder, "run", "suite.yaml", "-o", "out", "--no-progress")
+    assert ended.code == 0, ended.err
+    assert "decided: pass_rate>=0.9: holds" in ended.out
+    assert "not asked: decided: " in ended.out
+    assert run_cli(shop.folder, "gate", "out", "--rule", "pass_rate>=90%").code == 0
+    refused = run_cli(shop.folder, "run", "suite.yaml", "-o", "out", "--no-progress")
+    assert refused.code == 2

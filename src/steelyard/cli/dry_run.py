@@ -19,6 +19,8 @@ from steelyard.journal.manifest import compare, read_manifest, refuse_sweep
 from steelyard.journal.replay import Replay, SlotState
 from steelyard.protocols import InvocationContext, RepeatedJudge, Session, Target
 from steelyard.records import EvalCase, InvocationResponse, Job, id_digest
+from steelyard.report.rules import parse_rule
+from steelyard.run.decided import expected_share
 from steelyard.run.directory import OpenMode, PlanSlots
 from steelyard.run.options import RunOptions
 from steelyard.run.plan import Plan, manifest_of, plan_of, read_session
@@ -26,6 +28,7 @@ from steelyard.run.runner import Runner
 from steelyard.scoring.pipeline import samples_per_answer
 from steelyard.stats.costs import Spending, format_money
 from steelyard.stats.formatting import counted, safe_text
+from steelyard.stats.paired import detectable_difference, unchanged_cases_needed
 from steelyard.stats.prices import PriceBook, Prices, cost_of, read_prices
 from steelyard.stats.running import RunningStats
 
@@ -50,6 +53,8 @@ class PlannedRun(msgspec.Struct, kw_only=True):
     estimate: Estimate
     spent: float | None = None
     max_cost: float | None = None
+    can_show: list[str] = []
+    """What a suite of this size can show, and how much of it each rule takes."""
 
     def describe(self) -> str:
         """The plan in words."""
@@ -70,6 +75,7 @@ class PlannedRun(msgspec.Struct, kw_only=True):
             calls = "1 call, which is" if self.judge_calls == 1 else f"{self.judge_calls:,} calls, which are"
             lines.append(f"  judges: at most {calls} not in the estimate")
         lines += [f"  {line}" for line in self._estimated()]
+        lines += [f"  {safe_text(line)}" for line in self.can_show]
         return "\n".join(lines)
 
     def _estimated(self) -> list[str]:
@@ -86,6 +92,40 @@ class PlannedRun(msgspec.Struct, kw_only=True):
         if self.max_cost is not None:
             lines.append(f"max_cost: the run stops at {format_money(self.max_cost, currency)}")
         return lines
+
+
+_MAX_PLANNED = 5_000
+"""Cases up to which it is simulated how much of a suite a rule takes."""
+
+
+def can_show(cases: int, options: RunOptions) -> list[str]:
+    """What a suite of so many cases can show, in words: against a baseline, and how many cases each rule needs."""
+    lines = []
+    found = detectable_difference(cases)
+    if found is not None and found < 1:
+        lines.append(
+            f"{counted(cases, 'case')} can show differences of {found * 100:.0f} points or more, 4 times in 5, "
+            "if 1 in 10 cases changes"
+        )
+    if options.max_regression:
+        needed = unchanged_cases_needed(options.max_regression)
+        lines.append(
+            f"max_regression {options.max_regression:g}: needs {needed:,} cases, if none changes; more if some do"
+        )
+    if options.stop_when is not None and cases <= _MAX_PLANNED:
+        lines += [f"{rule}: {_share_asked(rule, cases)}" for rule in options.decide]
+    return lines
+
+
+def _share_asked(rule: str, cases: int) -> str:
+    """About how many cases settle a rule whose true rate is well above its bar, a little above it, and below."""
+    limit = parse_rule(rule)
+    bar = limit.limit if limit.operator.startswith(">") else 1 - limit.limit
+    rates = sorted({min(1.0, bar + 0.08), min(1.0, bar + 0.03), max(0.0, bar - 0.05)}, reverse=True)
+    shown = [(rate, expected_share(rule, cases, rate, draws=8)) for rate in rates]
+    return ", ".join(
+        f"about {share * cases:,.0f} cases settle it at a true rate of {rate:.0%}" for rate, share in shown
+    )
 
 
 def look_ahead(runner: Runner, entry: OpenMode) -> PlannedRun:
@@ -177,6 +217,7 @@ class _Ahead:
             estimate=self._estimator.estimate(),
             spent=spending.total if spending.calls else None,
             max_cost=options.max_cost,
+            can_show=can_show(self._plan.cases, options),
             **self._counts,
         )
 

@@ -201,7 +201,16 @@ def _load(flags: RunFlags, options: dict[str, Any], engine: dict[str, Any]) -> t
     options.pop("low_memory", None)  # never in memory, whatever was said
     runner, gate = load_suite(flags.suite, target_changes(flags), engine)
     runner = runner.with_changes(**options)
-    return runner, with_flags(gate, min_pass_rate=flags.min_pass_rate, max_error_rate=flags.max_error_rate)
+    gate = with_flags(gate, min_pass_rate=flags.min_pass_rate, max_error_rate=flags.max_error_rate)
+    if runner.options.stop_when is not None and not runner.options.decide:
+        runner = runner.with_changes(decide=deciding_rules(gate))
+    return runner, gate
+
+
+def deciding_rules(gate: Gate) -> tuple[str, ...]:
+    """The rules of a gate that a run which stops when it is decided has to settle."""
+    least = () if gate.min_pass_rate is None else (f"pass_rate>={gate.min_pass_rate:g}",)
+    return (*least, *gate.rules)
 
 
 def load_suite(

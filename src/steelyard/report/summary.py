@@ -20,6 +20,7 @@ from steelyard.stats.formatting import (
     without_commands,
 )
 from steelyard.stats.metrics import (
+    DecidedMetrics,
     JuryMetrics,
     LatencyMetrics,
     Metrics,
@@ -76,6 +77,8 @@ def _headline(metrics: Metrics) -> list[str]:
     lines = [f"{named}: {metrics.n:,} of {counts.planned:,} done, {state}"]
     if metrics.stopped and not metrics.complete:
         lines.append(f"  stopped: {safe_text(metrics.stopped)}")
+    if metrics.decided:
+        lines += _decided(metrics.decided, counts.planned)
     amounts = {"cancelled": counts.cancelled, "not started": counts.not_started}
     left = [f"{amount:,} {name}" for name, amount in amounts.items() if amount]
     if metrics.to_redo:
@@ -84,6 +87,15 @@ def _headline(metrics: Metrics) -> list[str]:
         lines.append(f"  left: {', '.join(left)}")
     if metrics.left_out:
         lines.append(f"  left out: {counted(metrics.left_out, 'record')} of cases that are not in this run any more")
+    return lines
+
+
+def _decided(found: DecidedMetrics, planned: int) -> list[str]:
+    """What a run that stops when it is decided has decided, and what that saved."""
+    lines = [f"  decided: {safe_text(one.rule)}: {one.outcome}" for one in found.rules]
+    if found.not_asked:
+        saved = f"{found.not_asked:,} of {planned:,} ({found.not_asked / planned:.0%} saved)"
+        lines.append(f"  not asked: decided: {saved}; figures below are of those asked")
     return lines
 
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 import numpy as np
@@ -41,6 +41,7 @@ from steelyard.journal.reader import Entry, RecordReader, ends_whole, repair_tai
 from steelyard.journal.replay import Replay, SlotState
 from steelyard.journal.writer import JournalWriter
 from steelyard.records import id_digest, verdict
+from steelyard.run.decided import DecidedStop
 from steelyard.run.plan import Plan
 from steelyard.run.recorder import OpenJournal, Recorder
 from steelyard.stats.client_load import ClientLoad
@@ -170,10 +171,13 @@ class RunDirectory:
         self._mode = msgspec.structs.replace(self._mode, force=True)
         return None
 
-    def open(self, plan: Plan, *, trials: TrialStats | None, check: Callable[[], None]) -> OpenJournal:
+    def open(
+        self, plan: Plan, *, trials: TrialStats | None, check: Callable[[], None], decided: DecidedStop | None = None
+    ) -> OpenJournal:
         """Recover what is there and get ready to append; `check` is called now and then and may raise to give up."""
         with disk_errors(self.path):
-            replay = self._recover(PlanSlots(plan), plan.slots, trials, check)
+            slots = PlanSlots(plan)
+            replay = self._recover(slots, plan.slots, slots.into(trials, decided), check)
             self._reader = RecordReader(self.path / OUTPUTS)
             self._answers = answers = self._open_answers(plan, replay)
         assert self._writer is not None
@@ -213,12 +217,11 @@ class RunDirectory:
         answers.read(unfinished, plan.is_of_case)
         return answers
 
-    def _recover(self, slots: PlanSlots, count: int, trials: TrialStats | None, check: Callable[[], None]) -> Replay:
+    def _recover(self, slots: PlanSlots, count: int, on_done: OnDone | None, check: Callable[[], None]) -> Replay:
         """Repair and read the journal, rebuild its index, and open both for more."""
         path = self.path / OUTPUTS
         index = IndexBuilder(self.path)
         try:
-            on_done = slots.into(trials) if trials is not None else None
             replay = Replay(self.path, slots, bytearray(count), index.add, on_done)
             if self._state is RunState.INCOMPLETE and path.exists():
                 self._repair(path)
@@ -310,6 +313,9 @@ def _earlier_client(run: Path) -> ClientLoad | None:
         return None
 
 
+OnDone: TypeAlias = Callable[[int, Entry], None]
+
+
 class PlanSlots:
     """Adapts a plan to what the journal's replay asks of it."""
 
@@ -336,12 +342,18 @@ class PlanSlots:
     def needs_scoring(self, slot: int, scored_by: str, has_errors: bool) -> bool:
         return has_errors or not self._plan.is_scored_by(slot, scored_by)
 
-    def into(self, trials: TrialStats) -> Callable[[int, Entry], None]:
-        """Return a callback that adds a finished slot to the trial statistics."""
+    def into(self, trials: TrialStats | None, decided: DecidedStop | None) -> OnDone | None:
+        """Return a callback that adds a finished slot to the trial statistics and to the rules that stop the run."""
+        if trials is None and decided is None:
+            return None
 
         def add(slot: int, entry: Entry) -> None:
-            position, trial = divmod(slot, self._plan.trials)
-            trials.update(position, trial, verdict(entry.scores), entry.scores)
+            passed = verdict(entry.scores)
+            if trials is not None:
+                position, trial = divmod(slot, self._plan.trials)
+                trials.update(position, trial, passed, entry.scores)
+            if decided is not None:
+                decided.take(slot, True, passed)
 
         return add
 

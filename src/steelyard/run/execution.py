@@ -34,6 +34,7 @@ from steelyard.protocols import (
 )
 from steelyard.records import CaseLimits, InvocationResponse, Job, Record
 from steelyard.run.case import CaseRunner
+from steelyard.run.decided import DecidedStop
 from steelyard.run.directory import OpenMode, RunDirectory
 from steelyard.run.metrics import compose
 from steelyard.run.options import RunOptions
@@ -105,6 +106,7 @@ class Execution:
         self._complete_already = False
         """Whether the run directory has the result already, and nothing is to be done."""
         self._warmed_up = 0
+        self._decided: DecidedStop | None = None
         self._session: Session | None = None
         self._store: EvaluationDataStore | None = None
         self._gateway = _gateway_of(target)
@@ -235,14 +237,21 @@ class Execution:
         by_case = self._is_repeated or (plan.groups is not None and not self._options.is_load)
         trials = TrialStats(plan.cases, plan.trials, plan.groups) if by_case else None
         journal = None
+        options = self._options
+        if options.stop_when is not None:
+            baseline = None if options.baseline is None else Path(options.baseline)
+            self._decided = DecidedStop(
+                plan, options.decide, seed=options.seed, baseline=baseline, max_regression=options.max_regression
+            )
         if self._directory is not None:
-            journal = self._directory.open(plan, trials=trials, check=self._check)
+            journal = self._directory.open(plan, trials=trials, check=self._check, decided=self._decided)
         return Recorder(
             plan,
             journal,
             spending=self._send_policy.new_spending(),
             keep=not self._options.low_memory,
             trials=trials,
+            decided=self._decided,
             watch=StopRules(self._options, self._engine.in_flight, self._token.cancel).check,
         )
 
@@ -467,6 +476,7 @@ class Execution:
             repeated=self._is_repeated,
             spending=recorder.spending,
             load=self._options.is_load,
+            decided=None if self._decided is None else self._decided.to_metrics(counts.not_asked),
             sent=partial(
                 self._send_policy.to_metrics,
                 tally,

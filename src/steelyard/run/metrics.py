@@ -16,6 +16,7 @@ from steelyard.stats.costs import Spending
 from steelyard.stats.errors import ErrorName, by_kind, by_type, error_name, ranked
 from steelyard.stats.metrics import (
     Counts,
+    DecidedMetrics,
     ErrorExample,
     JournalLines,
     JudgeCalibration,
@@ -37,6 +38,8 @@ class RunCounts(msgspec.Struct, frozen=True, kw_only=True):
     error: int
     cancelled: int
     not_started: int
+    not_asked: int = 0
+    """Left out because every rule was settled."""
     to_redo: int = 0
     """How many of the ok and error ones were to be retried or scored again, and were not reached."""
     cut_short: bool = False
@@ -45,11 +48,11 @@ class RunCounts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def complete(self) -> bool:
         """Whether every planned (case, trial) has a record that stands."""
-        return self.planned == self.ok + self.error and not (self.to_redo or self.cut_short)
+        return self.planned == self.ok + self.error + self.not_asked and not (self.to_redo or self.cut_short)
 
     def check(self, stats: RunningStats, scores: ScoreStats) -> None:
         """Raise BooksError unless the counts add up, among themselves and with the statistics."""
-        if self.planned != self.ok + self.error + self.cancelled + self.not_started:
+        if self.planned != self.ok + self.error + self.cancelled + self.not_started + self.not_asked:
             raise CountsError(f"the counts do not add up: {self}")
         counted = (stats.total_requests - stats.failed_requests, stats.failed_requests)
         if counted != (self.ok, self.error) or scores.n != self.ok + self.error:
@@ -108,6 +111,7 @@ def compose(
     repeated: bool = False,
     spending: Spending | None = None,
     load: bool = False,
+    decided: DecidedMetrics | None = None,
     sent: Callable[[Mapping[str, float | None]], Mapping[str, Any]] | None = None,
 ) -> Metrics:
     """The metrics of a run. The counts are checked first.
@@ -127,7 +131,7 @@ def compose(
         stopped=stopped,
         **about,
         n=counts.ok + counts.error,
-        counts=Counts(**{name: getattr(counts, name) for name in Counts.__struct_fields__}),
+        counts=_as_metrics(counts),
         to_redo=counts.to_redo,
         pass_rate=rates.pass_rate,
         pass_rate_ci95=rates.pass_rate_ci95,
@@ -159,7 +163,13 @@ def compose(
         nodes=stats.nodes.to_metrics() if stats.nodes else UNSET,
         **({} if sent is None else sent(flat)),
         trials=trials if trials is not None and repeated else UNSET,
+        decided=UNSET if decided is None else decided,
     )
+
+
+def _as_metrics(counts: RunCounts) -> Counts:
+    names = (name for name in Counts.__struct_fields__ if name != "not_asked")
+    return Counts(**{name: getattr(counts, name) for name in names}, not_asked=counts.not_asked or UNSET)
 
 
 def _named_scores(

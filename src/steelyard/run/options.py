@@ -203,6 +203,11 @@ def _beside(path: str | Path, folder: Path) -> Path:
     return folder / path
 
 
+def _stop_when(name: str, value: object) -> None:
+    if value != "decided":
+        raise ConfigurationError(f"{name} must be decided, got {value!r}")
+
+
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a run may be told, with its defaults; checked when it is made, passed whole."""
 
@@ -377,6 +382,39 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             check=_at_least_0,
         ),
     ] = 20
+    stop_when: Annotated[
+        Literal["decided"] | None,
+        Option(
+            flags=("--stop-when",),
+            help="decided: ask in random order, and stop when every rule of the gate is settled.",
+            metavar="decided",
+            check=_stop_when,
+        ),
+    ] = None
+    baseline: Annotated[
+        str | Path | None,
+        Option(
+            flags=("--baseline",),
+            help="With --stop-when decided: a run that this one may not fall behind.",
+            metavar="RUN",
+            relative=_beside,
+            check=_path,
+        ),
+    ] = None
+    max_regression: Annotated[
+        float | None,
+        Option(
+            flags=("--max-regression",),
+            help="By how much the pass rate may be below the baseline's (0.02, 2%) [default: 0].",
+            metavar="RATE",
+            parse=parse_percentage,
+            check=_share,
+        ),
+    ] = None
+    decide: Annotated[
+        tuple[str, ...],
+        Option(help="The rules that stop_when settles; of a suite file, those of its gate.", in_suite=False),
+    ] = ()
     tracebacks: Annotated[
         bool,
         Option(
@@ -437,6 +475,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError("arrivals decide when calls are sent: parallelism 'auto' does not go with them")
         if self.is_load and self.trials > 1:
             raise ConfigurationError("trials do not go with a load run, which goes round the cases by itself")
+        if self.stop_when is not None and self.is_load:
+            raise ConfigurationError("stop_when: decided does not go with a load run, which goes round the cases")
         if self.low_memory and self.output_path is None:
             raise ConfigurationError("low_memory=True needs an output_path: responses are kept there, not in memory")
 
@@ -471,7 +511,7 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple):
-        return [kind.__qualname__ for kind in value]
+        return [each if isinstance(each, str) else each.__qualname__ for each in value]
     return value
 
 
@@ -499,6 +539,10 @@ class RunChanges(TypedDict, total=False):
     low_memory: bool
     stop_error_rate: float | None
     stop_first_errors: int
+    stop_when: Literal["decided"] | None
+    baseline: str | Path | None
+    max_regression: float | None
+    decide: tuple[str, ...]
     tracebacks: bool
     keep_expected: bool
     output_path: str | Path | None

@@ -17,6 +17,7 @@ from steelyard.journal.replay import STARTED, Replay, SlotState
 from steelyard.journal.writer import JournalWriter, seal_record
 from steelyard.protocols import Tally
 from steelyard.records import Job, Record, StoredSample, UnscoredAnswer, verdict
+from steelyard.run.decided import DecidedStop
 from steelyard.run.metrics import Errors, RunCounts
 from steelyard.run.plan import Plan
 from steelyard.stats.costs import Spending
@@ -62,6 +63,7 @@ class Recorder:
         keep: bool,
         trials: TrialStats | None = None,
         watch: Callable[[Record, RunningStats], bool] | None = None,
+        decided: DecidedStop | None = None,
     ) -> None:
         replay = journal.replay if journal is not None else None
         self._plan = plan
@@ -89,6 +91,7 @@ class Recorder:
         self.done_before = self._count(SlotState.DONE)
         self.resumed = any(self._states)
         self._watch = watch
+        self._decided = decided
         self._failing_scorers: set[str] = set()
         """The scorers that were already reported as failing."""
         self._only_scored: set[int] = set()
@@ -122,7 +125,8 @@ class Recorder:
         states, slot_at, is_direct = self._states, self._plan.slot_at, self._is_direct
         answers = None if self._answers is None or self._answers.is_empty else self._answers
         done = bytearray((np.frombuffer(states, dtype=np.uint8) == _DONE).tobytes())
-        for job in self._plan.jobs(done):
+        jobs = self._plan.jobs(done)
+        for job in jobs if self._decided is None else self._decided.ordered(jobs):
             if job is None:
                 yield None
                 continue
@@ -177,6 +181,8 @@ class Recorder:
         if self._trials is not None:
             position, trial = divmod(slot, self._plan.trials)
             self._trials.update(position, trial, passed, scores)
+        if self._decided is not None:
+            self._decided.take(slot, ok, passed)
         self._states[slot] = _DONE if ok else _FAILED
         self._emitted += 1
         if before == _STARTED_ERRORED and self._replay is not None:
@@ -227,12 +233,15 @@ class Recorder:
         for _ in range(earlier_responses):
             self.scores.update([], failed=False)
         self.stats.active_seconds = self.active_seconds
+        pending = self._count(SlotState.PENDING)
+        is_decided = self._decided is not None and self._decided.settled
         return RunCounts(
             planned=self._plan.slots,
             ok=self._count(SlotState.DONE) + earlier_responses,
             error=self._count(SlotState.FAILED) + earlier_errors,
             cancelled=self._count(SlotState.PENDING | STARTED),
-            not_started=self._count(SlotState.PENDING),
+            not_started=0 if is_decided else pending,
+            not_asked=pending if is_decided else 0,
             to_redo=earlier_errors + earlier_responses,
             cut_short=stopped is not None and self._plan.is_open_ended,
         )

@@ -39,6 +39,26 @@ class Counts(msgspec.Struct, kw_only=True):
     error: Annotated[int, _FAULTS]
     cancelled: Annotated[int, _FAULTS]
     not_started: Annotated[int, _FAULTS]
+    not_asked: Annotated[int | UnsetType, _COUNT] = UNSET
+    """Left out because every rule was settled before (`stop_when: decided`)."""
+
+
+class DecidedRule(msgspec.Struct, kw_only=True):
+    """What became of a rule of a run that stops when it is decided."""
+
+    rule: str
+    outcome: str
+    """`holds`, `broken` or `cannot tell`."""
+
+
+class DecidedMetrics(msgspec.Struct, kw_only=True):
+    """What a run that stops when its rules are settled decided, and what that saved."""
+
+    settled: bool
+    """Whether every rule was settled, so that the rest was not asked."""
+    rules: list[DecidedRule]
+    asked: Annotated[int, _COUNT]
+    not_asked: Annotated[int, _COUNT]
 
 
 class ErrorExample(msgspec.Struct, kw_only=True):
@@ -316,6 +336,7 @@ class Metrics(msgspec.Struct, kw_only=True):
     client: ClientLoad | UnsetType = UNSET
     load: LoadMetrics | UnsetType = UNSET
     trials: TrialMetrics | UnsetType = UNSET
+    decided: DecidedMetrics | UnsetType = UNSET
 
     @property
     def failure_rate(self) -> float | None:
