@@ -233,7 +233,7 @@ def test_a_cancelled_task_lets_go_of_the_folder(tmp_path: Path) -> None:
 def test_a_finished_sweep_is_refused_and_force_starts_over(tmp_path: Path) -> None:
     target = LimitedTarget(100, 0.001)
     sweep_of(target, tmp_path, levels=[1]).run_sync()
-    with pytest.raises(RunFinished, match="holds a finished sweep; --force"):
+    with pytest.raises(RunFinished, match="holds a finished sweep; force=True"):
         sweep_of(target, tmp_path, levels=[1]).run_sync()
     assert target.asked == 20
     sweep_of(target, tmp_path, levels=[1]).run_sync(force=True)
