@@ -194,9 +194,7 @@ def test_how_much_of_a_suite_a_rule_takes_is_known_before() -> None:
 
 
 def test_the_cases_of_a_group_are_asked_together_and_enter_together() -> None:
-    cases = [
-        EvalCase(id=f"c{number}", prompt="?", expected="yes", group=f"g{number % 50}") for number in range(500)
-    ]
+    cases = [EvalCase(id=f"c{number}", prompt="?", expected="yes", group=f"g{number % 50}") for number in range(500)]
     agent = Agent(wrong(500, 5))
     made = Runner(
         agent, EvalSet(id="s", cases=cases), ["exact"], progress="off", parallelism=1,
