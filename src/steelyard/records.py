@@ -31,6 +31,11 @@ class CaseLimits(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, 
     output: int | None = None
     """Bytes that the agent may print."""
 
+    @property
+    def names(self) -> list[str]:
+        """The limits that are set."""
+        return [name for name in _LIMITS if getattr(self, name) is not None]
+
     def overridden(self, other: CaseLimits | None) -> CaseLimits:
         """These limits with those that the other sets in their place."""
         if other is None:

@@ -7,9 +7,10 @@ import pickle
 import threading
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
-from steelyard import CancellationToken, EvalCase, InvocationResponse
+from steelyard import CancellationToken, CaseLimits, EvalCase, InvocationResponse
 from steelyard.errors import ConfigurationError, TargetError, TransientError
 from steelyard.protocols import HttpRequest, InvocationContext
 from steelyard.scoring.trajectory import Trajectory, tool_calls
@@ -165,16 +166,28 @@ def test_a_tool_without_arguments_may_be_called_with_empty_text() -> None:
     assert result[1:] == ("noon", False)
 
 
-def test_too_many_turns_are_an_error_that_keeps_the_trajectory() -> None:
+def test_too_many_turns_are_an_outcome_with_the_trajectory() -> None:
     made, transport = target(calls(ROME), max_turns=3)
-    with pytest.raises(TargetError, match="after 3 turns") as caught:
-        asyncio.run(made.invoke(CASE, CONTEXT))
+    response = asyncio.run(made.invoke(CASE, CONTEXT))
     assert len(transport.requests) == 3
-    partial = caught.value.partial
-    assert partial is not None
-    assert partial.stop_reason == "max_turns"
-    assert len(tool_calls(partial.messages or [])) == 3
-    assert partial.num_tokens_input == 30
+    assert (response.error, response.stop_reason) == (None, "turn_limit")
+    assert len(tool_calls(response.messages or [])) == 3
+    assert response.num_tokens_input == 30
+
+
+@pytest.mark.parametrize(
+    ("limits", "stop_reason", "requests"),
+    [
+        (CaseLimits(turns=2), "turn_limit", 2),
+        (CaseLimits(tokens=1), "token_limit", 1),
+        (CaseLimits(turns=50), "turn_limit", 3),
+    ],
+)
+def test_limits_of_a_case_end_the_loop(limits, stop_reason, requests) -> None:
+    made, transport = target(calls(ROME), max_turns=3)
+    context = msgspec.structs.replace(CONTEXT, limits=limits)
+    assert asyncio.run(made.invoke(CASE, context)).stop_reason == stop_reason
+    assert len(transport.requests) == requests
 
 
 def test_a_fault_in_a_later_turn_keeps_what_was_said_and_paid_before_it() -> None:

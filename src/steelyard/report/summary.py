@@ -157,7 +157,9 @@ def _quality(metrics: Metrics) -> list[str]:
         for name, score in metrics.scores.items()
         if score.n and _cases_of(metrics, name) < _FEWEST_CASES
     ]
-    return [*lines, trim(f"  n too small to say much of {', '.join(few)}", _WIDTH)] if few else lines
+    if few:
+        lines.append(trim(f"  n too small to say much of {', '.join(few)}", _WIDTH))
+    return lines + limit_lines(metrics)
 
 
 def _pass_rates(metrics: Metrics) -> list[tuple[str, str, str, str]]:
@@ -178,6 +180,14 @@ def _cases_of(metrics: Metrics, score: str) -> int:
     if metrics.trials and score in metrics.trials.scores:
         return metrics.trials.scores[score].cases
     return metrics.scores[score].n
+
+
+def limit_lines(metrics: Metrics) -> list[str]:
+    """How many cases reached each limit, and how many of those passed."""
+    return [
+        f"  {limit.n:,} of {metrics.n:,} hit the {reason.replace('_', ' ')}, {limit.passed:,} of them passed"
+        for reason, limit in (metrics.limits or {}).items()
+    ]
 
 
 def _judges(metrics: Metrics) -> list[str]:

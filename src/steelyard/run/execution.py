@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from steelyard.protocols import (
     Tally,
     Target,
 )
-from steelyard.records import CaseLimits, InvocationResponse, Job, Record
+from steelyard.records import STOP_REASONS, CaseLimits, InvocationResponse, Job, Record, verdict
 from steelyard.run.case import CaseRunner
 from steelyard.run.decided import DecidedStop
 from steelyard.run.directory import OpenMode, RunDirectory
@@ -48,12 +48,13 @@ from steelyard.scoring.judge.calibration import calibration_of, is_trusted
 from steelyard.scoring.judge.verdict import is_verdict
 from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.stats.formatting import counted, safe_text
-from steelyard.stats.metrics import JudgeCalibration, Metrics
+from steelyard.stats.metrics import JudgeCalibration, LimitMetrics, Metrics
 from steelyard.stats.prices import over_budget
 from steelyard.stats.spec import parse_progress_bar_stats
 from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
 from steelyard.workspace.attempts import InWorkspace, Workspaces
+from steelyard.workspace.limits import check_enforced
 from steelyard.workspace.template import Workspace
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ class Execution:
             self._store = _open_cache(self._options.cache)
         self._send_policy.check()
         self._workspaces = self._open_workspaces()
+        if self._case_limits is not None:
+            self._check_limits(self._case_limits.names)
         # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
         plan = None if self._suite.one_shot else self._make_plan()
         self._engine.check(pace=self._options.arrivals is not None)
@@ -172,6 +175,9 @@ class Execution:
             self._spool()
             plan = self._make_plan()
         self._plan = plan
+        if plan.limits:
+            self._check_limits(plan.limits)
+            self._workspaces = self._workspaces or self._new_workspaces(None)
         self._manifest = msgspec.structs.replace(manifest, planned=plan.slots)
         self._recorder = self._recover(plan)
         if self._directory is not None and self._directory.is_up_to_date(self._manifest, self._recorder):
@@ -194,6 +200,29 @@ class Execution:
             return None
         if workspace is not None or self._gateway is not None:
             self._engine.check_workspaces()
+        return self._new_workspaces(workspace)
+
+    def _check_limits(self, names: Iterable[str]) -> None:
+        """Refuse limits that nothing can enforce, and a timeout that would come before the time limit."""
+        if self._scored_from is not None:
+            return
+        check_enforced(names, self._target)
+        limit = self._case_limits.time if self._case_limits is not None else None
+        timeout = self._options.timeout
+        if limit is not None and timeout is not None and timeout <= limit and timeout != RunOptions().timeout:
+            raise ConfigurationError(
+                f"timeout ({timeout:g} s) ends a case as an error before case_limits.time ({limit:g} s) is reached: "
+                f"leave it out, or make it longer"
+            )
+
+    @property
+    def _timeout(self) -> float | None:
+        """The time for one case. Where the suite has a time limit, that one is to count and not the default."""
+        limits = self._case_limits
+        is_default = self._options.timeout == RunOptions().timeout
+        return None if is_default and limits is not None and limits.time is not None else self._options.timeout
+
+    def _new_workspaces(self, workspace: Workspace | None) -> Workspaces:
         output = self._options.output_path
         sandbox = self._check_sandboxes(workspace)
         return Workspaces(
@@ -390,7 +419,7 @@ class Execution:
             ScoringPipeline(
                 scorers, num_runs=options.num_runs, tracebacks=options.tracebacks, trust=_trust(self._scorers)
             ),
-            timeout=options.timeout,
+            timeout=self._timeout,
             seed=options.seed,
             session=self._session,
             token=self._token,
@@ -472,6 +501,7 @@ class Execution:
             left_out=recorder.left_out,
             lines=recorder.lines if directory is not None else None,
             stopped=stopped,
+            limits=self._limit_metrics(),
             trials=recorder.trial_metrics(),
             repeated=self._is_repeated,
             spending=recorder.spending,
@@ -487,6 +517,19 @@ class Execution:
         if directory is not None:
             directory.write_metrics(metrics)
         return metrics
+
+    def _limit_metrics(self) -> dict[str, LimitMetrics]:
+        """How many cases reached each limit, and how many of those passed all the same."""
+        reached = set(STOP_REASONS.values()).intersection(self._recorder.stats.stop_reasons)
+        if not reached or self._workspaces is None:
+            return {}
+        found = {reason: LimitMetrics() for reason in STOP_REASONS.values() if reason in reached}
+        records = self._recorder.kept or ()
+        for record in iter_records(self._directory.path) if self._directory is not None else records:
+            if record.status == "ok" and record.stop_reason in found:
+                found[record.stop_reason].n += 1
+                found[record.stop_reason].passed += verdict(record.scores) is True
+        return found
 
     def _responses(self) -> list[Record]:
         """Return all records in case order: those of this launch or, after a resume, read from the journal."""

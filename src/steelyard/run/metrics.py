@@ -20,6 +20,7 @@ from steelyard.stats.metrics import (
     ErrorExample,
     JournalLines,
     JudgeCalibration,
+    LimitMetrics,
     Metrics,
     ScoreMetrics,
     TrialMetrics,
@@ -112,6 +113,7 @@ def compose(
     spending: Spending | None = None,
     load: bool = False,
     decided: DecidedMetrics | None = None,
+    limits: Mapping[str, LimitMetrics] | None = None,
     sent: Callable[[Mapping[str, float | None]], Mapping[str, Any]] | None = None,
 ) -> Metrics:
     """The metrics of a run. The counts are checked first.
@@ -147,6 +149,7 @@ def compose(
         truncated=stats.truncated_requests,
         truncated_rate=stats.truncated_requests / counts.ok if counts.ok else None,
         stop_reasons=ranked(stats.stop_reasons.items()),
+        limits=dict(limits) if limits else UNSET,
         cached=stats.cached_requests,
         resent=stats.resent_requests,
         stalls=stats.stalls,

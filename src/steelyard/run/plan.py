@@ -67,6 +67,8 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
     seen_besides: SeenBesides | None = None
     groups: Digests | None = None
     """A digest of each case's group, 0 for a case without one; None where no case has one."""
+    limits: frozenset[str] = frozenset()
+    """The limits that cases set for themselves."""
 
     @property
     def cases(self) -> int:
@@ -269,6 +271,7 @@ def make_plan(
         marks=first.marks,
         seen_besides=seen_besides,
         groups=first.groups,
+        limits=frozenset(first.limits),
     )
 
 
@@ -322,6 +325,7 @@ class FirstPass:
     ) -> None:
         self._suite = suite
         self._seen_besides = seen_besides
+        self.limits: set[str] = set()
         self._selects = selects
         self.occurrences = Occurrences()
         self.marks = Marks()
@@ -353,6 +357,8 @@ class FirstPass:
             if not self._selects(case.id):
                 return
             self._kept.append(self.read - 1)
+        if case.limits is not None:
+            self.limits.update(case.limits.names)
         self._seen.add(seen(case) if self._seen_besides is None else seen(case) + self._seen_besides(case))
         self.selected += 1
         if case.group or self._groups:

@@ -255,6 +255,14 @@ class JournalLines(msgspec.Struct, kw_only=True):
     """Those that do not, numbered from 1: `3-4,9`. Their cases were edited or removed since, or are not selected."""
 
 
+class LimitMetrics(msgspec.Struct, kw_only=True):
+    """Cases that reached a limit."""
+
+    n: Annotated[int, _COUNT] = 0
+    passed: Annotated[int, _COUNT] = 0
+    """Those that passed all the same."""
+
+
 class Metrics(msgspec.Struct, kw_only=True):
     """The figures of a run: what `metrics.json` holds, field by field.
 
@@ -293,6 +301,8 @@ class Metrics(msgspec.Struct, kw_only=True):
     """Their share of all answers."""
     stop_reasons: Annotated[dict[str, int], _COUNT] = {}
     """How many answers ended for each reason that a target gives, the most frequent first."""
+    limits: dict[str, LimitMetrics] | UnsetType = UNSET
+    """Cases that reached a limit of theirs, by its stop reason."""
     cached: Annotated[int, _COUNT] = 0
     resent: Annotated[int, _COUNT] = 0
     """Requests sent again at once, as their kept-alive connection was closed before anyone read them."""

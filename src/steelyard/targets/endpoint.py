@@ -232,6 +232,11 @@ class EndpointTarget(ABC):
         """Number of tool calls that outlived their timeout and still run in a thread."""
         return self._functions.excess
 
+    @property
+    def enforces(self) -> frozenset[str]:
+        """The limits of a case that hold while it is asked: those of turns, tokens and cost in the tool loop."""
+        return frozenset({"time", "turns", "tokens", "cost"}) if self._functions else frozenset({"time"})
+
     def identity(self) -> Identity:
         """Everything that decides an answer: of headers only the names, and no key."""
         facts: dict[str, Any] = {

@@ -83,7 +83,7 @@ class CallableTarget:
         self.model_id = model_id
         self.version = version
         self.name: str = name or origin.__qualname__
-        self._ask = _asking(function, self.name)
+        self._ask, self._takes_context = _asking(function, self.name)
         self._is_coroutine = _is_kind(function, inspect.iscoroutinefunction)
         self._is_stream = _is_kind(function, inspect.isasyncgenfunction)
         usual = ASYNC_PARALLELISM if self._is_coroutine or self._is_stream else 1
@@ -117,6 +117,11 @@ class CallableTarget:
     def excess(self) -> int:
         """Number of calls that outlived their timeout and still run in a thread."""
         return self._threads.excess
+
+    @property
+    def enforces(self) -> frozenset[str]:
+        """The limits of a case that can hold: of a function that takes `context`, also those that it records."""
+        return frozenset({"time", "turns", "tokens", "cost"} if self._takes_context else {"time"})
 
     def identity(self) -> Identity:
         """Where the function is defined and its declared version; a changed source only warns."""
@@ -279,8 +284,8 @@ def _completed(
     return response
 
 
-def _asking(function: Callable[..., Any], name: str) -> Ask:
-    """Return how to call the function: the context is passed only to a parameter for it.
+def _asking(function: Callable[..., Any], name: str) -> tuple[Ask, bool]:
+    """Return how to call the function, and whether it takes the context: it is passed only to a parameter for it.
 
     That is a second positional parameter without a default, or one called `context`. A second parameter with
     another default (`temperature=0.5`) and `*args` are left alone.
@@ -303,10 +308,10 @@ def _asking(function: Callable[..., Any], name: str) -> Ask:
     if (not positional and not has_rest) or len(required) > 2 or any(one.name != "context" for one in named):
         raise ConfigurationError(f"{name} must take `case` or `case, context`, got {inspect.signature(function)}")
     if named:
-        return lambda case, context: function(case, context=context)
+        return (lambda case, context: function(case, context=context)), True
     if len(required) == 2 or (len(positional) > 1 and positional[1].name == "context"):
-        return function
-    return lambda case, context: function(case)  # noqa: ARG005 - the shape of Ask
+        return function, True
+    return (lambda case, context: function(case)), False  # noqa: ARG005 - the shape of Ask
 
 
 def _origin(function: Callable[..., Any]) -> Any:

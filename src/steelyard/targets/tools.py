@@ -14,7 +14,7 @@ import msgspec
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError, TargetError, describe
 from steelyard.protocols import InvocationContext, Target, TargetWrapper
-from steelyard.records import EvalCase, InvocationResponse
+from steelyard.records import STOP_REASONS, EvalCase, InvocationResponse
 from steelyard.targets.conversation import Call
 
 ToolShape: TypeAlias = Literal["chat", "responses", "anthropic"]
@@ -238,7 +238,13 @@ async def run_loop(
     *,
     max_turns: int,
 ) -> InvocationResponse:
-    """Run the tool loop: the last answer with the whole trajectory; an error carries what was done so far."""
+    """Run the tool loop: the last answer with the whole trajectory; an error carries what was done so far.
+
+    A model that still asks for tools after `max_turns`, or at a limit of its case, has answered: the answer is what
+    there is, with the limit as its stop reason.
+    """
+    if context.limits is not None and context.limits.turns is not None:
+        max_turns = min(max_turns, context.limits.turns)
     turns: list[ModelTurn] = []
     trajectory: Messages = []
     given: Messages = []
@@ -251,15 +257,34 @@ async def run_loop(
             trajectory += turn.response.messages or []
             if not turn.calls:
                 return joined(turns, trajectory)
-            if len(turns) == max_turns:
-                raise TargetError(f"the model still asks for tools after {max_turns} turns (max_turns)")
+            if (limit := _limit_reached(turns, max_turns, context)) is not None:
+                response = joined(turns, trajectory)
+                response.stop_reason = limit
+                response.response_text = response.response_text or ""
+                return response
             results = as_messages([await functions.call(call) for call in turn.calls])
             given = turn.response.messages or []
             trajectory += results
     except (TargetError, asyncio.CancelledError) as error:  # keep the turns so far: they are paid for
-        partial = _so_far(turns, trajectory, getattr(error, "partial", None), max_turns)
+        partial = _so_far(turns, trajectory, getattr(error, "partial", None))
         error.partial = partial  # type: ignore[union-attr]
         raise
+
+
+def _limit_reached(turns: Sequence[ModelTurn], max_turns: int, context: InvocationContext) -> str | None:
+    """The stop reason of a loop whose model asks for more tools than it may; None while it may go on."""
+    if len(turns) >= max_turns:
+        return STOP_REASONS["turns"]
+    limits = context.limits
+    if limits is None:
+        return None
+    responses = [turn.response for turn in turns]
+    tokens = sum((one.num_tokens_input or 0) + (one.num_tokens_output or 0) for one in responses)
+    if limits.tokens is not None and tokens > limits.tokens:
+        return STOP_REASONS["tokens"]
+    if limits.cost is not None and sum(one.cost or 0.0 for one in responses) > limits.cost:
+        return STOP_REASONS["cost"]
+    return None
 
 
 def joined(turns: Sequence[ModelTurn], trajectory: Messages) -> InvocationResponse:
@@ -299,7 +324,7 @@ def _time_per_token(responses: Sequence[InvocationResponse]) -> float | None:
 
 
 def _so_far(
-    turns: list[ModelTurn], trajectory: Messages, partial: InvocationResponse | None, max_turns: int
+    turns: list[ModelTurn], trajectory: Messages, partial: InvocationResponse | None
 ) -> InvocationResponse | None:
     """Return what an unfinished loop has produced: the trajectory and everything paid for."""
     if not turns:
@@ -307,8 +332,6 @@ def _so_far(
     if partial is None:
         response = joined(turns, trajectory)
         response.messages = trajectory
-        if len(turns) == max_turns:
-            response.stop_reason = "max_turns"
         return response
     trajectory += partial.messages or []
     began = turns[-1].began if partial.time_to_last_token is None else time.monotonic() - partial.time_to_last_token

@@ -5,15 +5,27 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from steelyard.errors import CaseLimitReached
-from steelyard.protocols import Clock
+from steelyard.errors import CaseLimitReached, ConfigurationError
+from steelyard.protocols import Clock, Target
 from steelyard.records import STOP_REASONS, CaseLimits
+
+
+def check_enforced(names: Iterable[str], target: Target) -> None:
+    """Refuse limits that nothing can hold a target to: it would go on, and nobody would know."""
+    enforced: frozenset[str] = getattr(target, "enforces", frozenset({"time"}))
+    for name in sorted(set(names) - enforced):
+        kind = target.identity().get("kind", "this")
+        raise ConfigurationError(
+            f"case_limits.{name} cannot be enforced for this target ({kind}), which can be held to "
+            f"{', '.join(sorted(enforced))}: use a gateway, an `output` that tells of {name}, or a Python agent that "
+            f"calls context.record_turn, or leave the limit out"
+        )
 
 
 class AttemptLimits:
