@@ -16,7 +16,7 @@ FIXES = {
     "items[len(items)]": "items[len(items) - 1]",
     "year % 4 == 0": "year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)",
     "ordered[half]": "(ordered[half - 1] + ordered[half]) / 2",
-    "text": "text.lower()",
+    "for letter in text": "for letter in text.lower()",
     "min(low, max(value, high))": "max(low, min(value, high))",
     "range(0, len(items) - size + 1, size)": "range(0, len(items), size)",
     "items=[]": "items=None",

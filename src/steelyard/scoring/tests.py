@@ -233,7 +233,9 @@ class Tests(ProgramScorer):
             return (0.0 if done.returncode or done.timed_out else 1.0), why
         counted = {name: result for name, result in results.items() if result != "skipped"}
         bad = [name for name, result in counted.items() if result != "passed"]
-        if bad:
+        if not results:
+            why.append("no tests were run")
+        elif bad:
             why.append(f"{len(bad):,} of {len(counted):,} tests did not pass: {_some(bad)}")
         elif done.returncode and not done.timed_out:
             why.append(f"all tests passed, and the run exited with code {done.returncode}")
