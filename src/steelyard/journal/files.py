@@ -28,6 +28,12 @@ REPORT = "report.html"
 SWEEP = "sweep.json"
 SWEEP_PARTIAL = "sweep.partial.json"
 PROCESSES = "processes.jsonl"
+ARTIFACTS = "artifacts"
+"""A folder: what is kept of agents' work, by case and trial."""
+LOGS = "logs"
+"""A folder: what agents printed."""
+CALLS = "calls"
+"""A folder: the model calls of agents."""
 LOCK = ".lock"
 PREVIOUS = "previous"
 
@@ -106,7 +112,7 @@ def _new_folder(parent: Path, name: str) -> Path:
             return folder
 
 
-_ALL_FILES = (METRICS, OUTPUTS, INDEX, ANSWERS, PARTIAL, CASES, DAMAGED, REPORT, MANIFEST)
+_ALL_FILES = (METRICS, OUTPUTS, INDEX, ANSWERS, PARTIAL, CASES, DAMAGED, REPORT, MANIFEST, ARTIFACTS, LOGS, CALLS)
 """In the order in which --force moves them: metrics first, so that a crash in between never looks complete."""
 
 

@@ -161,6 +161,7 @@ class Execution:
             session=self._session,
             suite_file=self._suite_file,
             scored_from=self._scored_from,
+            case_limits=self._case_limits,
         )
         manifest = msgspec.structs.replace(manifest, calibrations=_calibrations(self._scorers))
         if self._options.output_path is not None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from steelyard.errors import ConfigurationError, SuiteError
 from steelyard.journal.manifest import Manifest, now, versions
 from steelyard.protocols import RepeatedJudge, Scorer, Session, Target
-from steelyard.records import EvalCase, Job, id_digest
+from steelyard.records import CaseLimits, EvalCase, Job, id_digest
 from steelyard.run.options import RunOptions
 from steelyard.run.send_policy import load_of
 from steelyard.suite.evalset import EvalSet
@@ -543,9 +543,12 @@ def manifest_of(
     session: Session | None = None,
     suite_file: str | None = None,
     scored_from: str | None = None,
+    case_limits: CaseLimits | None = None,
 ) -> Manifest:
     """Return what run.json says about a run that is about to begin."""
     identity = dict(target.identity())
+    if case_limits is not None:  # answers within other limits may be others: a resumed run warns
+        identity["~case_limits"] = msgspec.to_builtins(case_limits)
     if session is not None:  # another session, another answer: it belongs to the target's identity
         identity["initial_session"] = hashlib.sha256(canonical(session)).hexdigest()[:16]
     return Manifest(

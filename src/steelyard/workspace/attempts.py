@@ -269,6 +269,8 @@ class Workspaces:
 
     def close(self) -> None:
         """Remove the run's folder if nothing is left in it but what can be made again."""
+        if self.keeper is not None and self.keeper.dropped:
+            log.warning("not everything was kept of %d cases: see the notes of their records", self.keeper.dropped)
         left = [name for name in _listed(self.places.root) if name != _TEMPLATES]
         if not left:
             remove_tree(self.places.root)
@@ -542,6 +544,8 @@ class Attempt:
     def _write_patch(self, place: AttemptPlace) -> PatchedWorkspace:
         assert self._template is not None
         assert self._owner.keeper is not None
+        if place.workspace.is_symlink() or not place.workspace.is_dir():
+            raise TargetError("the agent removed or replaced its workspace: nothing is left to grade")
         after, context = scan(place.workspace), self._context
         patch, summary = make_patch(self._template, self._before, after, place.workspace, context.attempt)
         self._owner.keeper.write_patch(self._case.id, context.trial, patch, summary)

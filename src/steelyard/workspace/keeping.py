@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 
 from steelyard.errors import ConfigurationError
+from steelyard.journal.files import ARTIFACTS
 from steelyard.records import Record, verdict
 from steelyard.workspace.patch import PatchSummary, scan
-from steelyard.workspace.places import ARTIFACTS, RunPlaces, remove_tree, safe_name
+from steelyard.workspace.places import RunPlaces, remove_tree, safe_name
 from steelyard.workspace.template import Workspace, copy_entry, copy_tree
 
 log = logging.getLogger("steelyard")
@@ -33,6 +34,8 @@ class Keeper:
         self._patterns = [re.compile(_as_regex(pattern)) for pattern in workspace.artifacts]
         self._lock = threading.Lock()
         self._used: int | None = None
+        self.dropped = 0
+        """Cases of this launch of which not everything was kept."""
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_lock": None}
@@ -55,8 +58,8 @@ class Keeper:
     def keep(self, record: Record, workspace: Path | None) -> list[str]:
         """Keep files and, by rule, the whole workspace of a case; what could not be kept, for the record's notes."""
         folder = self._places.artifacts(record.id, record.trial)
-        if folder is None or workspace is None or not workspace.is_dir():
-            return []
+        if folder is None or workspace is None or workspace.is_symlink() or not workspace.is_dir():
+            return []  # there is none, or the agent put a link in its place
         notes: list[str] = []
         try:
             if self._patterns:
@@ -66,6 +69,7 @@ class Keeper:
         except OSError as error:
             notes.append(f"not everything could be kept of the workspace: {error.strerror or error}")
             log.warning("case %s: %s", record.id, notes[-1])
+        self.dropped += bool(notes)
         return notes
 
     def _is_kept(self, record: Record) -> bool:

@@ -18,10 +18,9 @@ from pathlib import Path
 import msgspec
 
 from steelyard.errors import ConfigurationError, TransientError
+from steelyard.journal.files import ARTIFACTS, LOGS
 
 WORK_VARIABLE = "STEELYARD_WORK"
-ARTIFACTS = "artifacts"
-LOGS = "logs"
 CALLS = "calls"
 _MAX_NAME = 60
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -94,7 +93,10 @@ class AttemptPlace:
     def write_state(self, state: AttemptState) -> None:
         """Write down how far the attempt has come; whole or not at all."""
         draft = self.path / f"{_STATE}.tmp"
-        draft.write_bytes(msgspec.json.encode(state))
+        draft.unlink(missing_ok=True)  # the agent may have put a link there
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(state))
         draft.replace(self.path / _STATE)
 
     def read_state(self) -> AttemptState | None:
