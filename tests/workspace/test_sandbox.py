@@ -20,10 +20,12 @@ import pytest
 from steelyard import EvalCase, EvalSet, InvocationContext, Runner, Workspace
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Sandbox, SandboxPlace
+from steelyard.sandboxes import make_sandbox
+from steelyard.scoring import Tests
 from steelyard.subprocesses import run_program
 from steelyard.targets import CallableTarget
 from steelyard.workspace.cgroups import Cgroup, reap_cgroups
-from steelyard.workspace.sandbox import Bubblewrap, make_sandbox
+from steelyard.workspace.sandbox import Bubblewrap
 from tests.support.gateway import REAL_KEY, gateway_to, session_of
 from tests.support.mock import running_mock
 from tests.support.plugin import note_package
@@ -393,6 +395,33 @@ def test_setup_may_have_a_sandbox_of_its_own(tmp_path: Path, work: Path) -> None
     assert record.response_text.strip() == "False"
 
 
+@needs_bwrap
+def test_a_grader_may_have_a_sandbox_of_its_own(tmp_path: Path, work: Path) -> None:
+    code = f"""
+        import os, socket, sys
+        assert os.path.exists("a.txt")
+        assert not os.path.exists({str(tmp_path / "run" / "run.json")!r})
+        try:
+            socket.create_connection(("1.1.1.1", 53), timeout=2)
+        except OSError:
+            sys.exit(0)
+        sys.exit("reached the network")
+    """
+    grader = Tests(argv=[PYTHON, "-I", "-c", textwrap.dedent(code)], sandbox="bubblewrap")
+    suite = EvalSet("s", [EvalCase(id="c", prompt="?")])
+    workspace = Workspace({"files": {"a.txt": "x"}})
+    options: dict[str, Any] = {"progress": "off", "output_path": tmp_path / "run"}
+    (record,) = Runner(lambda case: "done", suite, [grader], workspace=workspace, **options).run_sync().iter_responses()
+    assert record.scores[0].passed, record.scores[0]
+
+
+def test_a_grader_has_no_gateway() -> None:
+    with pytest.raises(ConfigurationError, match="the agent's alone"):
+        Tests(argv=["true"], sandbox={"bubblewrap": {"network": "gateway"}})
+    with pytest.raises(ConfigurationError, match="the agent's alone"):
+        Workspace(sandbox={"bubblewrap": {"network": "gateway"}})
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
@@ -503,7 +532,8 @@ def test_a_plugin_adds_a_sandbox(tmp_path: Path, work: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path / "site")
     record = sandboxed({"folder": {"note": str(tmp_path / "note")}}, "print('hello')", tmp_path)
     assert record.response_text == "hello\n"
-    assert (tmp_path / "note").read_text().split() == ["check", "start", "run", "destroy"]
+    said = [line.split()[0] for line in (tmp_path / "note").read_text().splitlines()]
+    assert said == ["check", "reap", "start", "run", "destroy"]
 
 
 @needs_bwrap

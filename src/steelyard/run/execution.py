@@ -43,6 +43,7 @@ from steelyard.run.recorder import Recorder
 from steelyard.run.result import Result, about_run
 from steelyard.run.send_policy import SendPolicy
 from steelyard.run.stop_rules import StopRules
+from steelyard.sandboxes import make_sandbox
 from steelyard.scoring.base import takes_context
 from steelyard.scoring.judge.calibration import calibration_of, is_trusted
 from steelyard.scoring.judge.verdict import is_verdict
@@ -55,6 +56,7 @@ from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
 from steelyard.workspace.attempts import InWorkspace, Workspaces
 from steelyard.workspace.limits import check_enforced
+from steelyard.workspace.places import work_root
 from steelyard.workspace.template import Workspace
 
 if TYPE_CHECKING:
@@ -237,19 +239,18 @@ class Execution:
         )
 
     def _check_sandboxes(self, workspace: Workspace | None) -> SandboxProvider | None:
-        """The sandbox of the agent; ConfigurationError where it, or that of the setup, cannot be used here."""
+        """The sandbox of the agent; ConfigurationError where it, or that of the setup or a grader, cannot be used."""
         raw = getattr(self._target, "sandbox", None)
-        if raw is None and (workspace is None or workspace.sandbox is None):
+        others = [getattr(scorer, "sandbox_provider", None) for scorer in self._scorers]
+        others.append(None if workspace is None else workspace.sandbox)
+        if raw is None and not any(others):
             return None
-        from steelyard.workspace.places import work_root
-        from steelyard.workspace.sandbox import make_sandbox
-
         sandbox = make_sandbox(raw, folder=getattr(self._target, "folder", None))
         if sandbox is not None and sandbox.wants_gateway and self._gateway is None:
             raise ConfigurationError("sandbox: network: gateway needs a `gateway` beside it")
         output = self._options.output_path
         hidden = [work_root(), *([] if output is None else [Path(output).absolute()])]
-        for provider in (sandbox, None if workspace is None else workspace.sandbox):
+        for provider in (sandbox, *others):
             if provider is not None:
                 provider.check(hidden)
         return sandbox
@@ -313,6 +314,8 @@ class Execution:
         if not self._engine.runs_in_other_processes:
             await self._send_policy.open()
         try:
+            if self._workspaces is not None:
+                await self._workspaces.open()
             work = self._case_runner()
             if self._options.warmup and not self._recorder.resumed:
                 self._warmed_up = await self._warm_up(work)

@@ -58,6 +58,7 @@ class LimitedScorer:
         self._threads = DaemonThreads() if in_thread else None
         self._retries = (DEFAULT_LIMITS.retries or 0) if limits.retries is None else limits.retries
         self.timeout, self.parallelism, self.retries = limits.timeout, limits.parallelism, limits.retries
+        self.sandbox_provider = getattr(scorer, "sandbox_provider", None)
         self.name = scorer.name
         self.takes_context = takes_context(scorer)
 

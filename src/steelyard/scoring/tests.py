@@ -19,8 +19,9 @@ from steelyard.case_templates import CaseTemplate, PathTemplate, ValueTemplate
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.disk import files_digest
 from steelyard.errors import ConfigurationError, TransientError
-from steelyard.protocols import Identity, ScoringContext
+from steelyard.protocols import Identity, SandboxPlace, SandboxProvider, ScoringContext
 from steelyard.records import EvalCase, InvocationResponse, Score
+from steelyard.sandboxes import make_sandbox
 from steelyard.scoring.base import PlainScorer
 from steelyard.subprocesses import ProgramResult, allowed_environment, run_program
 from steelyard.units import parse_duration
@@ -55,6 +56,8 @@ class ProgramScorer(PlainScorer):
     """A folder in the workspace."""
     folder: str | Path | None = None
     """What paths are relative to: the folder of the suite file."""
+    sandbox: Mapping[str, Any] | str | None = None
+    """What confines it, such as `bubblewrap`; not the agent's sandbox."""
     timeout: float | str | None = "10m"
     immediate: ClassVar[bool] = False
     takes_context: ClassVar[bool] = True
@@ -64,6 +67,7 @@ class ProgramScorer(PlainScorer):
         _words: ClassVar[list[CaseTemplate]]
         _env: ClassVar[dict[str, CaseTemplate]]
         _seconds: ClassVar[float | None]
+        sandbox_provider: ClassVar[SandboxProvider | None]
         _threads: ClassVar[DaemonThreads]
 
     def _check(self) -> None:
@@ -75,6 +79,9 @@ class ProgramScorer(PlainScorer):
         set_up(self, "_words", [CaseTemplate(word, f"{self.name}.argv", ("workspace",)) for word in self.argv])
         given = {name: CaseTemplate(text, f"{self.name}.env.{name}", ("workspace",)) for name, text in self.env.items()}
         set_up(self, "_env", given)
+        set_up(self, "sandbox_provider", make_sandbox(self.sandbox, f"{self.name}.sandbox", self._root.absolute()))
+        if self.sandbox_provider is not None and self.sandbox_provider.wants_gateway:
+            raise ConfigurationError("a grader's sandbox cannot have network: gateway, which is the agent's alone")
         set_up(self, "_threads", DaemonThreads())
         set_up(self, "_seconds", None if self.timeout is None else parse_duration(self.timeout, "timeout"))
 
@@ -104,8 +111,12 @@ class ProgramScorer(PlainScorer):
         }
         env["PATH"] = os.pathsep.join(filter(None, (env.get("PATH"), os.path.dirname(sys.executable))))
         folder = _inside(place, self.cwd)
-        if context.sandbox is not None:
-            argv, env = context.sandbox.wrap(argv, env, cwd=folder)
+        confined = None
+        if self.sandbox_provider is not None:
+            label = f"{place.parent.name}-{self.name}"
+            walls = SandboxPlace(label=label, workspace=place, writable=(place, home))
+            confined = await self.sandbox_provider.start(walls)
+            argv, env = confined.wrap(argv, env, cwd=folder)
         try:
             return await run_program(
                 argv,
@@ -118,6 +129,9 @@ class ProgramScorer(PlainScorer):
             )
         except OSError as error:
             raise GraderError(f"cannot start {argv[0]}: {error.strerror or error}") from error
+        finally:
+            if confined is not None:
+                await confined.destroy()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,12 @@ class Workspaces:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
 
+    async def open(self) -> None:
+        """End what an earlier launch left in sandboxes."""
+        for provider in (self.sandbox, self.setup_sandbox):
+            if provider is not None:
+                await provider.reap(self.places.root.name)
+
     def seen_of(self, case: EvalCase) -> bytes:
         """What an agent sees besides the case, for the case's fingerprint: its workspace. BadCase without one."""
         try:

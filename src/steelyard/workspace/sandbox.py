@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from steelyard.errors import ConfigurationError
-from steelyard.plugins import find
-from steelyard.protocols import Sandbox, SandboxPlace, SandboxProvider
+from steelyard.protocols import Sandbox, SandboxPlace
 from steelyard.units import parse_size
 from steelyard.workspace.cgroups import Cgroup, reap_cgroups
 
@@ -64,30 +63,6 @@ except OSError as error:
     sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 """
 """The first program inside: opens the gateway's port, then becomes the agent."""
-
-
-def make_sandbox(raw: object, where: str = "sandbox", folder: Path | None = None) -> SandboxProvider | None:
-    """The sandbox that a suite names: `bubblewrap`, or `{bubblewrap: {network: gateway}}`; None for none."""
-    if raw is None or raw == "none":
-        return None
-    if isinstance(raw, str):
-        raw = {raw: {}}
-    if not isinstance(raw, Mapping) or len(raw) != 1:
-        raise ConfigurationError(f"{where} must be a name, or a mapping from one name to its arguments, got {raw!r}")
-    ((name, options),) = raw.items()
-    if options is not None and not isinstance(options, Mapping):
-        raise ConfigurationError(f"{where}.{name} takes a mapping of arguments, got {options!r}")
-    kind = find("sandboxes", str(name))
-    given = dict(options or {})
-    if kind is Bubblewrap:
-        given["folder"] = folder
-    try:
-        made = kind(**given)
-    except TypeError as error:
-        raise ConfigurationError(f"{where}.{name}: {error}") from error
-    if not isinstance(made, SandboxProvider):
-        raise ConfigurationError(f"{where}.{name} is no sandbox: it needs check, start and reap")
-    return made
 
 
 class Bubblewrap:
