@@ -43,7 +43,7 @@ _FACTORS = np.array([0x9E3779B1 + 0x3C6EF372 * number | 1 for number in range(_W
     np.uint32
 )
 """One odd number for each word of a row but the last: any one changed bit changes the sum of their products."""
-_CHUNK_ROWS = 1 << 16
+_CHUNK_ROWS = 1 << 12
 
 ERROR, FAILED, PASSED, UNSCORED = -1, 0, 1, 2
 """What a record says of its case. In a row an error is `ok` 0, the others are in `verdict`."""
