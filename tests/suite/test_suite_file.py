@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steelyard import EvalCase, EvalSet, SuiteError
-from steelyard.errors import reject_unknown
+from steelyard.errors import ConfigurationError, reject_unknown
 from steelyard.suite.suite_file import SuiteFile, read_suite_file
 
 Write = Callable[[str], SuiteFile]
@@ -128,8 +128,8 @@ def test_merge_keys_may_be_overridden(suite_file: Write) -> None:
         ("cases:\n- prompt: p\n  prompt: q\n", 3, "the key 'prompt' is duplicated"),
         ("cases: []\nscorer: [exact]", None, r"unknown key scorer; did you mean 'scorers'\?"),
         ("cases: []\n7: [exact]", None, "unknown key 7; known here: id, "),
-        ("cases: rows.txt", None, "cases must be a .jsonl or .csv file, got 'rows.txt'"),
-        ("cases: 7", None, r"cases must be a list or a file's path, got a number \(7\)"),
+        ("cases: rows.txt", None, "cases must be a file whose name ends in .jsonl.*got 'rows.txt'"),
+        ("cases: 7", None, r"cases must be a list, a file's path, .*got a number \(7\)"),
         ("cases: missing.jsonl", None, "missing.jsonl: no such file"),
         ("cases: []\nfields: {promt: x}", None, "unknown key fields.promt; did you mean 'prompt'"),
         ("cases: []\nfields: [prompt]", None, "fields must be a mapping"),
@@ -185,3 +185,83 @@ def test_unknown_keys_are_named_with_their_path() -> None:
     reject_unknown({"a": 1}, ("a", "b"), "run")
     with pytest.raises(SuiteError, match=r"^unknown key run.paralelism; did you mean 'parallelism'\?$"):
         reject_unknown({"paralelism": 1}, ("parallelism", "timeout"), "run")
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "capitals.yaml"
+    path.write_text(text)
+    return path
+
+
+class TestVariables:
+    @pytest.fixture(autouse=True)
+    def _set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOST", "example.com")
+        monkeypatch.setenv("COUNT", "7")
+        monkeypatch.setenv("EMPTY", "")
+        monkeypatch.delenv("ABSENT", raising=False)
+
+    def test_are_replaced_where_a_suite_is_configured(self, tmp_path: Path) -> None:
+        path = written(
+            tmp_path,
+            "id: s-${COUNT}\n"
+            "target: {openai-chat: {model: '${ABSENT:-m}', base_url: 'http://${HOST}:${PORT:-80}/v1'}}\n"
+            "run:\n  parallelism: ${COUNT}\n  seed: ${ABSENT:-3}\n  cache: '${COUNT}'\n  timeout: ${EMPTY:-5s}\n"
+            "scorers: [{regex: {pattern: 'a$${b}'}}]\n"
+            "cases: ${ABSENT:-rows}.jsonl",
+        )
+        path.with_name("rows.jsonl").write_text('{"prompt": "${HOST}"}')
+        file = read_suite_file(path)
+        assert file.id == "s-7"
+        assert file.target == {"openai-chat": {"model": "m", "base_url": "http://example.com:80/v1"}}
+        assert file.run == {"parallelism": 7, "seed": 3, "cache": "7", "timeout": "5s"}
+        assert file.scorers == [{"regex": {"pattern": "a${b}"}}]
+        assert [case.prompt for case in file.cases] == ["${HOST}"]
+
+    def test_are_left_in_the_words_of_prompts_and_inline_cases(self, tmp_path: Path) -> None:
+        path = written(tmp_path, 'system_prompt: "Say ${x}"\ncases: [{prompt: "echo ${HOST}"}]')
+        (case,) = read_suite_file(path).cases
+        assert (case.system_prompt, case.prompt) == ("Say ${x}", "echo ${HOST}")
+
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [("${ABSENT}", r"\$\{ABSENT\} is not set"), ("${a-b}", "is not a variable"), ("${HOST", "is not a variable")],
+    )
+    def test_one_that_is_not_set_or_not_one_says_where(self, tmp_path: Path, text: str, problem: str) -> None:
+        with pytest.raises(SuiteError, match=rf"capitals\.yaml:2: .*{problem}"):
+            read_suite_file(written(tmp_path, f"cases: []\nrun: {{cache: '{text}'}}"))
+
+
+class TestSettings:
+    TEXT = (
+        "target: {simulated: {accuracy: 1.0}}\ncases: [{prompt: a}]\n"
+        "scorers: [exact, {judge: {runs: 1}}]\nrun: {seed: 1}"
+    )
+
+    def test_take_the_place_of_what_the_file_says(self, tmp_path: Path) -> None:
+        settings = [
+            "run.seed=7", "run.stop=[a, b]", "scorers.1.judge.runs=3", "scorers.0=contains", "gate.min_pass_rate=0.5",
+            "target.simulated.accuracy=0.25", "id=other=name",
+        ]  # fmt: skip
+        file = read_suite_file(written(tmp_path, self.TEXT), settings)
+        assert file.run == {"seed": 7, "stop": ["a", "b"]}
+        assert file.scorers == ["contains", {"judge": {"runs": 3}}]
+        assert file.gate == {"min_pass_rate": 0.5}
+        assert file.target == {"simulated": {"accuracy": 0.25}}
+        assert file.id == "other=name"
+
+    @pytest.mark.parametrize(
+        ("setting", "problem"),
+        [
+            ("run.seed", "takes key.path=value"),
+            ("run..seed=1", "takes key.path=value"),
+            ("scorers.7=exact", "'7' is no place in a list of 2"),
+            ("scorers.x.y=exact", "'x' is no place in a list of 2"),
+            ("run.seed.x=1", "which has no parts"),
+            ("run.seed=[", "is not valid YAML"),
+            ("rum.seed=1", "unknown key rum; did you mean 'run'"),
+        ],
+    )
+    def test_bad_ones_are_refused(self, tmp_path: Path, setting: str, problem: str) -> None:
+        with pytest.raises(ConfigurationError, match=problem):
+            read_suite_file(written(tmp_path, self.TEXT), [setting])

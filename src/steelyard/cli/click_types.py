@@ -92,7 +92,14 @@ def target_flags(function: F) -> F:
     model = click.option(
         "-m", "--model", multiple=True, callback=_one_model, help="Ask this model instead of the suite's."
     )
-    return model(address(param(function)))
+    setting = click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY.PATH=VALUE",
+        help="Set a value of the suite file: run.seed=7, scorers.0.judge.runs=3. May be given several times.",
+    )
+    return model(address(param(setting(function))))
 
 
 def target_changes(flags: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import click
 from click.core import ParameterSource
@@ -199,8 +200,15 @@ def command_again(place: Path, *more: str, begun: bool = True) -> str:
             # A leading dash would make it a flag.
             words.append(f"./{value}" if str(value).startswith("-") else str(value))
         elif _was_given(context, name) and name not in left_out and flag not in more:
-            flags += [flag] if value is True else [flag, str(value)]
+            flags += [flag] if value is True else [word for one in _written(value) for word in (flag, one)]
     return shlex.join([_program(), str(context.info_name), *words, "--out", str(place), *flags, *more])
+
+
+def _written(value: Any) -> list[str]:
+    """The values of a flag as they were written: of one that may be given several times, each."""
+    if isinstance(value, dict):
+        return [f"{name}={one if isinstance(one, str) else json.dumps(one)}" for name, one in value.items()]
+    return [str(one) for one in value] if isinstance(value, tuple) else [str(value)]
 
 
 def _was_given(context: click.Context, name: str) -> bool:

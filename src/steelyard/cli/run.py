@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class RunFlags(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     base_url: str | None
     params: dict[str, Any] | None
+    settings: tuple[str, ...]
     no_cache: bool
     force: bool
     new: bool
@@ -199,7 +200,7 @@ def _load(flags: RunFlags, options: dict[str, Any], engine: dict[str, Any]) -> t
     if flags.no_cache:
         options["cache"] = None
     options.pop("low_memory", None)  # never in memory, whatever was said
-    runner, gate = load_suite(flags.suite, target_changes(flags), engine)
+    runner, gate = load_suite(flags.suite, target_changes(flags), engine, flags.settings)
     runner = runner.with_changes(**options)
     gate = with_flags(gate, min_pass_rate=flags.min_pass_rate, max_error_rate=flags.max_error_rate)
     if runner.options.stop_when is not None and not runner.options.decide:
@@ -214,21 +215,28 @@ def deciding_rules(gate: Gate) -> tuple[str, ...]:
 
 
 def load_suite(
-    suite: str, target: Mapping[str, Any] | None = None, engine: Mapping[str, Any] | None = None
+    suite: str,
+    target: Mapping[str, Any] | None = None,
+    engine: Mapping[str, Any] | None = None,
+    settings: Sequence[str] = (),
 ) -> tuple[Runner, Gate]:
     """The runner that a suite file or file.py:name describes, and its gate.
 
-    `target` changes who is asked, or where; `engine` changes who makes the calls. A local engine gets as long to stop
-    as a command has.
+    `target` changes who is asked, or where; `engine` who makes the calls; `settings` any other value of a file. A local
+    engine gets as long to stop as a command has.
     """
-    runner, gate = _load_any(suite, dict(target or {}), engine or {})
+    runner, gate = _load_any(suite, dict(target or {}), engine or {}, settings)
     local = None if runner.engine is not None else LocalEngine(grace=CALLS_SECONDS)
     return runner.with_changes(engine=local, token=runner.token or CancellationToken(), suite_file=suite), gate
 
 
-def _load_any(suite: str, changed: dict[str, Any], engine: Mapping[str, Any]) -> tuple[Runner, Gate]:
+def _load_any(
+    suite: str, changed: dict[str, Any], engine: Mapping[str, Any], settings: Sequence[str]
+) -> tuple[Runner, Gate]:
     if not _names_python(suite):
-        return _from_yaml(suite, changed, engine)
+        return _from_yaml(suite, changed, engine, settings)
+    if settings:
+        raise ConfigurationError(f"{suite} is Python code: --set can only change a suite file")
     if changed:
         flags = " and ".join(map(target_flag, changed))
         raise ConfigurationError(f"{suite} makes its own target: {flags} can only change that of a suite file")
@@ -244,12 +252,14 @@ def _names_python(suite: str) -> bool:
     return bool(colon) and (place.endswith(".py") or (not Path(suite).exists() and name.isidentifier()))
 
 
-def _from_yaml(path: str, target: dict[str, Any], engine: Mapping[str, Any]) -> tuple[Runner, Gate]:
+def _from_yaml(
+    path: str, target: dict[str, Any], engine: Mapping[str, Any], settings: Sequence[str] = ()
+) -> tuple[Runner, Gate]:
     if path.endswith(".py"):
         raise ConfigurationError(f"{path}: name the Runner in it too: {path}:NAME")
     if path.endswith((".jsonl", ".csv")):
         raise ConfigurationError(f"{path} holds cases, not a suite: name it in a suite file, as `cases: {path}`")
-    built: BuiltSuite = build_suite(path, target)
+    built: BuiltSuite = build_suite(path, target, settings)
     workers = built.engine.replace(**engine).make(Path(path).parent, CALLS_SECONDS)
     # Whether responses stay in memory is not the suite's to say here: they never do.
     options = {name: value for name, value in built.options.items() if name != "low_memory"}

@@ -41,6 +41,7 @@ class SweepFlags(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     base_url: str | None
     params: dict[str, Any] | None
+    settings: tuple[str, ...]
     force: bool
     new: bool
     dry_run: bool
@@ -117,7 +118,7 @@ def command(**given: Any) -> int:
 
 def _load(flags: SweepFlags, options: dict[str, Any], engine: dict[str, Any]) -> Runner:
     """The runner that a suite names; what was given on the command line overrides the suite's own options."""
-    runner, _ = load_suite(flags.suite, target_changes(flags), engine)
+    runner, _ = load_suite(flags.suite, target_changes(flags), engine, flags.settings)
     if flags.quiet or flags.no_progress:
         options["progress"] = "off"
     return runner.with_changes(**options)

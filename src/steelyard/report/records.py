@@ -104,7 +104,7 @@ def open_suite(run: Path, manifest: Manifest | None) -> tuple[EvalSet | None, st
     A suite in a Python file is not looked at: to show a report must not mean to run somebody's code.
     """
     if (run / CASES).is_file():
-        return EvalSet.from_jsonl(run / CASES, id="spooled"), None
+        return EvalSet.from_spool(run / CASES, id="spooled"), None
     named = None if manifest is None else manifest.suite_file
     if named is None:
         return None, "the run does not say which suite file it is of"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -124,12 +124,13 @@ class BuiltSuite(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineChoice = EngineChoice()
 
 
-def build_suite(path: str | Path, target: Mapping[str, Any] | None = None) -> BuiltSuite:
+def build_suite(path: str | Path, target: Mapping[str, Any] | None = None, settings: Sequence[str] = ()) -> BuiltSuite:
     """Everything that a suite file names, made; errors say which key is wrong.
 
-    `target` has arguments that take the place of those of the file's own target.
+    `target` has arguments that take the place of those of the file's own target, `settings` like `run.parallelism=5`
+    of what else it says.
     """
-    file = read_suite_file(path)
+    file = read_suite_file(path, settings)
     if file.target is None:
         raise SuiteError(f"has no target: give one of {', '.join(BUILT_IN['targets'])}", path=path)
     changed = _changed_target(file, target) if target else file.target

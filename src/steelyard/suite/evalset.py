@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from copy import copy
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from steelyard.attachments import AttachmentFolder
 from steelyard.disk import sync_directory
 from steelyard.errors import ConfigurationError, SuiteError
 from steelyard.records import EvalCase
+from steelyard.suite.data_files import FrameRows, file_source, frame_columns, is_frame
+from steelyard.suite.examples import Examples
 from steelyard.suite.identity import BadCase, Marks, Occurrences, as_json, content_digest
 from steelyard.suite.sources import Arrange, Cases, CsvSource, JsonlSource, MemorySource, Placed, Source, by_name
 
@@ -20,13 +23,27 @@ class EvalSet:
     """A suite: cases in order. Each iteration reads them again, with ids and the system prompt filled in.
 
     `cases` is a sequence of EvalCase (or of dictionaries in its shape), any iterable, a function without
-    arguments that returns a fresh iterator, or an iterator, which can be read once (`one_shot`).
+    arguments that returns a fresh iterator, or an iterator, which can be read once (`one_shot`); or a data frame of
+    pandas or polars. `fields` maps the columns of rows, `examples` go before each question.
     """
 
-    def __init__(self, id: str, cases: Cases, *, system_prompt: str | None = None) -> None:
-        self._set_up(id, MemorySource(cases), system_prompt)
+    def __init__(
+        self,
+        id: str,
+        cases: Cases,
+        *,
+        system_prompt: str | None = None,
+        fields: Mapping[str, str] | None = None,
+        examples: Examples | None = None,
+    ) -> None:
+        rows: Any = cases
+        if is_frame(cases):
+            source = MemorySource(FrameRows(cases), arrange=frame_columns(arrangement(fields)))
+        else:
+            source = MemorySource(rows, arrange=None if fields is None else arrangement(fields))
+        self._set_up(id, source, system_prompt, examples)
 
-    def _set_up(self, id: str, source: Source, system_prompt: str | None) -> None:
+    def _set_up(self, id: str, source: Source, system_prompt: str | None, examples: Examples | None) -> None:
         if not isinstance(id, str) or not id:
             raise ConfigurationError(f"a suite's id must be text and not empty, got {id!r}")
         if system_prompt is not None and not isinstance(system_prompt, str):
@@ -34,13 +51,28 @@ class EvalSet:
         self.id = id
         self.system_prompt = system_prompt
         self._source = source
+        self._examples = examples
 
     @classmethod
-    def from_source(cls, id: str, source: Source, system_prompt: str | None = None) -> EvalSet:
+    def from_source(
+        cls, id: str, source: Source, system_prompt: str | None = None, examples: Examples | None = None
+    ) -> EvalSet:
         """Create a suite over any source of cases."""
         suite = cls.__new__(cls)
-        suite._set_up(id, source, system_prompt)
+        suite._set_up(id, source, system_prompt, examples)
         return suite
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        id: str | None = None,
+        fields: Mapping[str, str] | None = None,
+        system_prompt: str | None = None,
+    ) -> EvalSet:
+        """Read the cases of a file of any known kind, by the ending of its name; the id is its stem unless given."""
+        source = file_source(Path(path), arrangement(fields))
+        return cls.from_source(Path(path).name.partition(".")[0] if id is None else id, source, system_prompt)
 
     @classmethod
     def from_jsonl(
@@ -65,6 +97,11 @@ class EvalSet:
         """Read the cases of a CSV file with a header; the id is the file's stem unless given."""
         source = CsvSource(path, arrangement(fields))
         return cls.from_source(Path(path).stem if id is None else id, source, system_prompt)
+
+    @classmethod
+    def from_spool(cls, path: Path, id: str) -> EvalSet:
+        """Read cases that `spool` wrote: what they attach was checked when they were read first."""
+        return cls.from_source(id, JsonlSource(path, by_name, AttachmentFolder(path.parent)))
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> EvalSet:
@@ -101,7 +138,7 @@ class EvalSet:
         """
         for index, placed in enumerate(self._source.read(marks)):
             line, case = placed
-            if case.id and (self.system_prompt is None or case.system_prompt is not None):
+            if case.id and (self.system_prompt is None or case.system_prompt is not None) and self._examples is None:
                 yield placed
                 continue
             try:
@@ -131,8 +168,7 @@ class EvalSet:
         finally:
             draft.unlink(missing_ok=True)
         sync_directory(path.parent)
-        folder = AttachmentFolder(path.parent)  # what the cases attach was checked when they were read first
-        return EvalSet.from_source(self.id, JsonlSource(path, by_name, folder))
+        return EvalSet.from_spool(path, self.id)
 
     def _completed(self, case: EvalCase, occurrences: Occurrences) -> EvalCase:
         """Return a copy of the case with an id and a system prompt.
@@ -145,7 +181,7 @@ class EvalSet:
             complete.id = f"{digest:012x}-{occurrences.count(digest)}"
         if case.system_prompt is None:
             complete.system_prompt = self.system_prompt
-        return complete
+        return complete if self._examples is None else self._examples.add_to(complete)
 
 
 def arrangement(fields: Mapping[str, str] | None) -> Arrange:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import itertools
 import json
+import logging
+import re
 import traceback
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from math import isfinite
 from pathlib import Path
 from reprlib import Repr
-from typing import Any, BinaryIO, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -29,6 +34,8 @@ SHOWN = 60  # characters of a value that an error quotes
 
 _short = Repr()  # unlike repr(), safe for huge or deeply nested values
 _short.maxlevel, _short.maxstring, _short.maxother = 3, SHOWN, SHOWN
+
+log = logging.getLogger("steelyard")
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MAX_CELL = 64 * 2**20
@@ -292,6 +299,7 @@ class FileSource(ABC):
 
     one_shot = False
     settled = False
+    _told = False
 
     def __init__(self, path: str | Path, arrange: Arrange, folder: AttachmentFolder | None = None) -> None:
         self.path = Path(path)
@@ -348,6 +356,7 @@ class JsonlSource(FileSource):
 class CsvSource(FileSource):
     """A CSV file with a header; a row's line is the one it starts on, whatever newlines its cells hold.
 
+    Cells are separated by commas; by tabs in a .tsv file; by semicolons or tabs where the header has no comma.
     CaseColumns without a name (a data frame's index, a trailing comma) are left out.
     """
 
@@ -356,7 +365,9 @@ class CsvSource(FileSource):
         if csv.field_size_limit() < MAX_CELL:  # 128 KiB by default: less than a long prompt
             csv.field_size_limit(MAX_CELL)
         with open_file(self.path) as file:
-            reader = csv.reader(self._lines(file), strict=True)
+            lines = self._lines(file)
+            first = next(lines, "")
+            reader = csv.reader(itertools.chain((first,), lines), strict=True, delimiter=self._separator(first))
             header: list[str] | None = None
             for line, cells in self._rows(reader):
                 if header is None:
@@ -365,6 +376,18 @@ class CsvSource(FileSource):
                     yield line, self._case(header, cells, line)
             if header is None:
                 raise SuiteError("has no header row", path=self.path)
+
+    def _separator(self, header: str) -> str:
+        """Return what separates the cells; one that was found rather than known is reported, once."""
+        if self.path.name.lower().removesuffix(".gz").endswith(".tsv"):
+            return "\t"
+        bare = re.sub(r'"[^"]*"', "", header)
+        found = next((one for one in ";\t" if "," not in bare and one in bare), ",")
+        if found != "," and not self._told:
+            self._told = True
+            name = "tabs" if found == "\t" else "semicolons"
+            log.warning("%s: its cells are separated by %s, as its header has no comma", self.path, name)
+        return found
 
     def _lines(self, file: BinaryIO) -> Iterator[str]:
         for line, text in enumerate(file, 1):
@@ -490,8 +513,24 @@ def _lines(file: BinaryIO, marks: Marks | None) -> Iterator[bytes]:
         yield from block.removesuffix(b"\n").split(b"\n")
 
 
+class _GzipFile(gzip.GzipFile):
+    """A compressed file; one that is damaged or cut off is a problem of the suite."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._checked(super().read, size)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._checked(super().readline, size)
+
+    def _checked(self, read: Callable[[Any], bytes], size: int | None) -> bytes:
+        try:
+            return read(size)
+        except (OSError, EOFError, zlib.error) as error:
+            raise SuiteError(f"cannot be decompressed: {error}", path=Path(self.name)) from error
+
+
 def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading bytes; SuiteError if it does not exist or cannot be read."""
+    """Open a file for reading bytes, decompressed if it is a .gz; SuiteError if it is not there or cannot be read."""
     if path.is_dir():
         raise SuiteError("is a directory, not a file", path=path)
     if path.exists() and not path.is_file():
@@ -499,6 +538,8 @@ def open_file(path: Path) -> BinaryIO:
             "is not a regular file, and cases are read twice: write them to a regular file first", path=path
         )
     try:
+        if path.name.lower().endswith(".gz"):
+            return cast(BinaryIO, _GzipFile(path, "rb"))
         return path.open("rb")
     except FileNotFoundError:
         raise SuiteError("no such file", path=path) from None
@@ -511,5 +552,5 @@ def _with_hint(message: str, text: bytes, line: int) -> str:
     if line == 1 and text[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return f"{message}; the file looks like UTF-16: save it as UTF-8"
     if line == 1 and text.lstrip()[:1] == b"[":
-        return f"{message}; the file looks like one JSON document: write one object a line"
+        return f"{message}; the file looks like one JSON document: write one object a line, or name it .json"
     return message

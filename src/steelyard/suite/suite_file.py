@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +14,10 @@ import yaml
 
 from steelyard.attachments import AttachmentFolder
 from steelyard.errors import ConfigurationError, SuiteError, reject_unknown
+from steelyard.suite.data_files import HuggingFaceSource, file_source
 from steelyard.suite.evalset import EvalSet, arrangement
-from steelyard.suite.sources import (
-    Arrange,
-    CsvSource,
-    JsonlSource,
-    MemorySource,
-    Source,
-    by_name,
-    found,
-    grouped_by,
-    open_file,
-)
+from steelyard.suite.examples import read_examples
+from steelyard.suite.sources import Arrange, MemorySource, Source, by_name, found, grouped_by, open_file
 
 if TYPE_CHECKING:
     from yaml import SafeLoader as _BaseLoader
@@ -32,12 +26,17 @@ else:
 
 KEYS = (
     "id", "description", "target", "workspace", "solution", "case_limits", "system_prompt", "cases", "fields", "group",
-    "attachments_from", "scorers", "run", "prices", "gate",
+    "examples", "attachments_from", "scorers", "run", "prices", "gate",
 )  # fmt: skip
 MAX_DEPTH = 100  # levels of nesting
 _MAX_NODES = 1_000_000
 """Values that a suite file's aliases may stand for, written out; more where the file itself has as many."""
-ENDINGS = {".jsonl": JsonlSource, ".csv": CsvSource}
+_EXPANDED = (
+    "id", "target", "workspace", "solution", "case_limits", "cases", "examples", "attachments_from", "scorers", "run",
+    "prices", "gate",
+)  # fmt: skip
+"""The keys in which `${NAME}` is replaced; not in the words of prompts and inline cases, which may have their own."""
+_variable = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_][A-Za-z0-9_]*)(:-((?:[^{}]|\{[^{}]*\})*))?\}|\$\{[^}]*\}?")
 
 _TAG = "tag:yaml.org,2002:"
 _NUMBER_START = list("-+.0123456789")
@@ -63,10 +62,17 @@ class SuiteFile:
     gate: dict[str, Any] = field(default_factory=dict)
 
 
-def read_suite_file(path: str | Path) -> SuiteFile:
-    """Read a suite file and check its keys; SuiteError names the place of a mistake."""
+def read_suite_file(path: str | Path, settings: Sequence[str] = ()) -> SuiteFile:
+    """Read a suite file and check its keys; SuiteError names the place of a mistake.
+
+    `settings` like `run.parallelism=5` take the place of what the file says.
+    """
     path = Path(path)
     document, lines = _load(path)
+    for setting in settings:
+        _set(document, setting)
+        if setting.startswith("cases"):
+            lines = []
     reject_unknown(document, KEYS, file=path)
     try:
         return _suite_file(path, document, lines)
@@ -91,6 +97,7 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
     fields = value("fields", dict, "a mapping of case fields to templates")
     group = value("group", str, "the name of a column")
     arrange = arrangement(fields) if group is None else grouped_by(group, arrangement(fields))
+    examples = value("examples", dict, "a mapping with from and n")
     root = value("attachments_from", str, "a folder's path")
     return SuiteFile(
         path=path,
@@ -101,7 +108,12 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
         solution=value("solution", str, "the path of a folder or a patch"),
         case_limits=value("case_limits", dict, "a mapping"),
         system_prompt=system_prompt,
-        cases=EvalSet.from_source(suite_id, _cases(path, document.get("cases"), arrange, lines, root), system_prompt),
+        cases=EvalSet.from_source(
+            suite_id,
+            _cases(path, document.get("cases"), arrange, lines, root),
+            system_prompt,
+            None if examples is None else read_examples(path, examples),
+        ),
         scorers=value("scorers", list, "a list") or [],
         run=value("run", dict, "a mapping") or {},
         prices=value("prices", dict, "a mapping") or {},
@@ -120,28 +132,32 @@ def _cases(path: Path, cases: Any, arrange: Arrange, lines: list[int], attachmen
     if root is not None and not root.is_dir():
         raise SuiteError(f"attachments_from is not a folder: {root}", path=path)
     if cases is None:
-        raise SuiteError("has no cases: set `cases` to a list or to the path of a .jsonl or .csv file", path=path)
+        raise SuiteError("has no cases: set `cases` to a list or to the path of a file, such as .jsonl", path=path)
     if isinstance(cases, list):
         folder = AttachmentFolder(root or path.parent)
         return MemorySource(
             cases, arrange=None if arrange is by_name else arrange, path=path, lines=lines, folder=folder
         )
+    if isinstance(cases, dict) and list(cases) == ["hf"] and isinstance(cases["hf"], dict):
+        folder = AttachmentFolder(root or path.parent, (root or path.parent,))
+        return HuggingFaceSource(path, cases["hf"], arrange, folder)
     if not isinstance(cases, str):
-        raise SuiteError(f"cases must be a list or a file's path, got {found(cases)}", path=path)
-    source = ENDINGS.get(Path(cases).suffix.lower())
-    if source is None:
-        raise SuiteError(f"cases must be a {' or '.join(ENDINGS)} file, got {cases!r}", path=path)
+        message = f"cases must be a list, a file's path, or hf with the path of a dataset, got {found(cases)}"
+        raise SuiteError(message, path=path)
     place = path.parent / cases
     within = (place.parent, path.parent) if root is None else (root,)
-    return source(place, arrange, AttachmentFolder(root or place.parent, within))
+    try:
+        return file_source(place, arrange, AttachmentFolder(root or place.parent, within))
+    except SuiteError as error:
+        raise error if error.path is not None else SuiteError(str(error), path=path) from error
 
 
-def _load(path: Path) -> tuple[dict[Any, Any], list[int]]:
-    """Load a suite file's mapping, and the line that each inline case starts on."""
+def _load(path: Path, kind: type[yaml.Node] = yaml.MappingNode) -> tuple[Any, list[int]]:
+    """Load a suite file's mapping, or a list of cases, and the line that each case starts on."""
     with open_file(path) as file:
         content = file.read()
     try:
-        return _document(path, content.decode("utf-8-sig"))
+        return _document(path, content.decode("utf-8-sig"), kind)
     except SuiteError:
         raise
     except UnicodeDecodeError as error:
@@ -155,16 +171,27 @@ def _load(path: Path) -> tuple[dict[Any, Any], list[int]]:
         raise SuiteError(f"is not valid YAML: {error}", path=path) from error
 
 
-def _document(path: Path, text: str) -> tuple[dict[Any, Any], list[int]]:
+def load_list(path: Path) -> tuple[list[Any], list[int]]:
+    """Load a YAML file that is a list, and the line that each item starts on."""
+    rows, lines = _load(path, yaml.SequenceNode)
+    return rows, lines
+
+
+def _document(path: Path, text: str, kind: type[yaml.Node]) -> tuple[Any, list[int]]:
     _refuse_depth(path, text)
     loader = _SuiteLoader(text)
     try:
         root = loader.get_single_node()
-        if not isinstance(root, yaml.MappingNode):
-            raise SuiteError(f"must be a mapping with the keys {', '.join(KEYS)}", path=path)
+        if not isinstance(root, kind):
+            wanted = f"a mapping with the keys {', '.join(KEYS)}" if kind is yaml.MappingNode else "a list of cases"
+            raise SuiteError(f"must be {wanted}", path=path)
         _refuse_expansion(path, root)
         for line, key in _repeated_keys(root):
             raise SuiteError(f"the key {key!r} is duplicated in one mapping", path=path, line=line)
+        if isinstance(root, yaml.SequenceNode):
+            return loader.construct_document(root), [item.start_mark.line + 1 for item in root.value]
+        assert isinstance(root, yaml.MappingNode)
+        _expand(path, root, loader)
         lines = [
             item.start_mark.line + 1
             for key, value in root.value
@@ -174,6 +201,91 @@ def _document(path: Path, text: str) -> tuple[dict[Any, Any], list[int]]:
         return loader.construct_document(root), lines
     finally:
         loader.dispose()
+
+
+def _expand(path: Path, root: yaml.MappingNode, loader: _SuiteLoader) -> None:
+    """Replace `${NAME}` and `${NAME:-default}` by what the environment has; `$${` is a plain `${`.
+
+    A plain value is then read as YAML, so that `parallelism: ${N:-5}` is a number; a quoted one stays text.
+    """
+    for key, value in root.value:
+        inline = key.value == "cases" and isinstance(value, yaml.SequenceNode)
+        for node in _scalars(value) if key.value in _EXPANDED and not inline else ():
+            if "${" not in node.value:
+                continue
+            line = node.start_mark.line + 1
+            node.value = _variable.sub(partial(_value_of, path, line), node.value)
+            if not node.style:  # plain
+                node.tag = loader.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
+
+
+def _value_of(path: Path, line: int, match: re.Match[str]) -> str:
+    if match[0] == "$$":
+        return "$"
+    name, default = match[1], match[3]
+    if name is None:
+        message = f"{match[0]!r} is not a variable: write ${{NAME}} or ${{NAME:-default}}, or $${{ for the characters"
+        raise SuiteError(message, path=path, line=line)
+    value = os.environ.get(name)
+    if value or (value is not None and match[2] is None):
+        return value
+    if default is None:
+        message = f"${{{name}}} is not set: set it in the environment, or give a default, ${{{name}:-…}}"
+        raise SuiteError(message, path=path, line=line)
+    return default
+
+
+def _scalars(root: yaml.Node) -> Iterator[yaml.ScalarNode]:
+    waiting, visited = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in visited:
+            continue
+        visited.add(id(node))
+        if isinstance(node, yaml.ScalarNode):
+            yield node
+        elif isinstance(node, yaml.SequenceNode):
+            waiting.extend(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            waiting.extend(value for _, value in node.value)
+
+
+def _set(document: dict[Any, Any], setting: str) -> None:
+    """Set one value of a suite: `key.path=value`, the value in YAML; a number is a place in a list."""
+    place, equals, text = setting.partition("=")
+    keys = place.split(".")
+    if not equals or not all(keys):
+        raise ConfigurationError(f"--set takes key.path=value, such as run.parallelism=5, got {setting!r}")
+    try:
+        value = yaml.load(text, Loader=_SuiteLoader)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"--set {place}: the value is not valid YAML: {text!r}") from error
+    node: Any = document
+    for depth, key in enumerate(keys[:-1]):
+        node = _inner(node, key, ".".join(keys[: depth + 1]))
+    last = keys[-1]
+    if isinstance(node, list):
+        node[_place_in(node, last, place)] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise ConfigurationError(f"--set {place}: {'.'.join(keys[:-1])} is {found(node)}, which has no parts")
+
+
+def _inner(node: Any, key: str, place: str) -> Any:
+    if isinstance(node, list):
+        return node[_place_in(node, key, place)]
+    if not isinstance(node, dict):
+        raise ConfigurationError(f"--set {place}: what is there is {found(node)}, which has no parts")
+    if node.get(key) is None:
+        node[key] = {}
+    return node[key]
+
+
+def _place_in(items: list[Any], key: str, place: str) -> int:
+    if not key.isdecimal() or int(key) >= len(items):
+        raise ConfigurationError(f"--set {place}: {key!r} is no place in a list of {len(items)}: the first is 0")
+    return int(key)
 
 
 def _refuse_depth(path: Path, text: str) -> None:
