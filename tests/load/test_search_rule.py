@@ -237,6 +237,20 @@ def test_a_level_that_says_nothing_is_left_out_and_those_above_it_are_not() -> N
     assert step.level == 4
 
 
+def test_a_search_goes_on_past_levels_that_say_nothing_and_gives_up_where_all_do() -> None:
+    for hiccups, expected in (({1}, 8), ({2}, 8), ({2, 4}, 8), ({1, 2, 4, 8, 16, 32, 64, 128}, None)):
+        search, asked = LevelSearch(), []
+        while isinstance(step := search.step, Measure):
+            asked.append(step.level)
+            if step.level in hiccups:
+                search.skip(step.level)
+            else:
+                search.add(step.level, closed_loop(step.level, step.requests, constant, 8))
+        assert step.level == expected
+        assert len(asked) <= 12
+    assert asked == [1, 2, 4, 8]
+
+
 def test_a_fixed_number_of_requests_is_sent_once() -> None:
     rng = np.random.default_rng(3)
     search, asked = LevelSearch(8, requests=20, max_blocks=1), []

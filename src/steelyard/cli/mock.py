@@ -38,6 +38,7 @@ _SNIPPET = """serving; Ctrl-C ends it, {url}/stats shows what it received. In a 
 )
 @click.option("--reasoning-tokens", default="0", show_default=True, help="Tokens of reasoning before the answer.")
 @click.option("--max-concurrency", type=int, metavar="N", help="Answer 429 above N requests at once.")
+@click.option("--slots", type=int, metavar="N", help="Answer N requests at once; those above wait their turn.")
 @click.option("--rate", metavar="N/UNIT", help="Answer 429 above a rate: 10/s, 600/min.")
 @click.option("--retry-after", metavar="SECONDS", help="What a 429 says to wait [default: until there is room, or 1].")
 @click.option("--error-rate", type=float, default=0.0, help="Share of requests answered with 500.")

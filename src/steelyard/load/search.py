@@ -57,9 +57,9 @@ def found_so_far(
 def exclude(search: LevelSearch, level: Level, *, listed: bool) -> None:
     """Report a level that cannot be recommended to the search: broken, open, or not of the endpoint."""
     size = int(level.level)
-    if not level.usable:
-        search.skip(size) if listed else search.reject(size)
-    elif level.broken or level.undecided:
+    if level.invalid is not None or (listed and not level.reached):
+        search.skip(size)
+    elif not level.reached or level.broken or level.undecided:
         search.reject(size)
 
 

@@ -43,6 +43,10 @@ _MAX_TIMES = 2.0
 """Past these totals (requests, and multiples of each level's first block) no level gets another block."""
 
 
+_MAX_PASSED_OVER = 3
+"""How many levels in a row may say nothing of the endpoint before a search gives up."""
+
+
 class Measure(msgspec.Struct, frozen=True):
     """Measure a block of `requests` requests with `level` calls in flight."""
 
@@ -223,19 +227,28 @@ class LevelSearch:
             return Found(level=None, decided=True, highest=False)
         return self._found(best.size, highest=best.size == self._sizes[-1])
 
+    def _may_pass_over(self, size: int, in_a_row: int) -> bool:
+        """Whether doubling goes on past a level that was left out: a busy client is no better higher up."""
+        return size in self._skipped and not self._is_rejected(size) and in_a_row < _MAX_PASSED_OVER
+
     def _run(self) -> _Asks:
         best = yield from self._at(self._lowest)
-        if best is None:
-            return Found(level=None, decided=True, highest=False)
+        tried, passed_over = self._lowest, 0
         below: _Level | None = None
         above: int | None = None
-        while best.size < self._highest and above is None:  # double
-            size = min(2 * best.size, self._highest)
-            after = yield from self._at(size)
-            if after is not None and (yield from self._grows(best, after)):
-                below, best = best, after
+        while tried < self._highest and above is None:  # double
+            if best is None and not self._may_pass_over(tried, passed_over):
+                break
+            tried = min(2 * tried, self._highest)
+            after = yield from self._at(tried)
+            if after is None and tried < self._highest and self._may_pass_over(tried, passed_over + 1):
+                passed_over += 1  # it says nothing of the endpoint: the next may
+            elif after is not None and (best is None or (yield from self._grows(best, after))):
+                below, best, passed_over = best, after, 0
             else:
-                above = size
+                above = tried
+        if best is None:
+            return Found(level=None, decided=True, highest=False)
         while above is not None and _apart(best.size, above):  # close in from above
             size = _between(best.size, above)
             middle = yield from self._at(size)

@@ -42,6 +42,8 @@ class MockOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens of reasoning before the answer."""
     max_concurrency: int | None = None
     """Requests at once; those above get 429."""
+    slots: int | None = None
+    """Requests that are answered at once; those above wait their turn, as in a server that queues."""
     rate: str | None = None
     """Such as `600/min`; requests above it get 429."""
     retry_after: float | str | None = None
@@ -79,6 +81,8 @@ class MockOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigurationError("tokens_per_second and chunk_interval set the same thing: give one of them")
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ConfigurationError(f"max_concurrency must be >= 1, got {self.max_concurrency}")
+        if self.slots is not None and self.slots < 1:
+            raise ConfigurationError(f"slots must be >= 1, got {self.slots}")
         if not 0 <= self.port <= 65_535:
             raise ConfigurationError(f"port must be from 0 to 65535, got {self.port}")
         if self.retry_after is not None:

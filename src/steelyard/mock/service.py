@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 import time
@@ -52,6 +53,7 @@ class Service:
         self.options = options
         self.stats = Stats()
         self.limits = Limits(options.max_concurrency, options.rate)
+        self._queue = None if options.slots is None else Queue(options.slots)
         self._random = RandomSource(options.seed)
         self._answer_file = read_answer_file(options.answers) if options.answers is not None else None
         self._default_options = default_request_options(options)
@@ -158,7 +160,10 @@ class Service:
             reply.tokens = (answer.usage.input, answer.usage.output)
         reply.interval = options.interval(numbers.pace)
         # An answer that is not streamed comes when its last token would have come.
-        reply.delay = delay if request.stream else delay + max(0, answer.steps - 1) * reply.interval
+        whole = delay + max(0, answer.steps - 1) * reply.interval
+        reply.delay = delay if request.stream else whole
+        if self._queue is not None:
+            reply.delay += self._queue.wait(monotonic(), whole)
         return reply
 
     def _options_for(self, head: Head) -> RequestOptions:
@@ -293,6 +298,19 @@ class Refusal(msgspec.Struct, frozen=True):
 
     message: str
     retry_after: float
+
+
+class Queue:
+    """A number of slots that requests are served in, first come first served."""
+
+    def __init__(self, slots: int) -> None:
+        self._free_at = [0.0] * slots
+
+    def wait(self, now: float, seconds: float) -> float:
+        """Take the first slot that is free for so many seconds; how long that has to be waited for."""
+        starts = max(now, self._free_at[0])
+        heapq.heapreplace(self._free_at, starts + seconds)
+        return starts - now
 
 
 class Limits:
