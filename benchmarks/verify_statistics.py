@@ -361,7 +361,7 @@ def _cluster_coverage(
 def check_b6() -> Iterator[Check]:
     """Grouped cases: 20 passages of 10 questions."""
     rng = np.random.default_rng(202)
-    columns = ("groups × cases", "ICC", "pass rate", "clustered", "Wilson")
+    columns = ("groups × cases", "ICC", "pass rate", "over groups", "as single cases")
     check = Check("B6 coverage with 20 passages × 10 questions", 0.93, True, columns)
     for icc in (0.1, 0.5):
         for rate in (0.5, 0.8, 0.9):
