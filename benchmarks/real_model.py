@@ -84,7 +84,7 @@ def measured(address: str, asked: list[EvalCase], run: Path) -> tuple[float, Res
         scorers=[Contains()],
         output_path=run,
         parallelism=PARALLELISM,
-        progress=False,
+        progress="off",
     )
     begun = time.perf_counter()
     result = runner.run_sync()

@@ -32,6 +32,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "simulated": "steelyard.targets.simulated:Simulated",
         "command": "steelyard.targets.command:Command",
         "agent": "steelyard.targets.agent:Agent",
+        "answers": "steelyard.targets.answers:Answers",
         "python": "steelyard.targets.function:CallableTarget",
         "openai-chat": "steelyard.targets.openai_chat:OpenAIChat",
         "openai-responses": "steelyard.targets.openai_responses:OpenAIResponses",

@@ -465,9 +465,18 @@ def _endpoint(kind: str, path: Path, arguments: Any) -> Target:
     return made
 
 
+def _answers(path: Path, arguments: Any) -> Target:
+    """Answers from a file: its path alone, or with arguments; relative to the suite's folder."""
+    given = {"path": arguments} if isinstance(arguments, str) else arguments
+    if isinstance(given, dict) and isinstance(given.get("path"), str):
+        given = {**given, "path": str(path.parent / given["path"])}
+    return _as_target(_found("targets", "answers", "target", path), given, "target.answers", path)
+
+
 _READERS: Mapping[str, Callable[[Path, Any], Target]] = {
     "command": _command,
     "agent": _agent,
+    "answers": _answers,
     "python": _python,
     **{kind: partial(_endpoint, kind) for kind in _ENDPOINTS},
 }

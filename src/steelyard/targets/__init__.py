@@ -8,6 +8,7 @@ from steelyard._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from steelyard.targets.agent import Agent
+    from steelyard.targets.answers import Answers
     from steelyard.targets.anthropic import AnthropicMessages
     from steelyard.targets.bedrock import Bedrock
     from steelyard.targets.command import Command
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Agent": "steelyard.targets.agent",
+    "Answers": "steelyard.targets.answers",
     "AnthropicMessages": "steelyard.targets.anthropic",
     "Bedrock": "steelyard.targets.bedrock",
     "CallableTarget": "steelyard.targets.function",
@@ -34,6 +36,7 @@ _HOMES = {
 
 __all__ = [
     "Agent",
+    "Answers",
     "AnthropicMessages",
     "Bedrock",
     "CallableTarget",
