@@ -3,13 +3,14 @@
 VENV := .venv
 BIN := $(VENV)/bin
 QUICK := .venv-quick
+LOWEST := .venv-lowest
 CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 NODE_PACKAGES := "axe-core@^4.10" "eslint@^9" "@eslint/js@^9" "globals@^16"
 
-.PHONY: demo quick test check lint-js node unit structure browser sandbox bench bench-real verify-statistics soak peers docs screenshots format clean
+.PHONY: demo quick test check lint-js node unit structure browser sandbox bench bench-real verify-statistics soak test-lowest peers docs screenshots format clean
 
 demo: $(VENV)/.run-ready
 	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is resumed
@@ -81,6 +82,10 @@ verify-statistics: $(VENV)/.dev-ready
 soak: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks.soak
 
+# The quick tests with the lowest versions of all direct dependencies that pyproject.toml allows.
+test-lowest: $(LOWEST)/.ready
+	$(LOWEST)/bin/pytest -n 2 --dist worksteal -m "not slow and not ray and not browser"
+
 # The same jobs for other tools, each in a separate environment: an hour, and some gigabytes.
 peers: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks.peers
@@ -97,9 +102,9 @@ format: $(VENV)/.dev-ready
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(QUICK) .venv-real build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(QUICK) $(LOWEST) .venv-real build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(VENV)/bin/python $(QUICK)/bin/python: %/bin/python:
+$(VENV)/bin/python $(QUICK)/bin/python $(LOWEST)/bin/python: %/bin/python:
 	@test -n "$(PYTHON)" || { echo "Steelyard needs Python 3.11 or newer; none of: $(CANDIDATES)"; exit 1; }
 	@echo "setting up $* with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $*
@@ -114,4 +119,10 @@ $(VENV)/.dev-ready: pyproject.toml | $(VENV)/bin/python
 
 $(QUICK)/.ready: pyproject.toml | $(QUICK)/bin/python
 	@$(QUICK)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[speed,text,schema,view,test]'
+	@touch $@
+
+$(LOWEST)/.ready: pyproject.toml | $(LOWEST)/bin/python
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(LOWEST)/bin/uv pip install --quiet --resolution lowest-direct --python $(LOWEST)/bin/python \
+		--editable '.[speed,text,schema,view,test]'
 	@touch $@

@@ -257,3 +257,14 @@ def test_a_page_imports_from_documented_packages_only(page: str) -> None:
 def test_the_readme_has_no_gaps_left_to_fill_in() -> None:
     readme = (ROOT / "README.md").read_text()
     assert not re.findall(r"\b(?:DEMO|TEST|BENCH|LOW)_[A-Z]+\b|\bTODO\b", readme)
+
+
+def test_each_promise_against_a_fault_names_tests_that_are_there() -> None:
+    table = page_text("runs.md").partition("### Against which fault")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)`", row.split("|")[3])
+        assert named, row
+        for file in named:
+            assert (DOCS.parent / file).is_file(), file

@@ -205,8 +205,13 @@ def test_a_second_signal_kills_at_once_and_loses_nothing_finished(shop: Workshop
 
 @pytest.mark.parametrize("seed", range(2))
 def test_two_signals_close_together_end_the_run_once_and_hang_nothing(tmp_path: Path, seed: int) -> None:
-    """A dozen pairs each; `make soak` sends hundreds."""
-    assert soak.signal_pairs(tmp_path, pairs=12, seed=seed) == []
+    """A few pairs each, of every kind of run; `make soak` sends hundreds."""
+    assert soak.signal_pairs(tmp_path, pairs=8, seed=seed) == []
+
+
+def test_kills_while_scorers_run_cost_no_answer_that_was_being_scored(tmp_path: Path) -> None:
+    """Four kills; `make soak` makes hundreds."""
+    assert soak.kills_while_scoring(tmp_path, kills=4, seed=7) == []
 
 
 HELD = """
