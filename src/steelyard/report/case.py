@@ -12,6 +12,7 @@ from steelyard.attachments import shown
 from steelyard.errors import ConfigurationError, suggestion
 from steelyard.journal.manifest import read_manifest
 from steelyard.records import EvalCase, Record, Score
+from steelyard.report.calls import call_lines
 from steelyard.report.records import Expectations, RunRecords, open_suite, state_of
 from steelyard.scoring.trajectory import ToolCall, tool_calls
 from steelyard.stats.formatting import escape_invisible, format_seconds, without_commands
@@ -74,6 +75,8 @@ class OneCase:
             yield from _indented(as_text(self.case.expected))
         for score in record.scores:
             yield from _score(score)
+        for line in call_lines(self.run, record):
+            yield f"  {line}"
         yield f"  {_times(record)}"
         yield f"  {self.run}/outputs.jsonl, byte {offset}"
 

@@ -29,6 +29,7 @@ from steelyard.stats.trials import TrialStats
 
 if TYPE_CHECKING:
     from steelyard.report.gate import Gated
+    from steelyard.workspace.recording import RecordedSession
 
 
 class Result:
@@ -85,6 +86,15 @@ class Result:
     def failures(self, *, errors: bool = True) -> list[Record]:
         """The same as a list."""
         return list(self.iter_failures(errors=errors))
+
+    def calls(self, case_id: str, trial: int = 0) -> list[RecordedSession]:
+        """The model calls of an agent with a gateway, attempt by attempt, each with its request whole again."""
+        if self.path is None:
+            raise ConfigurationError("a run without a directory keeps no calls")
+        from steelyard.workspace.places import CALLS, safe_name
+        from steelyard.workspace.recording import read_calls
+
+        return read_calls(self.path / CALLS / safe_name(case_id) / f"{trial}.jsonl")
 
     def to_pandas(self) -> Any:
         """All records as a pandas.DataFrame, a row each: ids and text stay text, `score.NAME` for each score."""
