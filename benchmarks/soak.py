@@ -189,7 +189,7 @@ _KINDS = {
     "thread": "[{python: scored.py:in_thread}]",
     "async": "[{python: scored.py:in_loop}]",
     "program": "[{python: scored.py:runs_tests}]",
-    "judge": "[{python: scored.py:in_thread}, {judge: {name: judge, model: m, target: simulated}}]",
+    "judge": "[{python: scored.py:in_thread}, {judge: {name: judge, model: m, target: {python: scored.py:verdict}}}]",
     "after a built-in": "[exact, {python: scored.py:in_loop}]",
 }
 _SCORED_CODE = """
@@ -213,6 +213,10 @@ async def in_loop(case, response):
     note("scoring", case)
     await asyncio.sleep(0.05)
     return response.response_text == f"answer to {case.id}"
+
+async def verdict(case):
+    await asyncio.sleep(0.05)
+    return '{"reason": "as expected", "score": 1, "passed": true}'
 
 def runs_tests(case, response):
     note("scoring", case)
