@@ -125,3 +125,33 @@ def test_lang_and_reiczigels_interval_holds_the_truth(right: float) -> None:
         if found is not None:
             held.append(found.ci95[0] <= right <= found.ci95[1])
     assert np.mean(held) >= 0.93
+
+
+def test_labels_drawn_by_verdict_elsewhere_hold_the_truth_once_they_are_weighted() -> None:
+    """Sensitivity .9 and specificity .8 by 30 labels of each verdict in a run where 60 % are right; here 40 % are."""
+    rng = np.random.default_rng(5)
+    held = []
+    for seed in range(250):
+        truth = rng.random(600) < 0.6
+        passed = np.where(truth, rng.random(600) < 0.9, rng.random(600) < 0.2)
+        drawn = []
+        for name, members in (("passed", passed), ("failed", ~passed)):
+            chosen = rng.permutation(np.flatnonzero(members))[:30]
+            right = int(truth[chosen].sum())
+            drawn.append(Stratum(name=name, passed=name == "passed", size=int(members.sum()), labelled=30, right=right))
+        errors = weighted_error_rates(drawn, seed=seed)
+        assert errors is not None
+        assert errors.sensitivity is not None
+        assert errors.specificity is not None
+        found = rogan_gladen(
+            int(rng.binomial(500, 0.4 * 0.9 + 0.6 * 0.2)),
+            500,
+            right_passed=errors.sensitivity * errors.right_n,
+            right_labelled=errors.right_n,
+            wrong_failed=errors.specificity * errors.wrong_n,
+            wrong_labelled=errors.wrong_n,
+        )
+        if found is not None:
+            held.append(found.ci95[0] <= 0.4 <= found.ci95[1])
+    assert len(held) > 240
+    assert np.mean(held) >= 0.93

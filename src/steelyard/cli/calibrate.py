@@ -19,11 +19,11 @@ import numpy as np
 from steelyard.cli.main import FAILED_GATE
 from steelyard.cli.output import say, show, show_json
 from steelyard.errors import ConfigurationError, SuiteError, suggestion
-from steelyard.journal.files import write_json
+from steelyard.journal.files import CORRECTION, write_json
 from steelyard.journal.manifest import now
 from steelyard.records import Record, Score
 from steelyard.report.formats import write_text
-from steelyard.run.audit import STRATA, draw, labelled_strata, stratum_of
+from steelyard.run.audit import STRATA, correct, correct_by_other, draw, labelled_strata, stratum_of
 from steelyard.run.result import Result
 from steelyard.scoring.judge.calibration import (
     PASS_FROM,
@@ -38,13 +38,13 @@ from steelyard.scoring.judge.calibration import (
 from steelyard.stats.agreement import MIN_RATE, HumanCeiling, KindAgreement, human_ceiling
 from steelyard.stats.correction import (
     MIN_AUDIT,
-    Corrected,
+    Correction,
     ErrorRates,
     Stratum,
-    corrected_rate,
     weighted_error_rates,
 )
 from steelyard.stats.formatting import counted, safe_text, trim
+from steelyard.stats.metrics import Metrics, correction_note
 from steelyard.suite.sources import CaseColumns, CsvSource, JsonlSource, found
 
 _WORDS = {"true": 1.0, "pass": 1.0, "yes": 1.0, "false": 0.0, "fail": 0.0, "no": 0.0}
@@ -74,7 +74,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 
     judges: list[Agreement]
     strata: list[Stratum]
-    corrected: Corrected | None
+    corrected: Correction
 
 
 class JudgeKey(msgspec.Struct, frozen=True, order=True):
@@ -96,6 +96,13 @@ Labels = dict[tuple[str, int], Label]
     type=click.Path(path_type=Path),
     help="Labels by people: CSV or JSONL with `id`, `label` (0..1, pass/fail, yes/no; of several people `label_NAME` "
     "each) and, where a case has several answers, `trial`.",
+)
+@click.option(
+    "--labels-of",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="The labels are of the answers of this other run, by the same scorers and judges: RUN's pass rate is "
+    "corrected by the error rates that they show there.",
 )
 @click.option(
     "--audit",
@@ -121,6 +128,7 @@ Labels = dict[tuple[str, int], Label]
 def command(
     run: Path,
     labels_path: Path | None,
+    labels_of: Path | None,
     audit: int | None,
     seed: int,
     min_agreement: float,
@@ -134,18 +142,24 @@ def command(
     passed and fails as many of those that they failed, with the one-sided 95 % lower end of each rate above 0.70;
     with grades, when Spearman's rho and its lower end reach the same. Exit 0 when every judge is trusted, 1 when one
     is not. No model is called.
+
+    Labels of an --audit, or of another run (--labels-of), also give the pass rate without the verdicts' errors: it is
+    kept in RUN/correction.json, and reports, pages and gates (`pass_rate_corrected>=0.8`) show it beside the raw one.
     """
     if (labels_path is None) == (audit is None):
         raise click.UsageError("give --labels FILE, or --audit N to draw answers for labels")
+    if labels_of is not None and labels_path is None:
+        raise click.UsageError("--labels-of needs --labels FILE")
     if audit is not None:
         return _draw(run, audit, seed, out)
     assert labels_path is not None
     _check_out(out)
     labels = read_labels(labels_path)
     kind = _kind(labels)
-    pairs = _judged(run, labels, labels_path, judge, kind)
-    strata = _audited(run, labels, labels_path) if kind == "pass/fail" else None
-    corrected = None if strata is None else corrected_rate(strata)
+    labelled = labels_of or run
+    correction = _corrected(run, labels_of, labels, labels_path) if kind == "pass/fail" else None
+    strata = correction.strata if correction is not None and correction.strata else None
+    pairs = _judged(labelled, labels, labels_path, judge, kind, needed=correction is None or judge is not None)
     ceiling = _ceiling(labels, kind)
     found = [
         agreement(
@@ -156,20 +170,24 @@ def command(
             min_agreement=min_agreement,
             unscored=len(labels) - _undecided(labels, kind) - len(judged),
             ceiling=ceiling,
-            weighted=None if strata is None else _weighted(run, strata, key),
+            weighted=None if strata is None else _weighted(labelled, strata, key),
         )
         for key, judged in sorted(pairs.items())
     ]
-    if out is not None:
+    if out is not None and found:
         _write(out, found, labels_path)
+    if correction is not None:
+        write_json(run / CORRECTION, correction)
     if as_json:
-        show_json(found if strata is None else Audited(judges=found, strata=strata, corrected=corrected))
+        show_json(found if correction is None else Audited(judges=found, strata=strata or [], corrected=correction))
     else:
-        show("\n\n".join(_described(one, _undecided(labels, kind)) for one in found))
-        if strata is not None:
-            show("\n" + "\n".join(_correction(strata, corrected)))
-    if out is not None:
+        parts = [_described(one, _undecided(labels, kind)) for one in found]
+        parts += [] if correction is None else ["\n".join(_correction(correction))]
+        show("\n\n".join(parts))
+    if out is not None and found:
         say(f"the calibration is in {out}")
+    if correction is not None and correction.rate is not None:
+        say(f"the corrected pass rate is in {run / CORRECTION}: report, view and gate show it")
     return 0 if all(one.trusted for one in found) else FAILED_GATE
 
 
@@ -241,10 +259,48 @@ def _draw(run: Path, count: int, seed: int, out: Path | None) -> int:
     return 0
 
 
-def _audited(run: Path, labels: Labels, path: Path) -> list[Stratum] | None:
-    """The strata of the run with their labels; None where the labels are not of an audit."""
-    if not all(label.stratum is not None for label in labels.values()):
+def _corrected(run: Path, labels_of: Path | None, labels: Labels, path: Path) -> Correction | None:
+    """What the labels make of the run's pass rate; None where they are its own and not drawn from its strata."""
+    drawn = all(label.stratum is not None for label in labels.values())
+    metrics = Result.load(run).typed_metrics
+    if labels_of is not None:
+        _refuse_other_judges(metrics, Result.load(labels_of).typed_metrics, run, labels_of)
+        strata = _audited(labels_of, labels, path) if drawn else _plain_strata(labels_of, labels)
+        found = correct_by_other(metrics, strata, drawn=drawn, labels_of=str(labels_of))
+    elif drawn:
+        found = correct(metrics, _audited(run, labels, path))
+    else:
         return None
+    return msgspec.structs.replace(found, labels_digest=_digest(path), created=now())
+
+
+def _refuse_other_judges(metrics: Metrics, other: Metrics, run: Path, labels_of: Path) -> None:
+    """Refuse labels of a run that was scored in another way: its error rates say nothing of this one's."""
+    ways = [
+        {name: sorted(score.by or []) for name, score in one.scores.items() if not score.advisory}
+        for one in (metrics, other)
+    ]
+    for name in sorted(ways[0].keys() | ways[1].keys()):
+        if ways[0].get(name) != ways[1].get(name):
+            shown = [" ".join(way[name]) or "a scorer" if name in way else "nothing" for way in ways]
+            raise ConfigurationError(
+                f"{_quoted(name)} is scored by {shown[0]} in {run} and by {shown[1]} in {labels_of}: "
+                f"error rates measured there are not those of this run; label answers of {run} instead"
+            )
+
+
+def _plain_strata(run: Path, labels: Labels) -> list[Stratum]:
+    """How many of the labelled answers passed and failed there, and what people said of them."""
+    met: list[tuple[str, bool]] = []
+    for record in Result.load(run).iter_responses():
+        label, stratum = labels.get((record.id, record.trial)), stratum_of(record)
+        if label is not None and stratum is not None and label.value != PASS_FROM:
+            met.append(("passed" if STRATA[stratum] else "failed", label.value > PASS_FROM))
+    return labelled_strata(Counter(stratum for stratum, _ in met), met)
+
+
+def _audited(run: Path, labels: Labels, path: Path) -> list[Stratum]:
+    """The strata of the run with the labels that were drawn from them."""
     sizes = Counter(stratum_of(record) for record in Result.load(run).iter_responses())
     for label in labels.values():
         if label.stratum_size is not None and label.stratum_size != sizes[label.stratum]:
@@ -262,17 +318,21 @@ def _weighted(run: Path, strata: list[Stratum], key: JudgeKey) -> ErrorRates | N
     return weighted_error_rates(mine)
 
 
-def _correction(strata: list[Stratum], corrected: Corrected | None) -> list[str]:
+def _correction(found: Correction) -> list[str]:
     """The pass rate as measured and as labels correct it, with the strata."""
-    lines = ["pass rate corrected by labels"]
-    if corrected is None:
-        empty = ", ".join(stratum.name for stratum in strata if not stratum.labelled)
-        lines.append(_row("no corrected rate", f"no label in: {empty}"))
+    lines = ["pass rate corrected by labels" + (" of another run" if found.labels_of else "")]
+    if found.rate is None or found.raw is None or found.ci95 is None:
+        lines.append(_row("no corrected rate", found.why_not or ""))
     else:
-        low, high = corrected.ci95
-        lines.append(_row("raw", f"{corrected.raw:.1%}"))
-        lines.append(_row("corrected", f"{corrected.rate:.1%}   95 % CI {low:.1%} – {high:.1%}"))
-    for one in strata:
+        low, high = found.ci95
+        lines.append(_row("raw", f"{found.raw:.1%}"))
+        lines.append(_row("corrected", f"{found.rate:.1%}   95 % CI {low:.1%} – {high:.1%}"))
+        notes = correction_note(found).split(", ")[1:]
+        lines += [_row("", note) for note in notes]
+    if found.labels_of and found.sensitivity is not None and found.specificity is not None:
+        rates = f"sensitivity {found.sensitivity:.3f}, specificity {found.specificity:.3f}"
+        lines.append(_row("the verdict there", rates))
+    for one in found.strata:
         right = f"{one.right:,} of {one.labelled:,} labelled are right"
         lines.append(_row(one.name, f"{counted(one.size, 'answer')}, {right}"))
     return lines
@@ -334,8 +394,13 @@ def _value(value: Any) -> float:
     return number
 
 
-def _judged(run: Path, labels: Labels, path: Path, judge: str | None, kind: LabelKind) -> dict[JudgeKey, list[Judged]]:
-    """For each judge of the run the labelled answers that it scored; the run is read a record at a time."""
+def _judged(
+    run: Path, labels: Labels, path: Path, judge: str | None, kind: LabelKind, *, needed: bool
+) -> dict[JudgeKey, list[Judged]]:
+    """For each judge of the run the labelled answers that it scored; the run is read a record at a time.
+
+    A run without judges is refused where one is `needed`.
+    """
     result = Result.load(run)
     pairs: dict[JudgeKey, list[Judged]] = {}
     unmet = dict(labels)
@@ -350,7 +415,7 @@ def _judged(run: Path, labels: Labels, path: Path, judge: str | None, kind: Labe
                 judged.append(pair)
     if unmet:
         _refuse_unknown(unmet, path, run, complete=result.complete)
-    return _selected(pairs, judge, run)
+    return _selected(pairs, judge, run) if pairs or needed else {}
 
 
 def _label_of(record: Record, labels: Labels, path: Path) -> Label | None:
@@ -409,8 +474,12 @@ def _check_out(out: Path | None) -> None:
             raise ConfigurationError(f"{error}; it is not overwritten") from error
 
 
+def _digest(labels_path: Path) -> str:
+    return hashlib.sha256(labels_path.read_bytes()).hexdigest()
+
+
 def _write(out: Path, agreements: list[Agreement], labels_path: Path) -> None:
-    digest = hashlib.sha256(labels_path.read_bytes()).hexdigest()
+    digest = _digest(labels_path)
     entries = [calibration(one, labels_digest=digest, created=now()) for one in agreements]
     write_json(out, entries[0] if len(entries) == 1 else entries)
 

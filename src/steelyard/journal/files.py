@@ -21,6 +21,8 @@ OUTPUTS = "outputs.jsonl"
 INDEX = "outputs.idx"
 ANSWERS = "answers.jsonl"
 METRICS = "metrics.json"
+CORRECTION = "correction.json"
+"""What labels by people make of the pass rate."""
 PARTIAL = "partial.json"
 CASES = "cases.jsonl"
 DAMAGED = "damaged.jsonl"
@@ -112,7 +114,21 @@ def _new_folder(parent: Path, name: str) -> Path:
             return folder
 
 
-_ALL_FILES = (METRICS, OUTPUTS, INDEX, ANSWERS, PARTIAL, CASES, DAMAGED, REPORT, MANIFEST, ARTIFACTS, LOGS, CALLS)
+_ALL_FILES = (
+    METRICS,
+    CORRECTION,
+    OUTPUTS,
+    INDEX,
+    ANSWERS,
+    PARTIAL,
+    CASES,
+    DAMAGED,
+    REPORT,
+    MANIFEST,
+    ARTIFACTS,
+    LOGS,
+    CALLS,
+)
 """In the order in which --force moves them: metrics first, so that a crash in between never looks complete."""
 
 
@@ -204,7 +220,7 @@ def enter(run: Path, *, force: bool, retry_errors: bool, keep: str | None = None
 
 def reopen(run: Path) -> None:
     """Make a complete run an unfinished one: its metrics are moved aside, its records stay."""
-    move_aside(run, (METRICS, PARTIAL, REPORT))
+    move_aside(run, (METRICS, CORRECTION, PARTIAL, REPORT))
 
 
 def refuse_finished(run: Path) -> None:

@@ -17,7 +17,7 @@ from steelyard.journal.reader import belonging_rows, index_rows
 from steelyard.run.result import load_metrics
 from steelyard.stats.formatting import counted
 from steelyard.stats.intervals import clopper_pearson
-from steelyard.stats.metrics import Metrics, uncalibrated
+from steelyard.stats.metrics import Metrics, correction_note, uncalibrated
 
 _LATELY = 60.0
 
@@ -37,6 +37,9 @@ class Headline(msgspec.Struct, kw_only=True):
     scored: int = 0
     pass_rate: float | None = None
     pass_rate_ci95: tuple[float, float] | None = None
+    pass_rate_corrected: float | None = None
+    correction: str | None = None
+    """What to know of the corrected rate, or why there is none; None where nothing corrects it."""
     p50: float | None = None
     per_minute: float | None = None
     cost: float | None = None
@@ -113,6 +116,8 @@ def _fill_from_metrics(headline: Headline, metrics: Metrics) -> None:
     headline.errors, headline.pass_rate = metrics.counts.error, metrics.pass_rate
     headline.passed, headline.scored = metrics.passed, metrics.scored
     headline.pass_rate_ci95 = metrics.pass_rate_ci95
+    headline.pass_rate_corrected = metrics.pass_rate_corrected
+    headline.correction = correction_note(metrics.correction) if metrics.correction else None
     headline.p50 = metrics.stats.get("time_to_last_token-p50")
     headline.per_minute = metrics.stats.get("requests_per_minute")
     headline.cost, headline.currency = metrics.cost, metrics.currency

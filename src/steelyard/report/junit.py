@@ -12,7 +12,7 @@ from steelyard.records import Record
 from steelyard.report.records import RunRecords, state_of, why_failed
 from steelyard.run.result import Result
 from steelyard.stats.formatting import cut, escape_invisible, one_line
-from steelyard.stats.metrics import Metrics
+from steelyard.stats.metrics import Metrics, correction_note
 from steelyard.stats.scores import is_scoring_error
 
 _MAX_MESSAGE_CHARS = 300
@@ -24,6 +24,7 @@ _HEADLINE = (
     "n",
     "pass_rate",
     "pass_rate_all",
+    "pass_rate_corrected",
     "error_rate",
     "p50_latency_s",
     "scored",
@@ -121,6 +122,8 @@ def _properties(run: Path, metrics: Metrics) -> Iterator[tuple[str, object]]:
             yield key, str(value).lower() if isinstance(value, bool) else value
     if metrics.pass_rate_ci95 is not None:
         yield "pass_rate_ci95", "{} {}".format(*metrics.pass_rate_ci95)
+    if metrics.correction:
+        yield "correction", correction_note(metrics.correction)
     for key in _STATS:
         if metrics.stats.get(key) is not None:
             yield key, metrics.stats[key]

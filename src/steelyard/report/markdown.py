@@ -17,7 +17,7 @@ from steelyard.run.result import Result
 from steelyard.stats.costs import format_money
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import counted, format_number, format_time, one_line
-from steelyard.stats.metrics import ErrorExample, Metrics, percentile_of
+from steelyard.stats.metrics import ErrorExample, Metrics, correction_note, percentile_of
 from steelyard.suite.evalset import EvalSet
 
 # All that Markdown or GitHub could make something of: emphasis, code, links, tables, mentions, references, formulas.
@@ -84,6 +84,10 @@ def _figures(metrics: Metrics) -> Iterator[list[str]]:
     if metrics.pass_rate_all is not None and metrics.scored and metrics.scored < metrics.n:
         share = f"{metrics.pass_rate_all:.1%} ({metrics.passed:,} of {metrics.n:,})"
         yield ["passed of all, errors included", share, _interval(metrics.pass_rate_all_ci95, "{:.1%}")]
+    if metrics.correction:
+        rate = "–" if metrics.pass_rate_corrected is None else f"{metrics.pass_rate_corrected:.1%}"
+        interval = _interval(metrics.pass_rate_corrected_ci95, "{:.1%}")
+        yield ["passed, corrected by labels", f"{rate} ({_escaped(correction_note(metrics.correction))})", interval]
     if metrics.error_rate is not None:
         yield ["errors", f"{metrics.error_rate:.1%} ({metrics.counts.error:,} of {metrics.n:,})", ""]
     if metrics.unscored:

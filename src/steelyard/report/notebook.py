@@ -12,7 +12,7 @@ from steelyard.stats.formatting import format_seconds, trim
 if TYPE_CHECKING:
     from steelyard.records import Record
     from steelyard.run.result import Result
-    from steelyard.stats.metrics import Metrics
+    from steelyard.stats.metrics import Metrics, correction_note
 
 MAX_CASES = 5
 _MAX_TEXT = 200
@@ -43,6 +43,10 @@ def _figures(metrics: Metrics) -> list[tuple[str, str]]:
         interval = metrics.pass_rate_ci95
         ends = "" if interval is None else f" (95 % CI {interval[0]:.1%} – {interval[1]:.1%})"
         found.insert(0, ("passed", f"{metrics.pass_rate:.1%}{ends}"))
+    if metrics.correction:
+        rate = metrics.pass_rate_corrected
+        shown = "" if rate is None else f"{rate:.1%}, "
+        found.insert(1, ("corrected", shown + correction_note(metrics.correction)))
     if counts.error:
         found.append(("errors", f"{counts.error:,}"))
     if (p50 := metrics.stats.get("time_to_last_token-p50")) is not None:

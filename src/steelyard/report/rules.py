@@ -12,6 +12,7 @@ from steelyard.stats.metrics import Metrics, figure_of, fixed_figures, percentil
 from steelyard.stats.rules import COMPARISONS, Rule, is_unit, read_rule, show, show_distinctly, unit_problem
 from steelyard.stats.spec import SECONDS, SHORT_NAMES
 
+_CORRECTED = ("pass_rate_corrected", "pass_rate_corrected.ci_low")
 _PRICES = "give the suite `prices`, or pip install 'steelyard[prices]' for a list of public ones"
 
 
@@ -116,7 +117,8 @@ def _conditions(metrics: Metrics) -> Iterator[tuple[str, str, str, tuple[str, ..
         said = f"{metrics.truncated:,} of {counted(ok, 'answer')} were cut off at the limit of tokens"
         yield "truncated", "truncated answers", said, ("truncated", "truncated_rate")
     for sentence in uncalibrated(metrics):
-        yield "uncalibrated-judge", "uncalibrated judge", sentence, ()
+        # A rate that labels correct has the judges' errors taken out, calibrated or not.
+        yield "uncalibrated-judge", "uncalibrated judge", sentence, _CORRECTED
 
 
 def bottleneck(metrics: Metrics) -> str | None:
@@ -157,6 +159,10 @@ def _not_usable(rule: Rule, value: float | None, metrics: Metrics, allowed: Coll
 
 
 def _why_unknown(rule: Rule, metrics: Metrics) -> str:
+    if rule.name.startswith("pass_rate_corrected"):
+        if metrics.correction and metrics.correction.why_not:
+            return metrics.correction.why_not
+        return "no labels correct it; steelyard calibrate RUN --audit 20 draws answers to label"
     if not rule.of_cost or metrics.cost is not None:
         return "there was nothing to measure"
     return f"{metrics.cost_unknown_because or 'no call has a known cost'}; {_PRICES}"

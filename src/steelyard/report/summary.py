@@ -30,6 +30,7 @@ from steelyard.stats.metrics import (
     SendCounts,
     TrialMetrics,
     TrialScoreMetrics,
+    correction_note,
     percentile_of,
     without_judge,
 )
@@ -172,6 +173,11 @@ def _pass_rates(metrics: Metrics) -> list[tuple[str, str, str, str]]:
     if metrics.scored < metrics.n:
         records = f"{metrics.passed:,} of {metrics.n:,}"
         rows.append(("of all", _percent(metrics.pass_rate_all), records, _interval(metrics.pass_rate_all_ci95)))
+    if metrics.correction:
+        note = ", ".join(
+            filter(None, (_interval(metrics.pass_rate_corrected_ci95), correction_note(metrics.correction)))
+        )
+        rows.append(("corrected", _percent(metrics.pass_rate_corrected), "", note))
     return rows
 
 

@@ -5,13 +5,25 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from steelyard.errors import ConfigurationError
+from steelyard.journal.files import CORRECTION, read_json_object
 from steelyard.protocols import derived_rng
 from steelyard.records import Record, verdict
-from steelyard.stats.correction import MIN_AUDIT, Stratum
+from steelyard.stats.correction import (
+    MIN_AUDIT,
+    Correction,
+    Stratum,
+    corrected_rate,
+    rogan_gladen,
+    weighted_error_rates,
+)
+from steelyard.stats.metrics import Metrics
 
 STRATA = {"passed": True, "failed": False, "judge overruled": True, "judge confirmed": False}
 """The ways an answer goes through the scorers, and whether it passes: without a `when: failed` judge the first two."""
@@ -78,3 +90,96 @@ def labelled_strata(sizes: Mapping[str, int], labels: Iterable[tuple[str, bool]]
         Stratum(name=name, passed=STRATA[name], size=size, labelled=seen[name], right=right[name])
         for name, size in sorted(sizes.items())
     ]
+
+
+def correct(metrics: Metrics, strata: list[Stratum]) -> Correction:
+    """The run's pass rate corrected by labels of an audit of its own strata."""
+    found, errors = corrected_rate(strata), weighted_error_rates(strata)
+    empty = ", ".join(stratum.name for stratum in strata if stratum.size and not stratum.labelled)
+    why_not = None if found is not None else f"no label in: {empty}" if empty else "no answer has a verdict"
+    return Correction(
+        method="audit",
+        raw=None if found is None else found.raw,
+        rate=None if found is None else found.rate,
+        ci95=None if found is None else found.ci95,
+        why_not=why_not,
+        labels=sum(stratum.labelled for stratum in strata),
+        sensitivity=None if errors is None else errors.sensitivity,
+        specificity=None if errors is None else errors.specificity,
+        strata=strata,
+        **_state(metrics),
+    )
+
+
+def correct_by_other(metrics: Metrics, strata: list[Stratum], *, drawn: bool, labels_of: str) -> Correction:
+    """The run's pass rate corrected by the error rates that labels of another run show: Rogan and Gladen's.
+
+    `strata` are the other run's. Labels `drawn` from each stratum are weighted by its size; others count as they are.
+    """
+    if not drawn:  # taken at random from all answers: each counts for itself
+        strata = [msgspec.structs.replace(stratum, size=stratum.labelled) for stratum in strata]
+    errors = weighted_error_rates(strata)
+    found, why_not = None, None
+    if errors is None:
+        empty = ", ".join(stratum.name for stratum in strata if stratum.size and not stratum.labelled)
+        why_not = f"no label in: {empty}" if empty else "no label is of an answer with a verdict"
+    elif errors.sensitivity is None or errors.specificity is None:
+        why_not = f"no label says {'pass' if errors.sensitivity is None else 'fail'}"
+    else:
+        right, wrong = (errors.right_n, errors.wrong_n) if drawn else _labelled_kinds(strata)
+        found = rogan_gladen(
+            metrics.passed,
+            metrics.scored,
+            right_passed=errors.sensitivity * right,
+            right_labelled=right,
+            wrong_failed=errors.specificity * wrong,
+            wrong_labelled=wrong,
+        )
+        if found is None:
+            why_not = "the verdict is no better than chance by these labels, or nothing was scored"
+    return Correction(
+        method="another run",
+        raw=None if found is None else found.raw,
+        rate=None if found is None else found.rate,
+        ci95=None if found is None else found.ci95,
+        why_not=why_not,
+        assumes_same_errors=True,
+        labels=sum(stratum.labelled for stratum in strata),
+        labels_of=labels_of,
+        sensitivity=None if errors is None else errors.sensitivity,
+        specificity=None if errors is None else errors.specificity,
+        strata=strata if drawn else [],
+        **_state(metrics),
+    )
+
+
+def _labelled_kinds(strata: Iterable[Stratum]) -> tuple[float, float]:
+    """How many labels say right, and how many wrong."""
+    counts = [(stratum.right, stratum.labelled - stratum.right) for stratum in strata]
+    return float(sum(right for right, _ in counts)), float(sum(wrong for _, wrong in counts))
+
+
+def _state(metrics: Metrics) -> dict[str, Any]:
+    """Which state of a run a correction is of."""
+    lines = None if metrics.lines is UNSET else metrics.lines.total
+    clustered = bool(metrics.groups) or bool(metrics.trials and metrics.trials.trials > 1)
+    return {"scored": metrics.scored, "passed": metrics.passed, "lines": lines, "clustered": clustered}
+
+
+def add_correction(metrics: Metrics, run: Path) -> Metrics:
+    """The figures with what `correction.json` of their run says, where there is one."""
+    try:
+        written = read_json_object(run / CORRECTION)
+        if written is None:
+            return metrics
+        found = msgspec.convert(written, Correction)
+    except (OSError, msgspec.ValidationError):
+        found = Correction(method="audit", why_not=f"{CORRECTION} cannot be read: run `steelyard calibrate` again")
+    else:
+        state = _state(metrics)
+        if any(state[name] != getattr(found, name) for name in ("scored", "passed", "lines")):
+            changed = "the run has changed since its labels corrected it: run `steelyard calibrate` again"
+            found = msgspec.structs.replace(found, rate=None, ci95=None, why_not=changed)
+    metrics.correction = found
+    metrics.pass_rate_corrected, metrics.pass_rate_corrected_ci95 = found.rate, found.ci95
+    return metrics

@@ -20,6 +20,7 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import Entry, iter_records, left_out_offsets
 from steelyard.journal.replay import Replay, SlotState
 from steelyard.records import Record, Scores, id_digest, verdict
+from steelyard.run.audit import add_correction
 from steelyard.run.frames import to_arrow, to_pandas, to_polars
 from steelyard.run.metrics import Errors, RunCounts, compose
 from steelyard.stats.costs import Spending
@@ -158,7 +159,7 @@ class Result:
             return cls(metrics=metrics, path=run, responses=[])
         if run_state(run) is RunState.FRESH:
             raise ConfigurationError(f"{run} is not a run directory: it has neither run.json nor outputs.jsonl")
-        return cls(metrics=_replayed_metrics(run), path=run, responses=[])
+        return cls(metrics=add_correction(_replayed_metrics(run), run), path=run, responses=[])
 
     def __repr__(self) -> str:
         metrics = self.typed_metrics
@@ -184,7 +185,7 @@ def load_metrics(run: Path) -> Metrics | None:
     if found is None:
         return None
     try:
-        return msgspec.convert(found, Metrics)
+        return add_correction(msgspec.convert(found, Metrics), run)
     except msgspec.ValidationError as error:
         raise RunVersionError(
             f"{run / METRICS} was written by {_writer_of(run)} and cannot be read by this one, {__version__}: {error}. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -40,6 +41,34 @@ class Corrected(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the error rates were measured elsewhere, and are assumed to be the same here."""
 
 
+class Correction(msgspec.Struct, frozen=True, kw_only=True):
+    """What labels make of a run's pass rate, as `correction.json` holds it, and of which state of the run."""
+
+    v: int = 1
+    method: Literal["audit", "another run"]
+    """Labels drawn from each stratum of the run itself, or error rates measured on another run."""
+    raw: float | None = None
+    rate: float | None = None
+    ci95: Interval | None = None
+    why_not: str | None = None
+    """Why there is no corrected rate."""
+    assumes_same_errors: bool = False
+    clustered: bool = False
+    """Whether trials or groups count as independent answers here, which they are not: the interval is too narrow."""
+    labels: int = 0
+    labels_of: str | None = None
+    labels_digest: str = ""
+    sensitivity: float | None = None
+    """Of the run's verdict as a whole, scorers and judges together."""
+    specificity: float | None = None
+    strata: list[Stratum] = []
+    scored: int = 0
+    passed: int = 0
+    lines: int | None = None
+    """How many lines the run's journal had: with more it is another state of the run."""
+    created: str = ""
+
+
 class ErrorRates(msgspec.Struct, frozen=True, kw_only=True):
     """Sensitivity and specificity from labels drawn by verdict, weighted by how large the strata are."""
 
@@ -48,6 +77,10 @@ class ErrorRates(msgspec.Struct, frozen=True, kw_only=True):
     """The one-sided 95 % lower end."""
     specificity: float | None
     specificity_lower: float
+    right_n: float = 0.0
+    """How many labels of right answers, drawn plainly at random, would know the sensitivity as well."""
+    wrong_n: float = 0.0
+    """The same for wrong answers and the specificity."""
 
 
 def corrected_rate(strata: Sequence[Stratum], *, confidence: float = 0.95, seed: int = 0) -> Corrected | None:
@@ -87,6 +120,8 @@ def weighted_error_rates(strata: Sequence[Stratum], *, alpha: float = 0.05, seed
         sensitivity_lower=_share_lower(strata, passed, alpha, seed),
         specificity=_share(sizes * (1 - shares), ~passed),
         specificity_lower=_share_lower(_mirrored(strata), ~passed, alpha, seed),
+        right_n=_effective_n(strata, passed, seed),
+        wrong_n=_effective_n(_mirrored(strata), ~passed, seed),
     )
 
 
@@ -166,6 +201,18 @@ def _share_lower(strata: Sequence[Stratum], chosen: npt.NDArray[np.bool_], alpha
     total = masses.sum(axis=1)
     shares = np.divide(masses[:, chosen].sum(axis=1), total, out=np.zeros(_DRAWS), where=total > 0)
     return float(np.quantile(shares, alpha))
+
+
+def _effective_n(strata: Sequence[Stratum], chosen: npt.NDArray[np.bool_], seed: int) -> float:
+    """The number of trials of a binomial rate that spreads as far as the chosen strata's share of all right answers."""
+    if not any(stratum.right for stratum in strata):
+        return 0.0
+    weights, rates = _draw(strata, seed)
+    masses = weights * rates
+    shares = masses[:, chosen].sum(axis=1) / masses.sum(axis=1)
+    mean, variance = float(shares.mean()), float(shares.var())
+    # A Jeffreys posterior of n trials has the variance mean * (1 - mean) / (n + 2).
+    return max(mean * (1 - mean) / variance - 2, 1.0) if variance > 0 else float(sum(one.labelled for one in strata))
 
 
 def _mirrored(strata: Sequence[Stratum]) -> list[Stratum]:

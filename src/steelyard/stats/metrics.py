@@ -13,7 +13,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from steelyard.stats.client_load import ClientLoad
+from steelyard.stats.correction import Correction
 from steelyard.stats.figures import STATS, Figure, as_expression, patterns, values
+from steelyard.stats.formatting import counted
 from steelyard.stats.intervals import Interval
 
 METRICS_VERSION = 1
@@ -287,6 +289,10 @@ class Metrics(msgspec.Struct, kw_only=True):
         None
     )
     pass_rate_all_ci95: Annotated[Interval | None, _QUALITY] = None
+    pass_rate_corrected: Annotated[float | None, Figure("share", "higher", "quality", "the corrected pass rate")] = None
+    """With the errors of scorers and judges taken out by labels, where there are: from `correction.json`."""
+    pass_rate_corrected_ci95: Annotated[Interval | None, _QUALITY] = None
+    correction: Correction | UnsetType = UNSET
     groups: Annotated[int | UnsetType, _COUNT] = UNSET
     """How many groups the cases belong to, where they are grouped: intervals are then over groups."""
     error_rate: Annotated[float | None, Figure("share", "lower", "quality", "the error rate")] = None
@@ -359,6 +365,16 @@ def percentile_of(metrics: Metrics, name: str) -> PercentileMetrics | None:
     metric, _, aggregate = name.rpartition("-")
     latency = metrics.latency.get(metric)
     return None if latency is None else getattr(latency, aggregate, None) if aggregate[:1] == "p" else None
+
+
+def correction_note(found: Correction) -> str:
+    """What to know of a corrected rate, in words: its labels and what it assumes, or why there is none."""
+    if found.why_not is not None:
+        return found.why_not
+    notes = [f"by {counted(found.labels, 'label')}" + (" of another run" if found.labels_of else "")]
+    notes += ["assumes the same error rates"] if found.assumes_same_errors else []
+    notes += ["trials and groups count as independent"] if found.clustered else []
+    return ", ".join(notes)
 
 
 def uncalibrated(metrics: Metrics) -> list[str]:

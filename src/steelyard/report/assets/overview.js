@@ -81,9 +81,21 @@ function passTile(metrics) {
   const scored = repeated ? `mean of ${plural(trials.cases, "case")}` : `${number(metrics.passed)} of ${number(metrics.scored)} scored`;
   const grouped = metrics.groups ? ` in ${plural(metrics.groups, "group")}` : "";
   const all = metrics.scored < metrics.n ? `; ${percent(metrics.pass_rate_all)} of all, errors included` : "";
-  const note = `${scored}${grouped}${sure}${all}${mark}`;
+  const note = `${scored}${grouped}${sure}${all}${correctedNote(metrics)}${mark}`;
   const drawn = interval ? div("whisker", whisker(metrics.pass_rate, interval)) : null;
   return tile("Pass rate", percent(metrics.pass_rate), "", note, drawn);
+}
+
+// The rate that labels correct, as `correction_note` in Python has it.
+function correctedNote(metrics) {
+  const { correction, pass_rate_corrected: rate, pass_rate_corrected_ci95: interval } = metrics;
+  if (!correction) return "";
+  if (correction.why_not) return `; not corrected: ${escapeInvisible(correction.why_not)}`;
+  const sure = interval ? `, 95\u00a0%\u00a0CI ${(interval[0] * 100).toFixed(1)}\u2013${percent(interval[1])}` : "";
+  const labels = plural(correction.labels, "label") + (correction.labels_of ? " of another run" : "");
+  const assumes = correction.assumes_same_errors ? ", assumes the same error rates" : "";
+  return `; corrected by ${labels}: ${percent(rate)}${sure}${assumes}` +
+    (correction.clustered ? ", trials and groups count as independent" : "");
 }
 
 function timeTile(label, metrics, name) {

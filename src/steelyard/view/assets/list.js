@@ -95,6 +95,9 @@ function runRow(run) {
   const passed = run.scored ? span("sub", `${compact(run.passed)} of ${compact(run.scored)}`) : null;
   const mark = (run.uncalibrated || []).length
     ? span("tag error", "judge not calibrated") : null;
+  const corrected = run.pass_rate_corrected === null || run.pass_rate_corrected === undefined
+    ? null : span("sub", `corrected ${percent(run.pass_rate_corrected)}`);
+  if (corrected) corrected.title = run.correction;
   if (mark) mark.title = run.uncalibrated.join("; ");
   const interval = run.pass_rate_ci95 ? whisker(run.pass_rate, run.pass_rate_ci95) : MISSING;
   const cells = [
@@ -102,7 +105,7 @@ function runRow(run) {
     ["name left", ...nameCell(run)],
     ["left", span("pill " + PILLS[run.state], run.state)],
     ["bar-cell", done, left ? meter(run.done / run.planned) : null],
-    ["", percent(run.pass_rate), passed, mark],
+    ["", percent(run.pass_rate), passed, corrected, mark],
     ["whisker-cell less", interval],
     ["least", number(run.errors)],
     ["less", seconds(run.p50)],
