@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from steelyard.report.html import render
 from steelyard.stats.costs import format_money
 from steelyard.stats.formatting import format_seconds, trim
+from steelyard.stats.metrics import correction_note
 
 if TYPE_CHECKING:
     from steelyard.records import Record
     from steelyard.run.result import Result
-    from steelyard.stats.metrics import Metrics, correction_note
+    from steelyard.stats.metrics import Metrics
 
 MAX_CASES = 5
 _MAX_TEXT = 200
