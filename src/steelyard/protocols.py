@@ -187,6 +187,8 @@ class InvocationContext(msgspec.Struct):
     """Rate-limit wait so far, in seconds."""
     backoff: float = 0.0
     """Retry backoff so far, in seconds."""
+    failed: float = 0.0
+    """What failed tries took so far, in seconds, without rate-limit waits."""
     spent: float = 0.0
     """What failed attempts have cost so far."""
     clock: Clock | None = None

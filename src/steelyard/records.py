@@ -154,13 +154,14 @@ def verdict(scores: Iterable[Score]) -> bool | None:
     return passes
 
 
-class FailedAttempt(msgspec.Struct, kw_only=True, gc=False):
+class FailedAttempt(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One attempt that failed and was retried."""
 
     error_type: str
     error: str
     time: datetime
     """When it failed."""
+    http_status: int | None = None
 
 
 class Sample(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -212,6 +213,8 @@ class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Seconds spent waiting for permission to send: a rate, a token budget, an endpoint that asked all to slow down."""
     time_in_backoff: float | None = None
     """Seconds between a failed try and the next one, all tries together."""
+    time_in_failed_tries: float | None = None
+    """Seconds that the tries took which failed and were retried, without their rate-limit waits."""
     time_in_model: float | None = None
     """Of an agent with a gateway: seconds in which a model was answering at least one of its calls."""
     time_in_tools: float | None = None
@@ -288,6 +291,8 @@ class Record(_RecordHead, kw_only=True, omit_defaults=True, gc=False):
     expected: Any = None
     """What the case expected when it was asked; of more than 16 KB only its digest, as of `metadata`."""
     metadata: dict[str, Any] = {}
+    time_scoring: float | None = None
+    """Seconds that scorers took which can wait: judges, functions, tests. Those of the others are microseconds."""
 
     @property
     def passed(self) -> bool | None:

@@ -58,7 +58,8 @@ class Retry(TargetWrapper):
 
         A case may make several calls, one after the other: each has all attempts.
         """
-        ends = time.monotonic() - context.waiting + self._policy.total_seconds
+        began = time.monotonic() - context.waiting
+        ends = began + self._policy.total_seconds
         before, refusals = context.attempt - 1, 0
         while True:
             answers = self._limited.limits.answers if self._limited is not None else 0
@@ -72,12 +73,14 @@ class Retry(TargetWrapper):
                     raise
                 # The error that is raised at last carries its own cost; those of the attempts before are added up here.
                 context.spent += _cost_of(error)
+                context.failed += time.monotonic() - context.waiting - began
                 _note_failure(error, context)
             else:
                 retries = context.attempt - 1 - before
                 return _retried(response, retries) if retries else response
             await _back_off(wait, context)
             context.attempt += 1
+            began = time.monotonic() - context.waiting
 
     def _may_keep_waiting(self, error: Exception, answers: int, refusals: int) -> bool:
         """Whether the call was refused while the endpoint answered others, and may keep waiting for its turn.
@@ -118,8 +121,12 @@ def _cost_of(error: Exception) -> float:
 
 def _note_failure(error: Exception, context: InvocationContext) -> None:
     """Remember a failed attempt for the record; of very many, the latest."""
+    status = getattr(getattr(error, "partial", None), "http_status", None)
     failed = FailedAttempt(
-        error_type=type(error).__name__, error=masked_description(error, _MAX_MESSAGE), time=datetime.now(UTC)
+        error_type=type(error).__name__,
+        error=masked_description(error, _MAX_MESSAGE),
+        time=datetime.now(UTC),
+        http_status=status if isinstance(status, int) else None,
     )
     context.retry_errors = [*(context.retry_errors or [])[1 - MAX_RETRY_ERRORS :], failed]
 

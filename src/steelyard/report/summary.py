@@ -48,6 +48,7 @@ _DETAILS = {
     "time_from_planned": "from the planned send",
     "time_waiting": "waiting for leave",
     "time_in_backoff": "in backoff",
+    "time_in_failed_tries": "in failed tries",
 }
 """Shown where they add something: `metrics.json` has them all."""
 _TOKENS = {"num_tokens_input": "input tokens", "num_tokens_output": "output tokens"}
@@ -137,6 +138,9 @@ def _quality(metrics: Metrics) -> list[str]:
         rows.append(("cut off", _percent(metrics.truncated_rate), answers, "at the limit of tokens"))
     if metrics.cached:
         rows.append(("cached", "", f"{metrics.cached:,} of {metrics.n:,}", "not asked; left out of the times"))
+    if metrics.retried:
+        causes = ", ".join(safe_text(cause) for cause in list(metrics.retry_causes)[:_MAX_ERRORS])
+        rows.append(("retried", "", f"{metrics.retried:,} of {counts.ok:,}", causes))
     if metrics.resent:
         note = "sent again: the server had closed a kept-alive connection"
         rows.append(("resent", "", f"{metrics.resent:,}", note))
@@ -249,10 +253,14 @@ def _speed(metrics: Metrics) -> list[str]:
         lines = [f"  {'':<22}" + "".join(f"{column:>9}" for column in _COLUMNS)]
         lines += [f"  {row[0]:<22}" + "".join(f"{cell:>9}" for cell in row[1:]) for row in rows]
         lines += _intervals(metrics)
+    if metrics.tokens_estimated:
+        answers = f"{metrics.tokens_estimated:,} of {counted(metrics.counts.ok, 'answer')}"
+        lines.append(f"  ~ is an estimate: the server reported no tokens for {answers}")
     if metrics.scored_from:
         lines.append(f"  answers and times of {safe_text(metrics.scored_from)}; nothing was asked")
     elif stats["requests_per_minute"] is not None and metrics.n:
-        tokens = f", {stats['output_tps']:,.0f} output tokens/s" if stats["total_output_tokens"] else ""
+        about = "~" if metrics.tokens_estimated else ""
+        tokens = f", {about}{stats['output_tps']:,.0f} output tokens/s" if stats["total_output_tokens"] else ""
         active = format_seconds(metrics.active_seconds)
         at_once = f", {metrics.parallelism:,} at a time" if isinstance(metrics.parallelism, int) else ""
         lines.append(f"  {stats['requests_per_minute']:,.0f} requests/min{tokens} over {active}{at_once}")
@@ -261,8 +269,11 @@ def _speed(metrics: Metrics) -> list[str]:
 
 def _cell(metrics: Metrics, metric: str, column: str) -> str:
     value = metrics.stats[f"{metric}-{column}"] or 0.0
+    about = "~" if metrics.tokens_estimated else ""
     if metric in _TOKENS:
-        return _format_tokens(value)
+        return about + _format_tokens(value)
+    if metric == "time_per_output_token" and about:
+        return about + format_time(value)
     found = percentile_of(metrics, f"{metric}-{column}")
     return format_time(value, found is not None and found.at_least)
 

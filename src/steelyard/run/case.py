@@ -157,6 +157,7 @@ class CaseRunner:
         if self._answered is not None:
             self._answered(job.case.id, job.trial)
         scores: list[Score] = []
+        scoring_began: float | None = None
         if self._pipeline is None or response.error is not None:
             pass
         elif self._pipeline.is_immediate:
@@ -168,14 +169,18 @@ class CaseRunner:
                     elapsed = time.perf_counter() - started
                     emit(UnscoredAnswer(_record(job, response, [], attempts, elapsed, failures, shape)))
 
+            scoring_began = time.perf_counter()
             new_context = None
             if self._workspaces is not None and self._pipeline.takes_context:
                 new_context = partial(self._workspaces.scoring_context, job.case, context)
                 if context.workspace is None:
                     await self._workspaces.restore(job.case, context)
             scores = await self._pipeline.score(job, response, context, keep_answer, emit, new_context)
-        elapsed = time.perf_counter() - started if before is None else before
+        ended = time.perf_counter()
+        elapsed = ended - started if before is None else before
         record = _record(job, response, scores, attempts, elapsed, failures, shape)
+        if scoring_began is not None and before is None:
+            record.time_scoring = ended - scoring_began
         if self._keep_expected:
             if job.case.expected is not None:
                 record.expected = bounded(job.case.expected)
@@ -303,6 +308,7 @@ def _with_waits(
         response,
         time_waiting=context.waiting or None,
         time_in_backoff=context.backoff or None,
+        time_in_failed_tries=context.failed or None,
         time_from_planned=response.time_from_planned if planned_at is None else time.monotonic() - planned_at,
         cost=cost,
     )

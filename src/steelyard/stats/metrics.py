@@ -312,6 +312,12 @@ class Metrics(msgspec.Struct, kw_only=True):
     cached: Annotated[int, _COUNT] = 0
     resent: Annotated[int, _COUNT] = 0
     """Requests sent again at once, as their kept-alive connection was closed before anyone read them."""
+    retried: Annotated[int, _FAULTS] = 0
+    """Answers that came only after a failed try."""
+    retry_causes: Annotated[dict[str, int], _FAULTS] = {}
+    """How many of these had a failed try of each kind, the most frequent first."""
+    tokens_estimated: Annotated[int, _COUNT] = 0
+    """Answers whose numbers of tokens, and what is computed from them, are estimates."""
     stalls: Annotated[int, _FAULTS] = 0
     """Gaps of half a second or longer between two tokens of a streamed answer."""
     reasoning_in_text: Annotated[int, _COUNT] = 0

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from steelyard.stats.errors import TIMEOUTS
+from steelyard.stats.errors import TIMEOUTS, error_name
 from steelyard.stats.intervals import Percentile, effective_n, percentiles
 from steelyard.stats.metrics import LatencyMetrics, NodeMetrics, PercentileMetrics
 from steelyard.stats.sketch import LIMIT, Blocks, PercentileSketch
@@ -47,7 +47,13 @@ class Detailed(Protocol):
     @property
     def time_in_backoff(self) -> float | None: ...
     @property
+    def time_in_failed_tries(self) -> float | None: ...
+    @property
     def time_from_planned(self) -> float | None: ...
+    @property
+    def retries(self) -> int: ...
+    @property
+    def tokens_estimated(self) -> bool: ...
     @property
     def resent(self) -> int: ...
     @property
@@ -67,6 +73,9 @@ class Details:
         self.stalls = 0
         self.reasoning_in_text = 0
         self.fields_left_out: set[str] = set()
+        self.retried = 0
+        self.retry_causes: Counter[str] = Counter()
+        self.tokens_estimated = 0
 
     @staticmethod
     def has_details(response: Detailed) -> bool:
@@ -83,6 +92,11 @@ class Details:
         self.resent += response.resent
         self.stalls += response.stalls
         self.reasoning_in_text += response.reasoning_in_text
+        self.tokens_estimated += response.tokens_estimated
+        if response.retries:
+            self.retried += 1
+            # A response has no causes, only its record.
+            self.retry_causes.update({error_name(one).kind for one in getattr(response, "retry_errors", ())})
         if response.fields_left_out is not None:
             self.fields_left_out.update(response.fields_left_out)
         for name, value in zip(DETAILS, _read_details(response), strict=True):
@@ -108,6 +122,9 @@ class Details:
         self.stalls += other.stalls
         self.reasoning_in_text += other.reasoning_in_text
         self.fields_left_out |= other.fields_left_out
+        self.retried += other.retried
+        self.retry_causes += other.retry_causes
+        self.tokens_estimated += other.tokens_estimated
         for name, values in other._values.items():
             self._values.setdefault(name, Blocks()).extend(values.joined())
 
@@ -278,6 +295,21 @@ class RunningStats:
     def resent_requests(self) -> int:
         """Requests that were sent again because their kept-alive connection was closed before anyone read them."""
         return self._details.resent
+
+    @property
+    def retried_requests(self) -> int:
+        """Answers that came only after a failed try."""
+        return self._details.retried
+
+    @property
+    def retry_causes(self) -> Counter[str]:
+        """How many of these had a failed try of each kind."""
+        return self._details.retry_causes
+
+    @property
+    def estimated_requests(self) -> int:
+        """Answers whose numbers of tokens are estimates."""
+        return self._details.tokens_estimated
 
     @property
     def stalls(self) -> int:

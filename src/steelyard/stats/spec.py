@@ -27,6 +27,7 @@ DETAILS = (
     "time_queued",
     "time_waiting",
     "time_in_backoff",
+    "time_in_failed_tries",
     "time_from_planned",
 )
 """Times that only some targets and ways of sending have."""

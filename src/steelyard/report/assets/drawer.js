@@ -15,6 +15,7 @@ const FACTS = [
   ["stalls", "gaps of 0.5 s or longer", number],
   ["time_from_planned", "since the planned start", seconds],
   ["time_waiting", "rate-limit wait", seconds],
+  ["time_in_failed_tries", "failed tries", seconds],
   ["time_in_backoff", "retry backoff", seconds],
   ["time_queued", "queued in the client", seconds],
   ["elapsed", "total, with scoring", seconds],
@@ -245,6 +246,7 @@ class Drawer {
     const first = facts.time_to_first_token || 0, last = facts.time_to_last_token || 0;
     const parts = [
       ["rate-limit wait", facts.time_waiting, "unscored-fill"],
+      ["failed tries", facts.time_in_failed_tries, "failed-fill"],
       ["retry backoff", facts.time_in_backoff, "error-fill"],
       ["queued in the client", facts.time_queued, "left-fill"],
       ["until the first token", first, "first-fill"],

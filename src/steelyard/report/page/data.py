@@ -45,6 +45,7 @@ _FACTS = (
     "stalls",
     "time_waiting",
     "time_in_backoff",
+    "time_in_failed_tries",
     "time_queued",
     "time_from_planned",
     "num_tokens_input",
