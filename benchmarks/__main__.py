@@ -14,6 +14,7 @@ BENCHMARKS = (
     "low_memory",
     "resume_rate",
     "score_rate",
+    "workspaces",
     "mock_ceiling",
     "transports",
     "endpoint_rate",
