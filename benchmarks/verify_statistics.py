@@ -592,6 +592,7 @@ def check_c13() -> Iterator[Check]:
     yield raw_check
     yield rates
     yield _labelled_elsewhere(rng)
+    yield _audited_elsewhere(rng)
 
 
 def _audited(
@@ -646,6 +647,41 @@ def _labelled_elsewhere(rng: np.random.Generator) -> Check:
                         held += found.ci95[0] <= right <= found.ci95[1]
                 row = (n, f"{labels} + {labels}", f"{sensitivity:g}", f"{specificity:g}", f"{right:g}")
                 check.add(held / counted, *row, f"{held / counted:.3f}")
+    return check
+
+
+def _audited_elsewhere(rng: np.random.Generator) -> Check:
+    """Labels drawn by verdict in another run: weighted by Begg and Greenes, and as so many labels as they are worth."""
+    columns = ("labels a verdict", "right there", "right here", "covered")
+    check = Check("C13 coverage of Rogan–Gladen by an audit of another run", 0.93, True, columns)
+    sensitivity, specificity, there, n = 0.9, 0.8, 1000, 600
+    for labels in (20, 40):
+        for right_there, right in ((0.6, 0.4), (0.6, 0.8), (0.3, 0.5)):
+            held = counted = 0
+            for seed in range(400):
+                truth = rng.random(there) < right_there
+                passed = np.where(truth, rng.random(there) < sensitivity, rng.random(there) >= specificity)
+                strata = []
+                for name, members in (("passed", passed), ("failed", ~passed)):
+                    chosen = rng.permutation(np.flatnonzero(members))[:labels]
+                    size, hits = int(members.sum()), int(truth[chosen].sum())
+                    is_pass = name == "passed"
+                    strata.append(Stratum(name=name, passed=is_pass, size=size, labelled=len(chosen), right=hits))
+                errors = weighted_error_rates(strata, seed=seed)
+                if errors is None or errors.sensitivity is None or errors.specificity is None:
+                    continue
+                found = rogan_gladen(
+                    int(rng.binomial(n, right * sensitivity + (1 - right) * (1 - specificity))),
+                    n,
+                    right_passed=errors.sensitivity * errors.right_n,
+                    right_labelled=errors.right_n,
+                    wrong_failed=errors.specificity * errors.wrong_n,
+                    wrong_labelled=errors.wrong_n,
+                )
+                if found is not None:
+                    counted += 1
+                    held += found.ci95[0] <= right <= found.ci95[1]
+            check.add(held / counted, labels, f"{right_there:g}", f"{right:g}", f"{held / counted:.3f}")
     return check
 
 
