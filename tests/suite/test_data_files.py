@@ -100,7 +100,7 @@ def test_a_comma_in_the_header_decides_and_a_single_column_is_fine(tmp_path: Pat
         ("c.json", b'[{"promt": "a"}]', "is 'promt' meant as 'prompt'"),
         ("c.yaml", b"- {prompt: a}\n- {}\n", r"c\.yaml:2: has neither prompt nor messages"),
         ("c.yaml", b"prompt: a", r"c\.yaml: must be a list of cases"),
-        ("c.jsonl.gz", gzip.compress(jsonl())[:-20], r"c\.jsonl\.gz: cannot be decompressed"),
+        ("c.jsonl.gz", gzip.compress(jsonl(), mtime=0)[:-20], r"c\.jsonl\.gz: cannot be decompressed"),
         ("c.csv.gz", b"prompt\na\n", r"c\.csv\.gz: cannot be decompressed"),
     ],
 )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 import msgspec
@@ -18,7 +18,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 CommandName = Literal["run", "sweep", "score"]
 
 
-class Parsed(click.ParamType[Any]):
+if TYPE_CHECKING:  # generic only in newer versions of click
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType
+
+
+class Parsed(_ParamType):
     """What a parser makes of the text: durations, rates, sizes, `-j auto`."""
 
     def __init__(self, parse: Parse, name: str = "value") -> None:

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
     from steelyard.suite.evalset import EvalSet
 
 
-class _Format(click.Choice[str]):
+if TYPE_CHECKING:  # generic only in newer versions of click
+    _Choice = click.Choice[str]
+else:
+    _Choice = click.Choice
+
+
+class _Format(_Choice):
     """A built-in report format, or one that a package adds: those are looked for when another name is given."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
