@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -315,3 +316,25 @@ def test_timeouts_survive_merging_pickling_and_many_at_once() -> None:
     merged.merge(stats_of([answer(0.2), timeout(0.7)]))
     for stats in (at_once, merged, pickle.loads(pickle.dumps(one_by_one))):
         assert stats.to_latency() == one_by_one.to_latency()
+
+
+@pytest.mark.parametrize("details", [False, True])
+def test_the_final_figures_hold_one_column_twice_at_a_time(details):
+    response = InvocationResponse(
+        time_to_first_token=0.1,
+        time_to_last_token=0.2,
+        time_per_output_token=0.01,
+        time_queued=0.1 if details else None,
+        time_waiting=0.1 if details else None,
+        time_from_planned=0.3 if details else None,
+    )
+    stats, count = RunningStats(), 200_000
+    for _ in range(count // 1000):
+        stats.update_all([response] * 1000)
+    for figures in (stats.to_stats, stats.to_latency):
+        tracemalloc.start()
+        try:
+            figures()
+            assert tracemalloc.get_traced_memory()[1] < 12 * count
+        finally:
+            tracemalloc.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -138,3 +139,17 @@ def test_merged_parts_equal_the_whole(items, cut):
     left, right = stats_of(items[:cut]), stats_of(items[cut:])
     left.merge(pickle.loads(pickle.dumps(right)))
     assert plain(left.to_metrics()) == plain(stats_of(items).to_metrics())
+
+
+def test_the_figures_of_many_scores_hold_them_twice_at_most():
+    stats, count = ScoreStats(), 400_000
+    for _ in range(count // 1000):
+        stats.take_all([[PASS], [Score("exact", 0.0, False)]] * 500)
+    tracemalloc.start()
+    try:
+        figures = stats.to_metrics()["exact"]
+        assert tracemalloc.get_traced_memory()[1] < 16 * count
+    finally:
+        tracemalloc.stop()
+    assert figures.mean == figures.pass_rate == 0.5
+    assert figures.mean_ci95 == pytest.approx(figures.pass_rate_ci95)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -27,6 +27,8 @@ _MERGE_ABOVE = 4_096
 """With more different observations than this, near ones are merged into `_BINS`."""
 _BINS = 4_096
 _SIZE_BINS = 64
+_PART = 16_384
+"""So many observations are taken at a time: a run may have millions, and each step would copy them all."""
 _ROUNDING = 1e-9
 
 
@@ -53,12 +55,12 @@ class BoundedMean:
         sizes: Sequence[float] | Floats | None = None,
     ) -> None:
         observed: Floats = np.asarray(values, dtype=np.float64)
-        weights = np.ones(len(observed)) if sizes is None else np.asarray(sizes, dtype=np.float64)
+        weights = _ones(len(observed)) if sizes is None else np.asarray(sizes, dtype=np.float64)
         if len(weights) != len(observed):
             raise ValueError(f"each value needs a size, got {len(observed)} values and {len(weights)} sizes")
         if len(weights) and not weights.min() > 0:
             raise ValueError(f"sizes must be > 0, got {weights.min()}")
-        self._set(observed, weights, np.ones(len(observed)), low, high)
+        self._set(observed, weights, _ones(len(observed)), low, high)
 
     @classmethod
     def of_counts(
@@ -69,7 +71,7 @@ class BoundedMean:
         shapes: Floats = np.asarray(counts, dtype=np.float64)
         seen = shapes > 0
         observed: Floats = np.asarray(values, dtype=np.float64)
-        mean._set(observed[seen], np.ones(int(seen.sum())), shapes[seen], low, high)
+        mean._set(observed[seen], _ones(int(seen.sum())), shapes[seen], low, high)
         return mean
 
     @classmethod
@@ -103,10 +105,10 @@ class BoundedMean:
             self._largest, self.mean = 1.0, math.nan
             return
         self._largest = float(sizes.max())
-        totals = np.clip(values, low, high) * sizes + 0.0
-        self.mean = min(max(math.fsum(totals * shapes) / math.fsum(sizes * shapes), low), high)
+        observations = _Observations(values, sizes, shapes, low, high)
+        self.mean = observations.mean()
         """The mean of all members; NaN without any."""
-        self._totals, self._sizes, self._shapes = _merged(totals, sizes, shapes)
+        self._totals, self._sizes, self._shapes = observations.merged()
         self._successes = self._count_successes()
 
     def _count_successes(self) -> float | None:
@@ -281,37 +283,49 @@ def percentiles(
     censored: Sequence[float] | Floats = (),
     confidence: float = 0.95,
     effective_ns: Sequence[float | None] | None = None,
+    overwrite_input: bool = False,
 ) -> list[Percentile]:
-    """Several percentiles of the same values, which are sorted once; see `percentile`."""
-    whole, cut = np.sort(np.asarray(values, np.float64)), np.sort(np.asarray(censored, np.float64))
-    # As early as they can have ended, and as late: unknown, so infinite.
-    earliest = np.sort(np.concatenate([whole, cut])) if len(cut) else whole
-    latest = np.concatenate([whole, np.full(len(cut), math.inf)]) if len(cut) else whole
+    """Several percentiles of the same values; see `percentile`. With `overwrite_input` the values are reordered."""
+    whole: Floats = np.asarray(values, np.float64) if overwrite_input else np.array(values, np.float64)
+    cut: Floats = np.asarray(censored, np.float64)
+    n = len(whole) + len(cut)
+    needs = [percentile_needs(percent, confidence) for percent in percents]
+    if not n:
+        return [_no_percentile(needed) for needed in needs]
     given = effective_ns or [None] * len(percents)
-    return [
-        _percentile_of(earliest, latest, len(cut), percent, confidence, effective)
+    ends = [
+        percentile_ranks(n, percent, confidence, effective_n=effective)
         for percent, effective in zip(percents, given, strict=True)
+    ]
+    places = {place for percent in percents for place in _places(n, percent)}
+    places.update(rank - 1 for pair in ends for rank in pair if rank is not None)
+    # Broken-off ones as late as they can have ended, which is unknown, so infinite; and as early.
+    latest = _ordered(whole, places)
+    earliest = _ordered(np.concatenate([whole, cut]), places) if len(cut) else latest
+    return [
+        Percentile(
+            n=n,
+            censored=len(cut),
+            value=(value := _interpolated(earliest, n, percent)),
+            value_at_least=_interpolated(latest, n, percent) > value,
+            low=None if low is None else earliest[low - 1],
+            high=None if high is None else latest[high - 1],
+            needed=needed,
+        )
+        for percent, (low, high), needed in zip(percents, ends, needs, strict=True)
     ]
 
 
-def _percentile_of(
-    earliest: Floats, latest: Floats, censored: int, percent: float, confidence: float, effective_n: float | None
-) -> Percentile:
-    n = len(earliest)
-    needed = percentile_needs(percent, confidence)
-    if not n:
-        return Percentile(n=0, censored=0, value=None, value_at_least=False, low=None, high=None, needed=needed)
-    value, late = _interpolated(earliest, percent), _interpolated(latest, percent)
-    low, high = percentile_ranks(n, percent, confidence, effective_n=effective_n)
-    return Percentile(
-        n=n,
-        censored=censored,
-        value=value,
-        value_at_least=late > value,
-        low=None if low is None else float(earliest[low - 1]),
-        high=None if high is None else float(latest[high - 1]),
-        needed=needed,
-    )
+def _no_percentile(needed: int) -> Percentile:
+    return Percentile(n=0, censored=0, value=None, value_at_least=False, low=None, high=None, needed=needed)
+
+
+def _ordered(values: Floats, places: Collection[int]) -> dict[int, float]:
+    """What stands at some places once the values, which are reordered, are sorted; after them comes infinity."""
+    there = sorted(place for place in places if place < len(values))
+    if there:
+        values.partition(there)
+    return {**dict.fromkeys(places, math.inf), **{place: float(values[place]) for place in there}}
 
 
 def percentile_bound(
@@ -385,8 +399,7 @@ def effective_n_of(above: npt.NDArray[np.bool_], share: float | None = None, bat
     expected = rate * (1 - rate) if share is None else share * (1 - share)
     if n < 2 * batches or not expected:
         return float(n)
-    numbers = above.astype(np.float64)
-    variance = float(np.var([part.mean() for part in np.array_split(numbers, batches)], ddof=1)) / batches
+    variance = float(np.var([part.mean() for part in np.array_split(above, batches)], ddof=1)) / batches
     if variance * n <= expected:
         return float(n)
     # The batches' variance is itself uncertain: Student's t in place of the normal widens for that.
@@ -394,15 +407,20 @@ def effective_n_of(above: npt.NDArray[np.bool_], share: float | None = None, bat
     return expected / (variance * inflation)
 
 
-def _interpolated(ordered: Floats, percent: float) -> float:
-    """The linear percentile of sorted values; infinite where one of the two it lies between is."""
-    place = percent / 100 * (len(ordered) - 1)
+def _places(n: int, percent: float) -> tuple[int, ...]:
+    """The place, or the two, from 0, between which the linear percentile of n sorted values lies."""
+    place = percent / 100 * (n - 1)
     below = math.floor(place + 1e-9)
-    part = place - below
-    if part <= 1e-9:
-        return float(ordered[below])
-    first, second = float(ordered[below]), float(ordered[below + 1])
-    return second if math.isinf(second) else first + part * (second - first)
+    return (below,) if place - below <= 1e-9 else (below, below + 1)
+
+
+def _interpolated(ordered: Mapping[int, float], n: int, percent: float) -> float:
+    """The linear percentile of sorted values; infinite where one of the two it lies between is."""
+    below, *above = _places(n, percent)
+    if not above:
+        return ordered[below]
+    first, second = ordered[below], ordered[below + 1]
+    return second if math.isinf(second) else first + (percent / 100 * (n - 1) - below) * (second - first)
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
@@ -416,24 +434,77 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _merged(totals: Floats, sizes: Floats, shapes: Floats) -> tuple[Floats, Floats, Floats]:
-    """Equal observations as one, with their number; where very many differ, near ones too: no shown digit moves."""
-    pairs, member_of = np.unique(totals + 1j * sizes, return_inverse=True)
-    if len(pairs) > _MERGE_ABOVE:
-        columns = 1 if sizes.min() == sizes.max() else _SIZE_BINS
-        key = _binned(totals / sizes, _BINS // columns) * columns + _binned(np.log(sizes), columns)
-        _, member_of = np.unique(key, return_inverse=True)
-    merged: Floats = np.bincount(member_of, shapes).astype(np.float64)
-    if len(merged) == len(pairs):
+class _Observations:
+    """Clusters as totals, sizes and shapes (how many are alike), a part at a time: each pass takes little memory."""
+
+    def __init__(self, values: Floats, sizes: Floats, shapes: Floats, low: float, high: float) -> None:
+        self._values, self._sizes, self._shapes = values, sizes, shapes
+        self._low, self._high = low, high
+
+    def _parts(self) -> Iterator[tuple[Floats, Floats, Floats]]:
+        for start in range(0, len(self._values), _PART):
+            part = slice(start, start + _PART)
+            sizes = self._sizes[part]
+            yield np.clip(self._values[part], self._low, self._high) * sizes + 0.0, sizes, self._shapes[part]
+
+    def mean(self) -> float:
+        """The mean of all members, summed exactly."""
+        total = math.fsum(each for totals, _, shapes in self._parts() for each in (totals * shapes).tolist())
+        members = math.fsum(each for _, sizes, shapes in self._parts() for each in (sizes * shapes).tolist())
+        return min(max(total / members, self._low), self._high)
+
+    def merged(self) -> tuple[Floats, Floats, Floats]:
+        """Equal observations as one, with their number; where very many differ, near ones too: no shown digit moves."""
+        pairs = self._distinct()
+        if pairs is None:
+            return self._in_bins()
+        merged = np.zeros(len(pairs))
+        for totals, sizes, shapes in self._parts():
+            np.add.at(merged, np.searchsorted(pairs, totals + 1j * sizes), shapes)
         return pairs.real.copy(), pairs.imag.copy(), merged
-    return np.bincount(member_of, totals * shapes) / merged, np.bincount(member_of, sizes * shapes) / merged, merged
+
+    def _distinct(self) -> npt.NDArray[np.complex128] | None:
+        """The different pairs of total and size, in order; None where they are more than are kept apart."""
+        pairs = np.zeros(0, dtype=np.complex128)
+        for totals, sizes, _ in self._parts():
+            pairs = np.union1d(pairs, totals + 1j * sizes)
+            if len(pairs) > _MERGE_ABOVE:
+                return None
+        return pairs
+
+    def _in_bins(self) -> tuple[Floats, Floats, Floats]:
+        columns = 1 if self._sizes.min() == self._sizes.max() else _SIZE_BINS
+        by_value = _Bins((totals / sizes for totals, sizes, _ in self._parts()), _BINS // columns)
+        by_size = _Bins((np.log(sizes) for _, sizes, _ in self._parts()), columns)
+        sums = np.zeros((3, by_value.count * by_size.count))
+        # Each is added in turn, so that the sums do not depend on where a part ends.
+        for totals, sizes, shapes in self._parts():
+            key = by_value.of(totals / sizes) * columns + by_size.of(np.log(sizes))
+            for row, added in zip(sums, (totals * shapes, sizes * shapes, shapes), strict=True):
+                np.add.at(row, key, added)
+        totals, sizes, merged = sums[:, sums[2] > 0]
+        return totals / merged, sizes / merged, merged
 
 
-def _binned(values: Floats, bins: int) -> npt.NDArray[np.int64]:
-    low, high = float(values.min()), float(values.max())
-    if high <= low or bins < 2:
-        return np.zeros(len(values), dtype=np.int64)
-    return np.minimum((values - low) * (bins / (high - low)), bins - 1).astype(np.int64)
+class _Bins:
+    """As many equally wide bins as asked for, from the least of some values to the greatest."""
+
+    def __init__(self, parts: Iterator[Floats], count: int) -> None:
+        ends = [(float(part.min()), float(part.max())) for part in parts]
+        self._low, self._high = min(low for low, _ in ends), max(high for _, high in ends)
+        self.count = count
+
+    def of(self, values: Floats) -> npt.NDArray[np.int64]:
+        if self._high <= self._low or self.count < 2:
+            return np.zeros(len(values), dtype=np.int64)
+        scaled = (values - self._low) * (self.count / (self._high - self._low))
+        return np.minimum(scaled, self.count - 1).astype(np.int64)
+
+
+def _ones(count: int) -> Floats:
+    """That many ones, to be read only: they take no memory."""
+    ones: Floats = np.broadcast_to(np.float64(1.0), (count,))
+    return ones
 
 
 def _check_confidence(confidence: float) -> None:

@@ -128,9 +128,9 @@ class Details:
         for name, values in other._values.items():
             self._values.setdefault(name, Blocks()).extend(values.joined())
 
-    def columns(self) -> dict[str, npt.NDArray[np.float64]]:
+    def columns(self) -> dict[str, Blocks]:
         """Return the values of each detail, in the order of reports."""
-        return {name: self._values[name].joined() for name in DETAILS if name in self._values}
+        return {name: self._values[name] for name in DETAILS if name in self._values}
 
 
 class Served(Protocol):
@@ -439,14 +439,10 @@ class RunningStats:
         """Return the final figures, flat and exact; None where there is no value."""
         self._fold()
         described: dict[str, float | None] = {}
-        for metric, values in self._values.items():
+        for metric, values in {**self._values, **self._details.columns()}.items():
             # Joined in the call itself, so that never more than one metric is held twice.
             timeouts = self._timeouts.get(metric)
             figures = _describe(values.joined(), None if timeouts is None else timeouts.seconds.joined())
-            described.update({f"{metric}-{name}": value for name, value in figures.items()})
-        for metric, numbers in self._details.columns().items():
-            timeouts = self._timeouts.get(metric)
-            figures = _describe(numbers, None if timeouts is None else timeouts.seconds.joined())
             described.update({f"{metric}-{name}": value for name, value in figures.items()})
         total_output = self._total("num_tokens_output")
         return {
@@ -466,14 +462,14 @@ class RunningStats:
         Under `load` neighbouring answers are alike: the intervals are as wide as for an effective number of them.
         """
         self._fold()
-        columns = {metric: values.joined() for metric, values in self._values.items() if metric.startswith("time_")}
+        columns = {metric: values for metric, values in self._values.items() if metric.startswith("time_")}
         if (planned := self._details.columns().get("time_from_planned")) is not None:
             columns["time_from_planned"] = planned
         found = {}
         for metric, values in columns.items():
             timeouts = self._timeouts.get(metric) or Timeouts()
             if len(values) or len(timeouts):
-                found[metric] = latency_metrics(values, timeouts, load=load)
+                found[metric] = latency_metrics(values.joined(), timeouts, load=load)
         return found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -557,13 +553,13 @@ def timed_out_after(response: Measured) -> float | None:
 
 
 def latency_metrics(values: npt.NDArray[np.float64], timeouts: Timeouts, *, load: bool) -> LatencyMetrics:
-    """The percentiles of a time, given in the order in which the answers came."""
+    """The percentiles of a time, given in the order in which the answers came. Reorders in place."""
     effective = None
     if load:
         ordered = timeouts.among(values) if len(timeouts) else values
         effective = [effective_n(ordered, percent) for percent in _PERCENTILES]
     censored = timeouts.seconds.joined()
-    found = percentiles(values, _PERCENTILES, censored=censored, effective_ns=effective)
+    found = percentiles(values, _PERCENTILES, censored=censored, effective_ns=effective, overwrite_input=True)
     p50, p90, p95, p99 = map(_as_metrics, found)
     metrics = LatencyMetrics(n=len(values) + len(censored), timeouts=len(censored), p50=p50, p90=p90, p95=p95, p99=p99)
     if effective is not None:
