@@ -1,10 +1,11 @@
 """`make soak`: faults by the hundred, seeded: what must not hang, be lost or be left running.
 
-    python -m benchmarks.soak [--pairs 300] [--kills 200] [--seed 0] [--jobs 2]
+    python -m benchmarks.soak [--pairs 300] [--kills 200] [--tasks 200] [--task-kills 10] [--seed 0] [--jobs 2]
 
 Pairs of signals, 0 to 5 ms apart, for runs that wait, sleep, run programs, score, match a backtracking pattern or hold
-Python's global lock; and kills (SIGKILL) while scorers run, each followed by a resume. Takes some minutes. Prints each
-fault that was found, and exits 1 if there was one.
+Python's global lock; kills (SIGKILL) while scorers run, each followed by a resume; and a run of agents in workspaces,
+graded by tests, that is killed while agents work, while graders run and between. Takes some minutes. Prints each fault
+that was found, and exits 1 if there was one.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ MAX_START_SECONDS = 60.0
 MAX_END_SECONDS = 5.5
 """Five seconds are promised; the rest is for a busy machine."""
 MAX_PROGRAM_SECONDS = 2.0
+MAX_RUN_SECONDS = 600.0
 
 
 def signal_pairs(
@@ -280,6 +282,145 @@ def _noted(log: Path, word: str) -> list[str]:
     return [line.split()[1] for line in log.read_text().splitlines() if line.startswith(f"{word} ")]
 
 
+_AGENTS = """
+id: agents
+target:
+  agent: {argv: [sh, "{{ suite }}/agent.sh", "{{ id }}", "{{ metadata.kind }}", "{{ metadata.seconds }}"], grace: 1s}
+cases: cases.jsonl
+workspace: {from: {files: {task.txt: "bug\\n"}}, keep: none}
+scorers:
+  - tests: {argv: [sh, grade.sh, "{{ id }}"], files: hidden, timeout: 60s}
+run: {parallelism: 8, retries: 0, stop_error_rate: null}
+gate: {max_error_rate: 1.0}
+"""
+_AGENT_SCRIPT = """
+note() { echo "$1 $2 $3" >> LOG; }
+note agent "$1" $$
+echo "begin $1"
+[ "$2" = daemon ] && { setsid sleep 600 > /dev/null 2>&1 & note daemon "$1" $!; }
+sleep "$3"
+[ "$2" = helpless ] || echo "fixed $1" > task.txt
+echo "end $1"
+note ended "$1" $$
+[ "$2" = crash ] && exit 1
+exit 0
+"""
+_GRADE_SCRIPT = """
+echo "grading $1 $$" >> LOG
+sleep 0.1
+grep -q fixed task.txt
+"""
+_PHASES = {"agent": "agent", "between": "ended", "grading": "grading"}
+"""Where a kill falls, and what is written down there."""
+
+
+def kills_of_agents(
+    place: Path, *, tasks: int, kills: int, seed: int, report: Callable[[str], None] | None = None
+) -> list[str]:
+    """Kill a run of agents in workspaces again and again and resume it; what differs from one that was left alone."""
+    rng = random.Random(seed)
+    log = place / "log"
+    crashing = _write_agents(place, tasks, rng, log)
+    if (code := _launch_agents(place, "ALONE").wait(MAX_RUN_SECONDS)) not in (0, 1):
+        return [f"the run that is left alone ended with {code}: {(place / 'stderr.txt').read_text()[-300:]}"]
+    log.unlink()
+    faults: list[str] = []
+    killed, at_their_end = Counter[str](), set[str]()
+    for launch in range(kills + 1):
+        graded, asked, ended = (Counter(_noted(log, word)) for word in ("grading", "agent", "ended"))
+        process = _launch_agents(place, "RUN")
+        try:
+            if launch < kills:
+                phase = sorted(_PHASES)[launch % len(_PHASES)]
+                _wait_for_more(process, log, _PHASES[phase], rng.randint(1, max(1, tasks // (kills + 2))))
+                time.sleep(0 if phase == "between" else rng.uniform(0, 0.08))
+                killed[phase if process.poll() is None else "too late"] += 1
+            elif (code := process.wait(MAX_RUN_SECONDS)) not in (0, 1, 2):  # 2: it was complete before
+                faults.append(f"the resumed run ended with {code}")
+        except (subprocess.TimeoutExpired, TimeoutError) as error:
+            faults.append(f"launch {launch + 1} hangs: {error}")
+        finally:
+            process.kill()
+            process.wait()
+        again = {case for case, times in Counter(_noted(log, "agent")).items() if times > asked[case]}
+        again -= crashing  # an error is tried again by each launch
+        at_their_end |= again & set(ended)
+        if repeated := sorted(again & set(graded)):
+            faults.append(f"agents that had finished were run again: {repeated}")
+        pids = [int(line.split()[2]) for line in log.read_text().splitlines()]
+        if not _becomes_true(lambda pids=pids: not any(map(_is_running, pids)), MAX_PROGRAM_SECONDS):  # type: ignore[misc]
+            faults.append(f"launch {launch + 1} leaves programs running")
+    faults += _differences(place / "ALONE", place / "RUN", tasks)
+    if left := [path.name for path in (place / "work").glob("*/*")]:
+        faults.append(f"workspaces are left: {left[:5]}")
+    if report is not None:
+        times = Counter(_noted(log, "agent"))
+        asked_twice = sum(times[case] > 1 for case in times if case not in crashing)
+        report(
+            f"{tasks} tasks, killed {dict(sorted(killed.items()))}: {asked_twice} agents were cut short and run again, "
+            f"{len(at_their_end)} of them killed in the moment of their end; {len(faults)} faults"
+        )
+    return [f"seed {seed}, agents: {fault}" for fault in faults]
+
+
+def _write_agents(place: Path, tasks: int, rng: random.Random, log: Path) -> set[str]:
+    """Write a suite of agents of several kinds; the tasks whose agents crash."""
+    (place / "suite.yaml").write_text(_AGENTS)
+    (place / "agent.sh").write_text(_AGENT_SCRIPT.replace("LOG", f"'{log}'"))
+    (place / "hidden").mkdir()
+    (place / "hidden" / "grade.sh").write_text(_GRADE_SCRIPT.replace("LOG", f"'{log}'"))
+    kinds = ["plain", "plain", "plain", "daemon", "helpless", "plain", "crash"]
+    with open(place / "cases.jsonl", "w") as file:
+        for number in range(tasks):
+            told = {"kind": kinds[number % len(kinds)], "seconds": f"{rng.uniform(0.02, 0.4):.2f}"}
+            file.write(json.dumps({"id": f"task-{number}", "prompt": "Fix it.", "metadata": told}) + "\n")
+    return {f"task-{number}" for number in range(tasks) if kinds[number % len(kinds)] == "crash"}
+
+
+def _launch_agents(place: Path, out: str) -> subprocess.Popen[bytes]:
+    with open(place / "stderr.txt", "ab") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "steelyard", "run", "suite.yaml", "--out", out, "--no-progress"],
+            cwd=place,
+            env={**os.environ, "STEELYARD_WORK": str(place / "work")},
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+        )
+
+
+def _wait_for_more(process: subprocess.Popen[bytes], log: Path, word: str, more: int) -> None:
+    """Wait until this was written down so many times more, or the run has ended."""
+    seen = len(_noted(log, word))
+    if not _becomes_true(
+        lambda: len(_noted(log, word)) >= seen + more or process.poll() is not None, MAX_START_SECONDS
+    ):
+        raise TimeoutError(f"{word} was not reached")
+
+
+def _differences(alone: Path, killed: Path, tasks: int) -> list[str]:
+    """How a run that was killed differs from one that was left alone: outcomes, patches and logs."""
+    from steelyard import Result
+
+    def outcomes(run: Path) -> dict[str, tuple[object, ...]]:
+        return {
+            record.id: (
+                record.status,
+                record.passed,
+                record.exit_code,
+                record.response_text,
+                (run / "artifacts" / record.id / "0" / "workspace.patch").read_bytes(),
+                (run / "logs" / record.id / "0.out").read_bytes(),
+            )
+            for record in Result.load(run).iter_responses()
+        }
+
+    expected, found = outcomes(alone), outcomes(killed)
+    faults = [f"{case} differs: {found.get(case)}" for case in expected if found.get(case) != expected[case]]
+    if len(expected) != tasks or len(found) != tasks:
+        faults.append(f"{len(found)} of {tasks} tasks are done; left alone, {len(expected)}")
+    return faults
+
+
 def _is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -301,6 +442,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=300, help="pairs of signals")
     parser.add_argument("--kills", type=int, default=200, help="kills while scorers run")
+    parser.add_argument("--tasks", type=int, default=200, help="tasks of the run of agents")
+    parser.add_argument("--task-kills", type=int, default=10, help="kills of the run of agents")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")
     given = parser.parse_args()
@@ -308,7 +451,14 @@ def main() -> int:
         place = Path(folder)
         faults = signal_pairs(place, pairs=given.pairs, seed=given.seed, jobs=given.jobs, report=print)
         faults += kills_while_scoring(place, kills=given.kills, seed=given.seed, jobs=given.jobs, report=print)
-    print(f"{given.pairs} pairs of signals, {given.kills} kills while scoring: {len(faults)} faults")
+        faults += kills_of_agents(place, tasks=given.tasks, kills=given.task_kills, seed=given.seed, report=print)
+    for fault in faults:
+        if ", agents: " in fault:
+            print(f"FAULT  {fault}")
+    print(
+        f"{given.pairs} pairs of signals, {given.kills} kills while scoring, {given.task_kills} while agents work: "
+        f"{len(faults)} faults"
+    )
     return 1 if faults else 0
 
 

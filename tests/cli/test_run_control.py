@@ -214,6 +214,12 @@ def test_kills_while_scorers_run_cost_no_answer_that_was_being_scored(tmp_path: 
     assert soak.kills_while_scoring(tmp_path, kills=4, seed=7) == []
 
 
+@pytest.mark.slow
+def test_kills_while_agents_work_or_are_graded_change_no_result(tmp_path: Path) -> None:
+    """Twenty tasks and three kills; `make soak` has two hundred and ten."""
+    assert soak.kills_of_agents(tmp_path, tasks=20, kills=3, seed=3) == []
+
+
 HELD = """
 import asyncio, re
 from pathlib import Path

@@ -296,6 +296,7 @@ def agent(case, context):
 
 def grade(case, response, context):
     note(f"grade {case.id}")
+    assert context.workspace.is_dir()  # its own copy, which a killed launch leaves behind
     if die_in == "grade" and case.id == "3":
         os.kill(os.getpid(), signal.SIGKILL)
     return (context.workspace / "a.txt").read_text() == "done " + case.id

@@ -186,6 +186,8 @@ class Execution:
         if self._directory is not None and self._directory.is_up_to_date(self._manifest, self._recorder):
             log.info("%s is complete and up to date", self._options.output_path)
             self._complete_already = True
+            if self._workspaces is not None:
+                self._workspaces.is_complete = True
             return
         if self._directory is not None:
             self._directory.begin_launch(self._manifest, self._recorder.done_before, self._recorder.left_out_lines)
@@ -477,6 +479,8 @@ class Execution:
     def _finish(self, tally: Tally) -> Result:
         stopped = self._token.reason or self._stopped
         metrics = self._metrics(tally, stopped)
+        if self._workspaces is not None:
+            self._workspaces.is_complete = metrics.complete
         path = self._directory.path.absolute() if self._directory is not None else None
         if excess := int(getattr(self._target, "excess", 0)):
             calls = counted(excess, "call")
@@ -544,14 +548,14 @@ class Execution:
         return sorted(self._recorder.kept, key=lambda record: (record.index, record.trial))
 
     def _close(self) -> None:
+        if self._workspaces is not None:  # while the run directory is locked: the next launch has the same folder
+            self._workspaces.close()
         if self._directory is not None:
             self._directory.close()
         if self._store is not None and self._store is not self._options.cache and isinstance(self._store, ManagedStore):
             self._store.close()
         if self._scratch is not None:
             self._scratch.cleanup()
-        if self._workspaces is not None:
-            self._workspaces.close()
 
 
 def _has_patch(response: InvocationResponse) -> bool:

@@ -90,6 +90,8 @@ class Workspaces:
         self._cached: dict[tuple[str, int], tuple[bytes, PatchSummary]] = {}
         self.programs: StartedPrograms | None = None
         """Where scorers write down the programs that they start."""
+        self.is_complete = False
+        """Whether every case of the run is done."""
         self._threads = DaemonThreads()
         self._scratches: dict[tuple[str, int], list[Path]] = {}
         self._lock = threading.Lock()
@@ -101,7 +103,8 @@ class Workspaces:
         self.__dict__.update(state, _lock=threading.Lock())
 
     async def open(self) -> None:
-        """End what an earlier launch left in sandboxes."""
+        """End what an earlier launch left in sandboxes, and remove the copies that its graders were given."""
+        await self._threads.run(self.places.remove_scratches)
         for provider in (self.sandbox, self.setup_sandbox):
             if provider is not None:
                 await provider.reap(self.places.root.name)
@@ -274,11 +277,15 @@ class Workspaces:
         await self._threads.run(self._clear, record.id, record.trial)
 
     def close(self) -> None:
-        """Remove the run's folder if nothing is left in it but what can be made again."""
+        """Remove the run's folder if nothing is left in it but what can be made again, or if no case is left to do.
+
+        In a complete run, what is there was left by a launch that was killed: copies of its graders, and workspaces of
+        cases whose records were just written.
+        """
         if self.keeper is not None and self.keeper.dropped:
             log.warning("not everything was kept of %d cases: see the notes of their records", self.keeper.dropped)
         left = [name for name in _listed(self.places.root) if name != _TEMPLATES]
-        if not left:
+        if self.is_complete or not left:
             remove_tree(self.places.root)
 
     def _clear(self, case_id: str, trial: int) -> None:

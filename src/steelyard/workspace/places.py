@@ -26,6 +26,7 @@ _MAX_NAME = 60
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 _STATE = "attempt.json"
+_SCRATCH = "scratch-"
 
 
 def safe_name(case_id: str) -> str:
@@ -169,9 +170,16 @@ class RunPlaces:
     def scratch(self) -> Path:
         """A fresh empty folder."""
         self.open()
-        path = self.root / f"scratch-{secrets.token_hex(6)}"
+        path = self.root / f"{_SCRATCH}{secrets.token_hex(6)}"
         path.mkdir(mode=0o700)
         return path
+
+    def remove_scratches(self) -> None:
+        """Remove the folders that `scratch` made, in this launch or in one that was killed."""
+        with suppress(OSError):
+            for name in os.listdir(self.root):
+                if name.startswith(_SCRATCH):
+                    remove_tree(self.root / name)
 
     def artifacts(self, case_id: str, trial: int) -> Path | None:
         """The folder of what is kept of a case; None in a run without a directory."""
