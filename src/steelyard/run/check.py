@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from steelyard.case_templates import PathTemplate
+from steelyard.case_templates import CaseTemplate, PathTemplate
 from steelyard.daemon_threads import DaemonThreads
-from steelyard.errors import ConfigurationError, SetupError
+from steelyard.errors import ConfigurationError
 from steelyard.protocols import Identity, InvocationContext, RepeatedJudge, Scorer
 from steelyard.records import EvalCase, InvocationResponse, Record
 from steelyard.run.options import RunOptions
 from steelyard.run.result import Result
 from steelyard.run.runner import Runner
-from steelyard.scoring.tests import overlay
-from steelyard.subprocesses import allowed_environment, run_program
+from steelyard.scoring.tests import apply_with_git, overlay
 
 Finding = Literal["good", "unsolved", "already passes", "flaky", "ungradable", "no solution"]
 _PATCHES = (".patch", ".diff")
-_GIT_SECONDS = 120.0
 
 
 class Solution:
-    """Where a case's reference solution is: a folder to copy over the workspace, or a patch to apply in it."""
+    """A case's reference solution: a folder to copy over the workspace, or a patch to apply in it.
 
-    def __init__(self, template: str, folder: Path) -> None:
-        self._template = PathTemplate(template, "solution")
+    It is named by a path, or given as the text of a patch: `{patch: "{{ expected.patch }}"}`.
+    """
+
+    def __init__(self, given: str | Mapping[str, Any], folder: Path) -> None:
+        self._path: PathTemplate | None = None
+        self._text: CaseTemplate | None = None
+        if isinstance(given, str):
+            self._path = PathTemplate(given, "solution")
+        elif list(given) == ["patch"]:
+            self._text = CaseTemplate(given["patch"], "solution.patch", ("expected",))
+        else:
+            raise ConfigurationError(f"solution must be a path, or a mapping with `patch` alone, got {given!r:.100}")
         self._folder = folder.resolve()
 
-    def of(self, case: EvalCase) -> Path | None:
-        """The case's solution; None where there is none."""
-        place = self._folder / self._template.render(case)
-        return place if place.exists() else None
+    def of(self, case: EvalCase) -> Path | bytes | None:
+        """The case's folder, or its patch; None where there is neither."""
+        if self._text is not None:
+            return self._text.render(case, expected=case.expected).encode() or None
+        assert self._path is not None
+        place = self._folder / self._path.render(case)
+        if place.suffix in _PATCHES and place.is_file():
+            return place.read_bytes()
+        return place if place.is_dir() else None
 
 
 class CheckedTask(msgspec.Struct, kw_only=True):
@@ -81,26 +93,14 @@ class _Reference(_Untouched):
         return {"kind": "reference solution"}
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
-        found, workspace = self._solution.of(case), context.workspace
+        found, workspace = await self._threads.run(self._solution.of, case), context.workspace
         assert found is not None
         assert workspace is not None
-        if found.suffix in _PATCHES:
-            await _apply(found, workspace, context)
+        if isinstance(found, bytes):
+            await apply_with_git(found, workspace, context.programs, "the solution's patch")
         else:
             await self._threads.run(overlay, found, workspace)
         return InvocationResponse(response_text="")
-
-
-async def _apply(patch: Path, workspace: Path, context: InvocationContext) -> None:
-    """Apply a patch with git; SetupError with what git says."""
-    argv = ["git", "apply", "--whitespace=nowarn", os.fspath(patch)]
-    env = {**allowed_environment(), **(context.environment or {})}
-    try:
-        done = await run_program(argv, env=env, cwd=workspace, timeout=_GIT_SECONDS, programs=context.programs)
-    except OSError as error:
-        raise SetupError(f"cannot start git to apply {patch.name}: {error.strerror or error}") from error
-    if done.returncode or done.timed_out:
-        raise SetupError(f"{patch.name} does not apply: {done.stderr.decode('utf-8', 'replace').strip()[:1000]}")
 
 
 async def check_suite(runner: Runner, solution: Solution, *, repeat: int = 1) -> list[CheckedTask]:

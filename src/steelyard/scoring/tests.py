@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from steelyard.case_templates import CaseTemplate, PathTemplate, ValueTemplate
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.disk import files_digest
 from steelyard.errors import ConfigurationError, TransientError
-from steelyard.protocols import Identity, SandboxPlace, SandboxProvider, ScoringContext
+from steelyard.protocols import Identity, SandboxPlace, SandboxProvider, ScoringContext, StartedPrograms
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.sandboxes import make_sandbox
 from steelyard.scoring.base import PlainScorer
@@ -36,10 +37,15 @@ _NO_TESTS = 5
 _NOT_RUN = {3: "internal error", 4: "usage error", 126: "cannot be executed", 127: "not found"}
 """Exit codes of pytest and of shells that say that no test was run."""
 _TRY_AGAIN = 75
+_GIT_SECONDS = 120.0
 _SUSPECTS = frozenset(
     ("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml")
 )
 """Files with which an agent can change how tests are collected, run or judged."""
+
+
+_NAMES = ("workspace", "expected")
+"""What a grader's templates see besides the case: graders may know what is expected."""
 
 
 class GraderError(TransientError):
@@ -76,8 +82,8 @@ class ProgramScorer(PlainScorer):
         if os.path.isabs(self.cwd) or ".." in Path(self.cwd).parts:
             raise ConfigurationError(f"cwd must be a folder in the workspace, got {self.cwd!r}")
         set_up = object.__setattr__  # a frozen dataclass
-        set_up(self, "_words", [CaseTemplate(word, f"{self.name}.argv", ("workspace",)) for word in self.argv])
-        given = {name: CaseTemplate(text, f"{self.name}.env.{name}", ("workspace",)) for name, text in self.env.items()}
+        set_up(self, "_words", [CaseTemplate(word, f"{self.name}.argv", _NAMES) for word in self.argv])
+        given = {name: CaseTemplate(text, f"{self.name}.env.{name}", _NAMES) for name, text in self.env.items()}
         set_up(self, "_env", given)
         set_up(self, "sandbox_provider", make_sandbox(self.sandbox, f"{self.name}.sandbox", self._root.absolute()))
         if self.sandbox_provider is not None and self.sandbox_provider.wants_gateway:
@@ -101,13 +107,14 @@ class ProgramScorer(PlainScorer):
         home = context.new_folder()
         for name in ("home", "tmp"):
             (home / name).mkdir(mode=0o700)
-        argv = [word.render(case, workspace=str(place)) for word in self._words]
+        known = {"workspace": str(place), "expected": case.expected}
+        argv = [word.render(case, **known) for word in self._words]
         env = {
             **allowed_environment(),
             "HOME": str(home / "home"),
             "TMPDIR": str(home / "tmp"),
             "GIT_CEILING_DIRECTORIES": str(place.parent),
-            **{name: text.render(case, workspace=str(place)) for name, text in self._env.items()},
+            **{name: text.render(case, **known) for name, text in self._env.items()},
         }
         env["PATH"] = os.pathsep.join(filter(None, (env.get("PATH"), os.path.dirname(sys.executable))))
         folder = _inside(place, self.cwd)
@@ -139,8 +146,8 @@ class Tests(ProgramScorer):
     """Runs tests in a fresh copy of the finished workspace: passes when they pass.
 
     With `junit`, the file that the tests write, the score is the share of tests that passed. Hidden tests in `files`
-    are copied over what the agent left. `fail_to_pass` and `pass_to_pass` name the tests that count, as SWE-bench has
-    them. A run of no tests is an error of the grader.
+    are copied over what the agent left; a `patch` is applied, to files as they were before the agent. `fail_to_pass`
+    and `pass_to_pass` name the tests that count, as SWE-bench has them. A run of no tests is an error of the grader.
     """
 
     __test__: ClassVar[bool] = False  # not a test class, whatever its name
@@ -149,12 +156,14 @@ class Tests(ProgramScorer):
     threshold: float = 1.0
     junit: str | None = None
     files: str | None = None
+    patch: str | None = None
     fail_to_pass: Sequence[str] | str | None = None
     pass_to_pass: Sequence[str] | str | None = None
 
     if TYPE_CHECKING:
         _junit: ClassVar[PathTemplate | None]
         _files: ClassVar[PathTemplate | None]
+        _patch: ClassVar[CaseTemplate | None]
 
     def _check(self) -> None:
         super()._check()
@@ -162,12 +171,14 @@ class Tests(ProgramScorer):
         for name in ("junit", "files"):
             text = getattr(self, name)
             set_up(self, f"_{name}", None if text is None else PathTemplate(text, f"{self.name}.{name}"))
+        patch = None if self.patch is None else CaseTemplate(self.patch, f"{self.name}.patch", _NAMES)
+        set_up(self, "_patch", patch)
         if self.junit is not None and (os.path.isabs(self.junit) or ".." in Path(self.junit).parts):
             raise ConfigurationError(f"junit must be a file in the workspace, got {self.junit!r}")
         for name in ("fail_to_pass", "pass_to_pass"):
             named = getattr(self, name)
             if isinstance(named, str):
-                named = ValueTemplate(named, f"{self.name}.{name}")
+                named = ValueTemplate(named, f"{self.name}.{name}", _NAMES)
             set_up(self, f"_{name}", named)
         if (self.fail_to_pass or self.pass_to_pass) and self.junit is None:
             raise ConfigurationError("fail_to_pass and pass_to_pass need junit: the file with each test's result")
@@ -194,6 +205,8 @@ class Tests(ProgramScorer):
         if place is None:
             raise ConfigurationError(f"{self.name} grades a workspace, and this suite has none: give it `workspace:`")
         notes = await self._threads.run(self._prepare, case, place, context)
+        if self._patch is not None:
+            await self._apply_patch(self._patch.render(case, expected=case.expected), place, context)
         done = await self._run(case, place, context)
         return await self._threads.run(self._read, case, place, context, done, notes)
 
@@ -208,6 +221,11 @@ class Tests(ProgramScorer):
         if (result := self._junit_of(case)) is not None:
             _remove(place, result)
         return notes
+
+    async def _apply_patch(self, patch: str, place: Path, context: ScoringContext) -> None:
+        """Apply the hidden tests' patch; the files that it names are first made as they were before the agent."""
+        await self._threads.run(_restore, patched_paths(patch), place, context)
+        await apply_with_git(patch.encode(), place, context.programs, f"{self.name}.patch")
 
     def _junit_of(self, case: EvalCase) -> str | None:
         return None if self._junit is None else str(Path(self.cwd) / self._junit.render(case))
@@ -262,7 +280,7 @@ class Tests(ProgramScorer):
         named = getattr(self, f"_{name}")
         if named is None:
             return []
-        value = named.value(case) if isinstance(named, ValueTemplate) else named
+        value = named.value(case, expected=case.expected) if isinstance(named, ValueTemplate) else named
         if isinstance(value, str):
             try:
                 value = json.loads(value)
@@ -346,6 +364,39 @@ class Program(ProgramScorer):
             passed = value >= self.threshold
         made = {"name": self.name, **found, "value": value, "passed": passed}
         return msgspec.convert(made, Score)
+
+
+async def apply_with_git(patch: bytes, place: Path, programs: StartedPrograms | None, name: str) -> None:
+    """Apply a patch in a workspace; GraderError with what git says."""
+    env = {**allowed_environment(), "GIT_CEILING_DIRECTORIES": str(place.parent)}
+    argv = ["git", "apply", "--whitespace=nowarn", "-"]
+    try:
+        done = await run_program(argv, env=env, cwd=place, timeout=_GIT_SECONDS, stdin=patch, programs=programs)
+    except OSError as error:
+        raise GraderError(f"cannot start git to apply {name}: {error.strerror or error}") from error
+    if done.returncode or done.timed_out:
+        raise GraderError(f"{name} does not apply: {done.stderr.decode('utf-8', 'replace').strip()[:1000]}")
+
+
+def patched_paths(patch: str) -> list[str]:
+    """The files that a patch names, as paths in the workspace; those that lead out of it are left to git to refuse."""
+    found = re.findall(r"^(?:---|\+\+\+) [ab]/([^\t\n]+)", patch, re.M)
+    return [path for path in dict.fromkeys(found) if ".." not in path.split("/") and not path.startswith("/")]
+
+
+def _restore(paths: Sequence[str], place: Path, context: ScoringContext) -> None:
+    """Make these files as the template has them, whatever the agent put in their place."""
+    for path in paths:
+        folder = place
+        for name in path.split("/")[:-1]:
+            folder = folder / name
+            if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+                folder.unlink()
+            folder.mkdir(exist_ok=True)
+        _clear(place / path)
+        content = context.template_content(path)
+        if content is not None:
+            (place / path).write_bytes(content)
 
 
 def read_junit(content: bytes) -> dict[str, str]:
@@ -481,10 +532,13 @@ def overlay(source: Path, place: Path) -> None:
 
 
 def _put(source: Path, target: Path) -> None:
-    import shutil
+    _clear(target)
+    shutil.copy(source, target)
 
+
+def _clear(target: Path) -> None:
+    """Remove a file, a link or a whole folder."""
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
     else:
         target.unlink(missing_ok=True)
-    shutil.copy(source, target)

@@ -18,6 +18,7 @@ from steelyard.suite.data_files import HuggingFaceSource, file_source
 from steelyard.suite.evalset import EvalSet, arrangement
 from steelyard.suite.examples import read_examples
 from steelyard.suite.sources import Arrange, MemorySource, Source, by_name, found, grouped_by, open_file
+from steelyard.suite.tasks import FORMATS, harbor_cases, swebench_cases
 
 if TYPE_CHECKING:
     from yaml import SafeLoader as _BaseLoader
@@ -51,7 +52,7 @@ class SuiteFile:
     description: str | None = None
     target: str | dict[str, Any] | None = None
     workspace: dict[str, Any] | None = None
-    solution: str | None = None
+    solution: str | dict[str, Any] | None = None
     """Where the cases' reference solutions are, for `steelyard check`."""
     case_limits: dict[str, Any] | None = None
     system_prompt: str | None = None
@@ -105,7 +106,7 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
         description=value("description", str, "text"),
         target=_target(path, document.get("target")),
         workspace=value("workspace", dict, "a mapping"),
-        solution=value("solution", str, "the path of a folder or a patch"),
+        solution=_solution(path, document.get("solution")),
         case_limits=value("case_limits", dict, "a mapping"),
         system_prompt=system_prompt,
         cases=EvalSet.from_source(
@@ -119,6 +120,12 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
         prices=value("prices", dict, "a mapping") or {},
         gate=value("gate", dict, "a mapping") or {},
     )
+
+
+def _solution(path: Path, solution: Any) -> str | dict[str, Any] | None:
+    if solution is None or isinstance(solution, str | dict):
+        return solution
+    raise SuiteError(f"solution must be a path, or a mapping with `patch`, got {found(solution)}", path=path)
 
 
 def _target(path: Path, target: Any) -> str | dict[str, Any] | None:
@@ -141,8 +148,11 @@ def _cases(path: Path, cases: Any, arrange: Arrange, lines: list[int], attachmen
     if isinstance(cases, dict) and list(cases) == ["hf"] and isinstance(cases["hf"], dict):
         folder = AttachmentFolder(root or path.parent, (root or path.parent,))
         return HuggingFaceSource(path, cases["hf"], arrange, folder)
+    if isinstance(cases, dict) and (task_format := next((name for name in FORMATS if name in cases), None)):
+        return MemorySource(partial(_tasks, path, task_format, cases), path=path, folder=AttachmentFolder(path.parent))
     if not isinstance(cases, str):
-        message = f"cases must be a list, a file's path, or hf with the path of a dataset, got {found(cases)}"
+        known = ", ".join(("hf", *FORMATS))
+        message = f"cases must be a list, a file's path, or a mapping with one of {known}, got {found(cases)}"
         raise SuiteError(message, path=path)
     place = path.parent / cases
     within = (place.parent, path.parent) if root is None else (root,)
@@ -150,6 +160,18 @@ def _cases(path: Path, cases: Any, arrange: Arrange, lines: list[int], attachmen
         return file_source(place, arrange, AttachmentFolder(root or place.parent, within))
     except SuiteError as error:
         raise error if error.path is not None else SuiteError(str(error), path=path) from error
+
+
+def _tasks(path: Path, task_format: str, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The tasks of another tool, as cases."""
+    options = ("skip_containers",) if task_format == "harbor" else ()
+    reject_unknown(given, (task_format, *options), "cases", file=path)
+    if not isinstance(given[task_format], str):
+        raise SuiteError(f"cases.{task_format} must be a path, got {found(given[task_format])}", path=path)
+    place = path.parent / given[task_format]
+    if task_format == "harbor":
+        return harbor_cases(place, skip_containers=given.get("skip_containers") is True)
+    return swebench_cases(place)
 
 
 def _load(path: Path, kind: type[yaml.Node] = yaml.MappingNode) -> tuple[Any, list[int]]:
