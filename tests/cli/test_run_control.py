@@ -16,6 +16,7 @@ import pytest
 from benchmarks import soak
 
 from steelyard.cli.run_control import allow_calls, raise_limit
+from steelyard.journal.checksum import sealed
 from steelyard.shutdown import SAME_SIGNAL_SECONDS
 from tests.support.cli import STEELYARD, Ended, Workshop, finish, start, wait_until
 
@@ -361,9 +362,10 @@ def test_a_signal_while_a_large_journal_is_recovered_leaves_it_as_it_was(shop: W
     (shop.folder / "suite.yaml").write_text(text)
     words = ("run", "suite.yaml", "--out", "RUN", "--no-progress")
     assert finish(start(shop.folder, *words, "-n", "1")).code == 0
-    line = (shop.run / "outputs.jsonl").read_text()
-    with open(shop.run / "outputs.jsonl", "a") as outputs:
-        outputs.writelines(line.replace('"id":"c0"', f'"id":"c{number}"', 1) for number in ids[1:-1])
+    line = (shop.run / "outputs.jsonl").read_bytes().rpartition(b',"crc32"')[0]
+    with open(shop.run / "outputs.jsonl", "ab") as outputs:
+        lines = (line.replace(b'"id":"c0"', b'"id":"c%d"' % number, 1) for number in ids[1:-1])
+        outputs.writelines(sealed(one + b"}") for one in lines)
     for name in ("metrics.json", "outputs.idx", ".lock"):
         (shop.run / name).unlink()
     before = (shop.run / "outputs.jsonl").read_bytes()

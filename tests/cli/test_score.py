@@ -262,9 +262,13 @@ def judged(**more: Any) -> dict[str, Any]:
     return {"judge": {**JUDGED["judge"], **more}}
 
 
-def test_a_judge_that_nobody_calibrated_but_nobody_had_to_passes_a_gate(shop: Workshop) -> None:
+def test_a_judge_that_nobody_calibrated_passes_a_gate_that_allows_it(shop: Workshop) -> None:
     shop.suite(scorers=[judged()])
-    assert shop.by_command(min_pass_rate=0.9).code == 0
+    assert shop.by_command(min_pass_rate=0.9).code == 1
+    shop.suite(scorers=[judged()], gate={"allow": ["uncalibrated-judge"]})
+    assert shop.by_command(min_pass_rate=0.9, force=True).code == 0
+    shop.suite(scorers=[judged()])
+    assert shop.by_command(min_pass_rate=0.9, force=True, allow="uncalibrated-judge").code == 0
 
 
 def test_an_advisory_judge_cannot_pass_a_gate_and_is_shown_as_advisory(shop: Workshop) -> None:
@@ -290,7 +294,8 @@ def test_an_advisory_escalation_does_not_lift_the_pass_rate(shop: Workshop) -> N
 
 
 def test_an_escalated_judge_decides_where_it_need_not_be_calibrated(shop: Workshop) -> None:
-    shop.suite(scorers=["exact", judged(when="failed")], target={"python": "agent.py:moody"})
+    allow = {"allow": ["uncalibrated-judge"]}
+    shop.suite(scorers=["exact", judged(when="failed")], target={"python": "agent.py:moody"}, gate=allow)
     ended = run_cli(shop.folder, "run", "suite.yaml", "--out", "RUN", "--no-progress", "--min-pass-rate", "1")
     assert ended.code == 0
     assert "6 answers that the scorers before it had failed" in ended.out

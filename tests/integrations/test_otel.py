@@ -417,7 +417,7 @@ def test_a_cancelled_run_ends_its_spans(traces: Traces) -> None:
             await asyncio.Event().wait()
             return ""
 
-        runner = Runner(hang, suite(), progress="off")
+        runner = Runner(hang, suite(), parallelism=1, progress="off")
         trace_runner(runner, tracer_provider=traces.provider)
         running = asyncio.create_task(runner.run())
         await begun.wait()

@@ -316,6 +316,7 @@ TEXTS = (
     "node",
     "error_traceback",
     "stderr",
+    "workspace_patch",
 )
 
 

@@ -61,7 +61,7 @@ def test_every_form_of_target_answers(tmp_path: Path, target: Any) -> None:
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
-        ({"target": ...}, ["suite.yaml", "no target", "simulated, command, agent, python"]),
+        ({"target": ...}, ["suite.yaml", "no target", "simulated, command, agent, answers, python"]),
         ({"target": "simulatd"}, ["'simulatd'", "did you mean 'simulated'?"]),
         ({"target": {"gpt": {}}}, ["'gpt'", "known here"]),
         ({"target": {"simulated": {"latencey": 1}}}, ["target.simulated.latencey", "did you mean 'latency'?"]),

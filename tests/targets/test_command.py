@@ -60,6 +60,7 @@ def test_the_program_reads_every_field_of_the_case_and_which_try_it_is() -> None
         "expected_trajectory": None,
         "metadata": {"level": 1},
         "limits": None,
+        "group": None,
         "trial": 2,
         "attempt": 3,
         "seed": 7,

@@ -318,7 +318,7 @@ def test_the_package_offers_each_target_by_name_and_nothing_else() -> None:
     assert (
         dir(targets)
         == sorted(targets.__all__)
-        == sorted([*endpoints, "CallableTarget", "Command", "Simulated", "as_target"])
+        == sorted([*endpoints, "Agent", "Answers", "CallableTarget", "Command", "Simulated", "as_target"])
     )
     assert all(getattr(targets, name).__name__ == name for name in targets.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Callable_'"):

@@ -136,7 +136,7 @@ def test_an_overview_is_that_of_the_report_and_a_damaged_run_shows_what_can_be_r
         assert event["problem"].startswith("1 unreadable line of ")
 
 
-def test_expected_answers_come_from_suites_in_the_folder_and_from_nowhere_else(tmp_path: Path) -> None:
+def test_expected_answers_are_the_records_own_and_no_suite_outside_the_folder_is_read(tmp_path: Path) -> None:
     run_in(tmp_path / "runs" / "run", CountedModel(), cases(2))
     manifest = tmp_path / "runs" / "run" / "run.json"
     for place, shown in {tmp_path / "runs" / "suite.yaml": True, tmp_path / "outside.yaml": False}.items():
@@ -146,7 +146,7 @@ def test_expected_answers_come_from_suites_in_the_folder_and_from_nowhere_else(t
         with served(tmp_path / "runs") as server:
             name = server.ids()["run"]
             body = server.get(f"/api/runs/{name}/case?record=0").json["body"]
-            assert body.get("expected") == (["0"] if shown else None)
+            assert body.get("expected") == ["0"]
             note = server.get(f"/api/runs/{name}/overview").json["about"]["suite_note"]
             assert note is None if shown else "outside the folders" in note
 

@@ -58,6 +58,7 @@ class RunFlags(msgspec.Struct, frozen=True, kw_only=True):
     salvage: bool
     accept_edits: bool
     min_pass_rate: float | None
+    allow: tuple[str, ...]
     max_error_rate: float | None
     dry_run: bool
     as_json: bool
@@ -84,6 +85,7 @@ class RunFlags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
 )
+@click.option("--allow", multiple=True, metavar="NAME", help="Let this pass the gate, as `steelyard gate --allow`.")
 @click.option("--dry-run", is_flag=True, help="Say what would be asked; call nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
@@ -202,7 +204,7 @@ def _load(flags: RunFlags, options: dict[str, Any], engine: dict[str, Any]) -> t
     options.pop("low_memory", None)  # never in memory, whatever was said
     runner, gate = load_suite(flags.suite, target_changes(flags), engine, flags.settings)
     runner = runner.with_changes(**options)
-    gate = with_flags(gate, min_pass_rate=flags.min_pass_rate, max_error_rate=flags.max_error_rate)
+    gate = with_flags(gate, flags.allow, min_pass_rate=flags.min_pass_rate, max_error_rate=flags.max_error_rate)
     if runner.options.stop_when is not None and not runner.options.decide:
         runner = runner.with_changes(decide=deciding_rules(gate))
     return runner, gate

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -338,13 +338,14 @@ def log_to_stderr(*, quiet: bool, verbose: bool) -> None:
     log.setLevel(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
 
 
-def with_flags(gate: Gate, **flags: float | None) -> Gate:
+def with_flags(gate: Gate, allow: Sequence[str] = (), **flags: float | None) -> Gate:
     """Return the suite's gate, overridden by the flags of the command line."""
     for rule in gate.rules:
         refuse_misspelt(parse_rule(rule))  # a mistake to report before any call
-    parse_waivers(gate.allow)
+    allowed = [*gate.allow, *allow]
+    parse_waivers(allowed)
     given = {name: value for name, value in flags.items() if value is not None}
-    return build_gate({**msgspec.structs.asdict(gate), **given})
+    return build_gate({**msgspec.structs.asdict(gate), "allow": allowed, **given})
 
 
 def verdict_code(metrics: Metrics, gate: Gate, *, remedy: str) -> int:

@@ -39,6 +39,7 @@ _NOTHING_WAITS = 4
 @click.option(
     "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
 )
+@click.option("--allow", multiple=True, metavar="NAME", help="Let this pass the gate, as `steelyard gate --allow`.")
 @click.option("--force", is_flag=True, help="Start over in --out; old files are moved aside.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
@@ -49,6 +50,7 @@ def command(
     out: Path | None,
     min_pass_rate: float | None,
     max_error_rate: float | None,
+    allow: tuple[str, ...],
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -68,7 +70,7 @@ def command(
     if suite is None:
         _refuse_code(run, named)
     runner, gate = load_suite(named)
-    gate = with_flags(gate, min_pass_rate=min_pass_rate, max_error_rate=max_error_rate)
+    gate = with_flags(gate, allow, min_pass_rate=min_pass_rate, max_error_rate=max_error_rate)
     changes = {
         "output_path": place,
         "low_memory": True,
