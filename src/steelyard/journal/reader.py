@@ -503,7 +503,12 @@ def _fits(descriptor: int, rows: Rows) -> bool:
     with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapped:
         data = np.frombuffer(mapped, dtype=np.uint8)
         try:
-            return all(_fits_some(data, rows[start : start + _SOME_ROWS]) for start in range(0, len(rows), _SOME_ROWS))
+            for start in range(0, len(rows), _SOME_ROWS):
+                if not _fits_some(data, rows[start : start + _SOME_ROWS]):
+                    return False
+                if hasattr(mmap, "MADV_DONTNEED"):  # pages that were looked at would count as this process's memory
+                    mapped.madvise(mmap.MADV_DONTNEED)
+            return True
         finally:
             del data  # a mapping that somebody looks at cannot be closed
 
