@@ -36,7 +36,7 @@ Places: TypeAlias = npt.NDArray[np.int64]
 _BLOCK = 1 << 18
 """Bytes read at a time: small enough to stay in the processor's cache while its lines are decoded."""
 
-_SOME_ROWS = 1 << 16
+_SOME_ROWS = 1 << 13
 log = logging.getLogger("steelyard")
 
 _NEWLINE, _OPENING, _CLOSING = b"\n{}"
