@@ -50,6 +50,8 @@ def cluster_of_nodes(count: int) -> Iterator[Any]:
         from ray.cluster_utils import Cluster
 
         head = {"num_cpus": 4, "include_dashboard": False, "temp_dir": place, **_SMALL}
+        # Wherever its own files are, a Cluster writes its address to Ray's default folder, which it does not make.
+        os.makedirs(os.path.join(tempfile.gettempdir(), "ray"), exist_ok=True)
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             ray.init(cluster.address, **_QUIET)
