@@ -158,7 +158,7 @@ def test_a_case_cancelled_between_judge_runs_keeps_its_samples_and_resumes_with_
 
 @pytest.mark.parametrize("waits", ["agent", "judge"])
 def test_a_model_that_never_answers_does_not_hold_up_a_cancellation(waits: str, tmp_path: Path) -> None:
-    moment = Moment(0.05)
+    moment = Moment(0.5)  # by then all calls that fit are in flight
     agent = Agent(seconds=3600 if waits == "agent" else 0, on_call=moment.begin)
     assessor = Assessor(seconds=3600)
     result = runner_of(

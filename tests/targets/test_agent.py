@@ -195,7 +195,7 @@ def test_an_agent_that_ignores_sigterm_is_killed_after_its_grace(run):
         print('here', flush=True)
         time.sleep(600)
     """
-    record = run(script, limits=CaseLimits(time=1.0), grace="200ms")
+    record = run(script, limits=CaseLimits(time=4.0), grace="200ms")  # time to start even on a busy machine
     assert record.stop_reason == "time_limit"
     assert record.exit_code == -9
 
