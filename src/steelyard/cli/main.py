@@ -95,7 +95,7 @@ COMMANDS = {
     "score": "Score stored answers again; no calls to the target.",
     "report": "Show the result of a run.",
     "ls": "List the runs and sweeps in a folder.",
-    "compare": "Hold runs against a baseline, case by case.",
+    "compare": "Compare runs with a baseline, case by case.",
     "view": "Show runs as a page in a browser, live while one is written.",
     "gate": "Is a run good enough? An exit code for CI.",
     "check": "Check the tasks of an agent's suite: solutions pass, untouched workspaces fail.",

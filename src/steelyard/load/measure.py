@@ -230,7 +230,7 @@ class LevelRuns:
         """Make the options of a run: no retries, no cache, and no stop rules.
 
         Only while no level has had an answer yet may the first errors stop it, as there is nothing to measure. Another
-        block has another seed: what is random in it is drawn anew.
+        block has another seed: what is random in it is drawn again.
         """
         own = self._runner.options
         return own.replace(

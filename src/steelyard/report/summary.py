@@ -46,8 +46,8 @@ _DETAILS = {
     "time_between_tokens_p50": "between tokens: median",
     "time_between_tokens_max": "  longest of an answer",
     "time_from_planned": "from the planned send",
-    "time_waiting": "waiting for leave",
-    "time_in_backoff": "in backoff",
+    "time_waiting": "rate-limit wait",
+    "time_in_backoff": "retry backoff",
     "time_in_failed_tries": "in failed tries",
 }
 """Shown where they add something: `metrics.json` has them all."""

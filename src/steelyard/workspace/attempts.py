@@ -132,7 +132,7 @@ class Workspaces:
         return case.limits if self.limits is None else self.limits.overridden(case.limits)
 
     async def prepare(self, case: EvalCase, context: InvocationContext) -> Attempt:
-        """A fresh workspace with its template and setup, and the context told of it; SetupError where that fails."""
+        """A fresh workspace with its template and setup, and a context that names it; SetupError where that fails."""
         retries = 0
         while True:
             try:
