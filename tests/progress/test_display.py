@@ -109,7 +109,7 @@ def test_a_wide_bar_shows_count_times_rate_and_every_figure(monkeypatch):
     assert first.startswith("capitals  60%|███")
     assert first.endswith("| 120/200 [00:05<00:03, 24/s] 50 in flight")
     assert second == (
-        "failed 2 · first token p50 250ms p90 250ms · last token p50 1.50s p90 1.50s · 80 tok/s"
+        "errors 2 · first token p50 250ms p90 250ms · last token p50 1.50s p90 1.50s · 80 tok/s"
         " · tokens in 20,000 out 6,420"
     )
 
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_left_out_whole(monkeypatch):
     at_width(monkeypatch, 80)
     stream = io.StringIO()
     display(stream, "bar").refresh(120, some_stats(), BUSY, 50)
-    assert screen_of(stream)[1] == ("failed 2 · first token p50 250ms p90 250ms · last token p50 1.50s p90 1.50s …")
+    assert screen_of(stream)[1] == ("errors 2 · first token p50 250ms p90 250ms · last token p50 1.50s p90 1.50s …")
 
 
 def test_after_a_resize_the_old_lines_are_removed_before_the_new_ones_are_drawn(monkeypatch):
@@ -248,7 +248,7 @@ def test_a_line_has_every_figure_and_no_control_codes():
     clock.now += 5.0
     shown.refresh(120, some_stats(), BUSY, 50)
     lines = stream.getvalue().splitlines()
-    assert lines[0].startswith("capitals 120/200 60% 24/s failed 2 · first token p50 250ms p90 250ms · ")
+    assert lines[0].startswith("capitals 120/200 60% 24/s errors 2 · first token p50 250ms p90 250ms · ")
     assert all(line.isprintable() for line in lines)
 
 
@@ -279,12 +279,12 @@ def test_in_the_bar_silence_takes_the_second_line_and_leaves_it_again(monkeypatc
     shown = display(stream, "bar", clock, silence_after=10.0)
     clock.now += 9.0
     shown.refresh(0, some_stats(), BUSY, 50)
-    assert screen_of(stream)[1].startswith("failed")
+    assert screen_of(stream)[1].startswith("errors")
     clock.now += 1.0
     shown.refresh(0, some_stats(), BUSY, 50)
     assert screen_of(stream)[1] == "no answer for 10 s: 50 in flight, oldest 'fr' for 80 s"
     shown.refresh(1, some_stats(), BUSY, 50)
-    assert screen_of(stream)[1].startswith("failed")
+    assert screen_of(stream)[1].startswith("errors")
 
 
 def test_silence_with_nothing_in_flight_names_no_oldest(monkeypatch):

@@ -36,7 +36,7 @@ AGGREGATES = ("average", "min", "max", "sum")
 
 # Failures come first: a narrow terminal cuts the line at its end, and they must not be what is lost.
 DEFAULT_PROGRESS_BAR_STATS: Mapping[str, str | tuple[str, ...]] = {
-    "failed": "failed",
+    "errors": "failed",
     "first token p50": ("time_to_first_token", "p50"),
     "first token p90": ("time_to_first_token", "p90"),
     "last token p50": ("time_to_last_token", "p50"),
