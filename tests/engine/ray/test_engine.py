@@ -175,17 +175,17 @@ def test_a_cache_and_judges_serve_runs_there_as_here(engine, board, tmp_path) ->
 
 def test_a_judged_run_is_resumed_on_the_cluster_and_then_locally(engine, board, tmp_path) -> None:
     """Begun here, resumed there, ended here: only what was in flight at a stop is called again."""
-    place, suite = tmp_path / "run", make_suite(120, expected="x")
+    place, suite = tmp_path / "run", make_suite(360, expected="x")
     for stop_at, who in ((40, None), (80, engine), (None, None)):
         token, judge = CancellationToken(), Judge(model="j", target=Juror(board))
-        runner = Runner(Asking(board, 0.005), suite, [judge], engine=who, token=token, parallelism=6, progress="off")
+        runner = Runner(Asking(board, 0.02), suite, [judge], engine=who, token=token, parallelism=6, progress="off")
         with cancelled_when(token, board, stop_at):
             complete = runner.run_sync(output_path=place).complete
         assert complete is (stop_at is None)
-    assert len(answers(place)) == 120
+    assert len(answers(place)) == 360
     called = Counter(line[0] for line in board.lines("called"))
-    assert len(called) == 120
-    assert called.total() <= 120 + 2 * 6
+    assert len(called) == 360
+    assert called.total() <= 360 + 2 * 6
 
 
 @contextlib.contextmanager
