@@ -29,6 +29,7 @@ DAMAGED = "damaged.jsonl"
 REPORT = "report.html"
 SWEEP = "sweep.json"
 SWEEP_PARTIAL = "sweep.partial.json"
+MATRIX = "matrix.json"
 PROCESSES = "processes.jsonl"
 ARTIFACTS = "artifacts"
 """A folder: what is kept of agents' work, by case and trial."""
@@ -58,7 +59,7 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 def clear_drafts(run: Path) -> None:
     """Remove what a killed writer left half written. Only for the holder of the lock of the run, or of the sweep."""
-    for name in (MANIFEST, OUTPUTS, INDEX, METRICS, PARTIAL, SWEEP, SWEEP_PARTIAL):
+    for name in (MANIFEST, OUTPUTS, INDEX, METRICS, PARTIAL, SWEEP, SWEEP_PARTIAL, MATRIX):
         for draft in run.glob(f"{name}.*.tmp"):
             draft.unlink(missing_ok=True)
 
