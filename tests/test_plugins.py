@@ -110,6 +110,12 @@ def test_the_samples_report_format_is_used_by_name(tmp_path: Path, acme: Path) -
     assert (tmp_path / "line.txt").read_text() == "ACME: 2 answers, 100% passed\n"
 
 
+def test_the_samples_hook_is_used_by_name(tmp_path: Path, acme: Path) -> None:
+    suite(tmp_path, scorers=["vowels"], hooks=[{"acme": {"file": str(tmp_path / "tally.txt")}}])
+    assert run(tmp_path).code == 0
+    assert (tmp_path / "tally.txt").read_text() == "0 errors\n"
+
+
 def test_a_report_format_may_return_bytes_and_is_named_when_it_fails(tmp_path: Path, acme: Path) -> None:
     (acme / "other.py").write_text(
         "def packed(result): return bytes([0, 255])\n"
@@ -214,7 +220,7 @@ def test_a_hook_is_found_by_name(site: Path) -> None:
     (site / "told.py").write_text("def tell(): pass\n")
     note_package(site, "steelyard-told", {"steelyard.hooks": {"tell": "told:tell"}})
     assert find("hooks", "tell").__name__ == "tell"
-    with pytest.raises(ConfigurationError, match="no hook is named 'shout'; known here: tell"):
+    with pytest.raises(ConfigurationError, match="no hook is named 'shout'; known here: mlflow, webhook, tell"):
         find("hooks", "shout")
 
 

@@ -37,7 +37,7 @@ def test_a_program_that_ignores_sigterm_is_gone_while_the_calls_may_still_end() 
 
 
 def test_workers_report_while_the_run_may_still_close() -> None:
-    assert shutdown.WORKER_REPORT_SECONDS < shutdown.CLOSE_SECONDS
+    assert shutdown.WORKER_REPORT_SECONDS + shutdown.HOOK_SECONDS < shutdown.CLOSE_SECONDS
 
 
 def test_in_python_an_engine_abandons_its_calls_before_run_sync_gives_up() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from steelyard import EvalCase, InvocationContext, InvocationResponse, Result, Score
+from steelyard import EvalCase, Hook, InvocationContext, InvocationResponse, Record, Result, Score
 from steelyard.scoring import Prompt
 
 
@@ -46,6 +46,20 @@ class Vowels:
     def score(self, case: EvalCase, response: InvocationResponse) -> Score:
         found = sum(letter in "aeiou" for letter in (response.response_text or "").lower())
         return Score(self.name, min(found / self.least, 1.0), found >= self.least, f"{found} vowels")
+
+
+class Tally(Hook):
+    """A hook: `hooks: [{acme: {file: tally.txt}}]` writes how many cases ended in an error to a file."""
+
+    def __init__(self, file: str) -> None:
+        self._file = Path(file)
+        self._errors = 0
+
+    def on_error(self, record: Record) -> None:
+        self._errors += 1
+
+    def on_end(self, result: Result) -> None:
+        self._file.write_text(f"{self._errors} errors\n")
 
 
 class OneFile:

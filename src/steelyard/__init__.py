@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from steelyard.load.sweep import Sweep
     from steelyard.protocols import InvocationContext, Scorer, ScoringContext, Session, Target
     from steelyard.records import CaseLimits, EvalCase, InvocationResponse, Record, Score
+    from steelyard.run.hooks import Hook, RunInfo
     from steelyard.run.options import RunOptions
     from steelyard.run.result import Result
     from steelyard.run.runner import Runner
@@ -55,6 +56,7 @@ _HOMES = {
     "EvalCase": "steelyard.records",
     "EvalSet": "steelyard.suite.evalset",
     "EvaluationDataStore": "steelyard.cache.store",
+    "Hook": "steelyard.run.hooks",
     "InvocationContext": "steelyard.protocols",
     "InvocationResponse": "steelyard.records",
     "JournalError": "steelyard.errors",
@@ -69,6 +71,7 @@ _HOMES = {
     "RunDamaged": "steelyard.errors",
     "RunEdited": "steelyard.errors",
     "RunFinished": "steelyard.errors",
+    "RunInfo": "steelyard.run.hooks",
     "RunLocked": "steelyard.errors",
     "RunMismatch": "steelyard.errors",
     "RunOptions": "steelyard.run.options",
@@ -103,6 +106,7 @@ __all__ = [
     "EvalCase",
     "EvalSet",
     "EvaluationDataStore",
+    "Hook",
     "InvocationContext",
     "InvocationResponse",
     "JournalError",
@@ -117,6 +121,7 @@ __all__ = [
     "RunDamaged",
     "RunEdited",
     "RunFinished",
+    "RunInfo",
     "RunLocked",
     "RunMismatch",
     "RunOptions",

@@ -81,7 +81,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "instruction_following_v1": f"{_JUDGE_PROMPTS}:INSTRUCTION_FOLLOWING_V1",
     },
     "sandboxes": {"bubblewrap": "steelyard.workspace.sandbox:Bubblewrap"},
-    "hooks": {},
+    "hooks": {
+        "mlflow": "steelyard.integrations.mlflow:MlflowHook",
+        "webhook": "steelyard.integrations.webhook:Webhook",
+    },
 }
 _NOUNS: Mapping[Kind, str] = {
     "targets": "target",

@@ -41,6 +41,10 @@ PROGRAM_DRAIN_SECONDS = 0.25
 WORKER_REPORT_SECONDS = 1.0
 """Workers may take this long, after their calls have ended, to report their last records."""
 
+# Within CLOSE_SECONDS, after the partial result is written.
+HOOK_SECONDS = 0.15
+"""Hooks may take this long to finish; then they are abandoned."""
+
 # In Python, where no signal handler of ours counts the time.
 ENGINE_GRACE_SECONDS = 4.0
 """Cancelled calls may take this long to end before an engine abandons them, unless it is given another time."""

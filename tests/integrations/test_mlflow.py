@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from steelyard import EvalCase, EvalSet, Runner, Score
 from steelyard.errors import ConfigurationError
-from steelyard.integrations.mlflow import log_run, name_for_mlflow
+from steelyard.integrations.mlflow import MlflowHook, log_run, name_for_mlflow
 from steelyard.report.page.page import page
 from steelyard.scoring import Contains
 from steelyard.stats.metrics import figures
@@ -220,3 +220,24 @@ def test_any_name_becomes_one_that_mlflow_takes(name: str) -> None:
 @given(st.lists(st.text(max_size=5), unique=True, max_size=20))
 def test_different_names_stay_different(names: list[str]) -> None:
     assert len(set(map(name_for_mlflow, names))) == len(names)
+
+
+def test_as_a_hook_a_run_is_logged_when_it_ends(tracking: Tracking, tmp_path: Path) -> None:
+    cases = [EvalCase(id="a", prompt="?", expected="x")]
+    hook = MlflowHook(experiment="nightly", tags={"team": "search"}, outputs=False)
+    Runner(
+        lambda case: "x", EvalSet("s", cases), ["exact"], hooks=[hook], progress="off", output_path=tmp_path / "r"
+    ).run_sync()
+    [found] = tracking.client.search_runs([tracking.client.get_experiment_by_name("nightly").experiment_id])
+    logged = tracking.run(found.info.run_id)
+    assert (logged.name, logged.status, logged.tags["team"]) == ("r", "FINISHED", "search")
+    assert logged.metrics["pass_rate"] == 1.0
+
+
+def test_a_run_without_a_directory_is_not_logged_and_the_hook_says_why(
+    tracking: Tracking, caplog: pytest.LogCaptureFixture
+) -> None:
+    Runner(
+        lambda case: "x", EvalSet("s", [EvalCase(id="a", prompt="?")]), hooks=[MlflowHook()], progress="off"
+    ).run_sync()
+    assert [text for text in caplog.messages if "give it an output_path" in text]

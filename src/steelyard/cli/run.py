@@ -273,6 +273,7 @@ def _from_yaml(
             built.scorers,
             workspace=built.workspace,
             case_limits=built.case_limits,
+            hooks=built.hooks,
             options=run_options,
             engine=workers,
         )

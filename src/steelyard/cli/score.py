@@ -87,6 +87,7 @@ def command(
         runner.suite,
         runner.scorers,
         workspace=runner.workspace,
+        hooks=runner.hooks,
         options=options,
         engine=LocalEngine(grace=CALLS_SECONDS),
         token=token,

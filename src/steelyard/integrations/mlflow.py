@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ from steelyard.errors import ConfigurationError
 from steelyard.journal.files import MANIFEST, METRICS, OUTPUTS, PARTIAL, REPORT
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.report.page.page import page
+from steelyard.run.hooks import Hook
 from steelyard.run.result import Result
 from steelyard.stats.metrics import Metrics, figures
 
@@ -58,6 +60,40 @@ def log_run(
     if found is None:
         client.set_terminated(logged, "FINISHED" if result.complete else "KILLED")
     return logged
+
+
+class MlflowHook(Hook):
+    """Logs a run to MLflow when it ends; the arguments are those of `log_run`."""
+
+    name = "mlflow"
+    end_seconds = 600.0  # the answers of a large run are uploaded
+
+    def __init__(
+        self,
+        *,
+        experiment: str | None = None,
+        run_name: str | None = None,
+        run_id: str | None = None,
+        tracking_uri: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        outputs: bool = True,
+    ) -> None:
+        _mlflow()
+        self._log = partial(
+            log_run,
+            experiment=experiment,
+            run_name=run_name,
+            run_id=run_id,
+            tracking_uri=tracking_uri,
+            tags=tags,
+            outputs=outputs,
+        )
+
+    def on_end(self, result: Result) -> None:
+        """Log the run, complete or not."""
+        if result.path is None:
+            raise ConfigurationError("a run without a directory cannot be logged to MLflow: give it an output_path")
+        self._log(result.path)
 
 
 def _mlflow() -> Any:

@@ -151,7 +151,17 @@ class SuiteTests(pytest.File):
         selected = EvalSet(built.suite.id, lambda: (case for case in built.suite if case.id in wanted))
         options = RunOptions().replace(**{**built.options, "output_path": place, "progress": "off"})
         engine = built.engine.make(self.path.parent, CALLS_SECONDS)
-        return _run_again(Runner(built.target, selected, built.scorers, options=options, engine=engine))
+        runner = Runner(
+            built.target,
+            selected,
+            built.scorers,
+            workspace=built.workspace,
+            case_limits=built.case_limits,
+            hooks=built.hooks,
+            options=options,
+            engine=engine,
+        )
+        return _run_again(runner)
 
 
 def _run_again(runner: Any) -> Result:

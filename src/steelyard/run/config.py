@@ -16,6 +16,7 @@ from steelyard.errors import ConfigurationError, SuiteError, describe, reject_un
 from steelyard.plugins import BUILT_IN, Kind, find, load_object, takes
 from steelyard.protocols import Scorer, Target
 from steelyard.records import CaseLimits
+from steelyard.run.hooks import as_hooks
 from steelyard.run.options import Option, RunOptions, options_of, read_suite_options, run_checks
 from steelyard.scoring.base import LIMIT_NAMES, FunctionScorer, as_scorer, as_scorers, read_limits
 from steelyard.scoring.limits import LimitedScorer
@@ -122,6 +123,7 @@ class BuiltSuite(msgspec.Struct, frozen=True, kw_only=True):
     workspace: Workspace | None = None
     case_limits: CaseLimits | None = None
     engine: EngineChoice = EngineChoice()
+    hooks: Sequence[object] = ()
 
 
 def build_suite(path: str | Path, target: Mapping[str, Any] | None = None, settings: Sequence[str] = ()) -> BuiltSuite:
@@ -145,6 +147,7 @@ def build_suite(path: str | Path, target: Mapping[str, Any] | None = None, setti
         workspace=_build_workspace(file),
         case_limits=_case_limits(file),
         engine=_engine_choice(file),
+        hooks=_build_hooks(file),
     )
 
 
@@ -289,6 +292,30 @@ def _build_scorers(file: SuiteFile) -> list[Scorer]:
         return as_scorers(scorers)
     except ConfigurationError as error:
         raise SuiteError(f"scorers: {error}", path=file.path) from error
+
+
+def _build_hooks(file: SuiteFile) -> list[object]:
+    """The suite's hooks: a name with its arguments, or `python:` with a class or an object of your own."""
+    made: list[object] = []
+    for number, raw in enumerate(file.hooks):
+        where = f"hooks[{number}]"
+        name, arguments = _name_and_arguments(raw, where, file.path)
+        if name == "python":
+            where = f"{where}.python"
+            reference, arguments = _own_object(file.path, arguments, where)
+            found = _load_argument(file.path, reference, where)
+        else:
+            found = _found("hooks", name, where, file.path)
+        if inspect.isclass(found):
+            made.append(_make(found, arguments, f"{where}.{name}" if name != "python" else where, file.path))
+        elif arguments:
+            raise SuiteError(f"{where}: that is a hook already, which takes no arguments", path=file.path)
+        else:
+            made.append(found)
+    try:
+        return as_hooks(made)
+    except ConfigurationError as error:
+        raise SuiteError(f"hooks: {error}", path=file.path) from error
 
 
 def _python_scorer(path: Path, arguments: Any, where: str) -> object:

@@ -36,6 +36,7 @@ from steelyard.records import STOP_REASONS, CaseLimits, InvocationResponse, Job,
 from steelyard.run.case import CaseRunner
 from steelyard.run.decided import DecidedStop
 from steelyard.run.directory import OpenMode, RunDirectory
+from steelyard.run.hooks import Hooks, RunInfo
 from steelyard.run.metrics import compose
 from steelyard.run.options import RunOptions
 from steelyard.run.plan import Plan, cycling, manifest_of, plan_of, read_session
@@ -85,6 +86,7 @@ class Execution:
         *,
         workspace: Workspace | None = None,
         case_limits: CaseLimits | None = None,
+        hooks: Sequence[object] = (),
         token: CancellationToken | None = None,
         suite_file: str | None = None,
         scored_from: str | None = None,
@@ -110,6 +112,8 @@ class Execution:
         """Whether the run directory has the result already, and nothing is to be done."""
         self._warmed_up = 0
         self._decided: DecidedStop | None = None
+        self._hooks = Hooks(hooks)
+        self._result: Result | None = None
         self._session: Session | None = None
         self._store: EvaluationDataStore | None = None
         self._gateway = _gateway_of(target)
@@ -129,15 +133,32 @@ class Execution:
             await asyncio.shield(preparing)
             if self._complete_already:
                 return self._loaded()
+            self._hooks.start(self._about())
             return await self._work()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             self._token.cancel("the task was cancelled")
             await asyncio.wait([preparing])
+            await self._close_hooks(error)
+            raise
+        except BaseException as error:
+            await self._close_hooks(error)
             raise
         finally:
             self._close()
             if unfollow is not None:
                 unfollow()
+
+    def _about(self) -> RunInfo:
+        return RunInfo(
+            suite=self._plan.suite.id,
+            path=None if self._directory is None else self._directory.path.absolute(),
+            model_id=self._manifest.model_id,
+            planned=self._plan.slots,
+            done_before=self._recorder.done_before,
+        )
+
+    async def _close_hooks(self, error: BaseException | None = None) -> None:
+        await self._hooks.close(self._result, error, interrupted=self._token.cancelled)
 
     def _follow(self, token: CancellationToken) -> Callable[[], None]:
         return token.on_cancel(lambda: self._token.cancel(token.reason or "cancelled"))
@@ -285,6 +306,7 @@ class Execution:
             keep=not self._options.low_memory,
             trials=trials,
             decided=self._decided,
+            on_record=self._hooks.take if self._hooks.takes_records else None,
             watch=StopRules(self._options, self._engine.in_flight, self._token.cancel).check,
         )
 
@@ -326,7 +348,9 @@ class Execution:
             if not self._engine.runs_in_other_processes:
                 await self._send_policy.close()
         if tally.interrupted_by is None:
-            return self._finish(tally)
+            result = self._finish(tally)
+            await self._close_hooks()
+            return result
         self._stopped = f"KeyboardInterrupt, raised by the target or a scorer of case {safe_text(tally.interrupted_by)}"
         self._finish(tally)
         raise KeyboardInterrupt(self._stopped)
@@ -367,7 +391,7 @@ class Execution:
         return tally.finished
 
     async def _run_engine(self, work: CaseRunner) -> Tally:
-        jobs = self._until_the_suite_changes(self._recorder.jobs())
+        jobs = self._hooks.paced(self._until_the_suite_changes(self._recorder.jobs()))
         if self._options.max_cost is not None:
             jobs = self._until_spent(jobs, self._options.max_cost)
         send_policy = self._send_policy
@@ -485,12 +509,13 @@ class Execution:
         if excess := int(getattr(self._target, "excess", 0)):
             calls = counted(excess, "call")
             log.warning("%s still running after the timeout: a thread cannot be stopped", calls)
-        return Result(
+        self._result = Result(
             metrics=metrics,
             path=path,
             responses=self._responses(),
             cancelled=stopped is not None and not metrics.complete,
         )
+        return self._result
 
     def _metrics(self, tally: Tally, stopped: str | None) -> Metrics:
         """Commit every record, then compose the metrics and write them."""

@@ -50,8 +50,8 @@ class Recorder:
     """Progress of one run: writes each record to disk, then updates the counters.
 
     Without a `journal` nothing is written. What earlier launches spent is added to `spending`. `watch` is called with
-    each record whose answer was requested in this launch and with the statistics so far, until it returns False. With
-    `keep` the records stay in memory too.
+    each record whose answer was requested in this launch and with the statistics so far, until it returns False;
+    `on_record` with each record, once it is written and counted. With `keep` the records stay in memory too.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Recorder:
         trials: TrialStats | None = None,
         watch: Callable[[Record, RunningStats], bool] | None = None,
         decided: DecidedStop | None = None,
+        on_record: Callable[[Record], None] | None = None,
     ) -> None:
         replay = journal.replay if journal is not None else None
         self._plan = plan
@@ -92,6 +93,7 @@ class Recorder:
         self.resumed = any(self._states)
         self._watch = watch
         self._decided = decided
+        self._on_record = on_record
         self._failing_scorers: set[str] = set()
         """The scorers that were already reported as failing."""
         self._only_scored: set[int] = set()
@@ -189,6 +191,8 @@ class Recorder:
             self._replay.forget_error(slot)
         if self.kept is not None:
             self.kept.append(record)
+        if self._on_record is not None:
+            self._on_record(record)
         if slot in self._only_scored:
             self._only_scored.remove(slot)
         elif self._watch is not None and not self._watch(record, self.stats):

@@ -14,6 +14,7 @@ from steelyard.errors import ConfigurationError
 from steelyard.records import CaseLimits
 from steelyard.run.directory import IfComplete, OpenMode
 from steelyard.run.execution import Execution
+from steelyard.run.hooks import as_hooks
 from steelyard.run.options import RunChanges, RunOptions
 from steelyard.run.result import Result
 from steelyard.scoring.base import as_scorers
@@ -29,6 +30,7 @@ class Runner:
     """Runs a suite against a target: many cases at once, surviving crashes, resuming by itself.
 
     With a `workspace`, each attempt at a case gets its own folder; `case_limits` are limits for each attempt.
+    `hooks` are called at the start, for each record and at the end: see `Hook`.
     `RunOptions` lists the options; they are keywords here and may be overridden in `run()`. `suite_file` and
     `scored_from` are for run.json: where the suite was read from, and the run whose answers are scored again.
     """
@@ -41,6 +43,7 @@ class Runner:
         *,
         workspace: Workspace | None = None,
         case_limits: CaseLimits | None = None,
+        hooks: Iterable[object] = (),
         options: RunOptions | None = None,
         engine: Engine | None = None,
         token: CancellationToken | None = None,
@@ -66,6 +69,7 @@ class Runner:
             workspace = Workspace()
         self.workspace = workspace
         self.case_limits = read_case_limits(case_limits)
+        self.hooks = as_hooks(hooks)
         self.engine = engine
         self.token = token
         self.suite_file = suite_file
@@ -113,6 +117,7 @@ class Runner:
             self.engine or LocalEngine(),
             workspace=self.workspace,
             case_limits=self.case_limits,
+            hooks=self.hooks,
             token=self.token,
             suite_file=self.suite_file,
             scored_from=self.scored_from,

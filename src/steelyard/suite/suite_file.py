@@ -27,14 +27,14 @@ else:
 
 KEYS = (
     "id", "description", "target", "workspace", "solution", "case_limits", "system_prompt", "cases", "fields", "group",
-    "examples", "attachments_from", "scorers", "run", "prices", "gate",
+    "examples", "attachments_from", "scorers", "run", "prices", "gate", "hooks",
 )  # fmt: skip
 MAX_DEPTH = 100  # levels of nesting
 _MAX_NODES = 1_000_000
 """Values that a suite file's aliases may stand for, written out; more where the file itself has as many."""
 _EXPANDED = (
     "id", "target", "workspace", "solution", "case_limits", "cases", "examples", "attachments_from", "scorers", "run",
-    "prices", "gate",
+    "prices", "gate", "hooks",
 )  # fmt: skip
 """The keys in which `${NAME}` is replaced; not in the words of prompts and inline cases, which may have their own."""
 _variable = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_][A-Za-z0-9_]*)(:-((?:[^{}]|\{[^{}]*\})*))?\}|\$\{[^}]*\}?")
@@ -61,6 +61,7 @@ class SuiteFile:
     run: dict[str, Any] = field(default_factory=dict)
     prices: dict[str, Any] = field(default_factory=dict)
     gate: dict[str, Any] = field(default_factory=dict)
+    hooks: list[Any] = field(default_factory=list)
 
 
 def read_suite_file(path: str | Path, settings: Sequence[str] = ()) -> SuiteFile:
@@ -119,6 +120,7 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
         run=value("run", dict, "a mapping") or {},
         prices=value("prices", dict, "a mapping") or {},
         gate=value("gate", dict, "a mapping") or {},
+        hooks=value("hooks", list, "a list") or [],
     )
 
 
