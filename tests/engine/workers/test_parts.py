@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +22,15 @@ from steelyard.engine.rate_limit import EndpointLimits, RateLimited
 from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.engine.workers import worker as worker_module
 from steelyard.engine.workers.driver import DriverRun
-from steelyard.engine.workers.messages import CALL, EMITTED, Batch, Message, MessageQueue, WorkerInfo
+from steelyard.engine.workers.messages import (
+    CALL,
+    EMITTED,
+    Batch,
+    Message,
+    MessageQueue,
+    WorkerInfo,
+    check_same_versions,
+)
 from steelyard.engine.workers.pending import (
     NOT_YET,
     Assigned,
@@ -167,7 +174,7 @@ def test_a_job_that_is_not_there_yet_does_not_end_the_jobs() -> None:
 
 
 def test_the_record_of_a_lost_case_reads_back() -> None:
-    record = lost_record(Assigned(make_job(4), time.monotonic(), losses=4), "host/1", "SIGKILL")
+    record = lost_record(Assigned(make_job(4), time.monotonic(), losses=4), WorkerInfo("host/1", 1, "", ""), "SIGKILL")
     entry = decode_entry(encode_record(record).strip())
     assert entry is not None
     assert (entry.id, entry.status, entry.error_type, entry.node) == ("c4", "error", "WorkerLost", "host/1")
@@ -572,8 +579,6 @@ def test_a_malformed_address_is_refused(address) -> None:
 def test_a_worker_with_another_version_is_named(name, version) -> None:
     import ray
 
-    from steelyard.engine.ray.connect import check_same_versions
-
     ours = {"python": platform.python_version(), "steelyard": __version__, "ray": ray.__version__}
     check_same_versions(WorkerInfo(node="n", pid=1, **ours))
     with pytest.raises(ConfigurationError, match=f"worker on n .*{version} there"):
@@ -660,17 +665,15 @@ class FakeActor:
         self._dies = dies
         self._exchanges = 0
         self.assigned: list[tuple[int, Job]] = []
-        for name in ("begin", "receive", "exchange"):
-            setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
 
-    async def _begin(self, *args: Any) -> None: ...
+    async def begin(self, *args: Any) -> None: ...
 
-    async def _receive(self, run: int, message: Any) -> None:
+    def send(self, run: int, message: Any) -> None:
         self.assigned += message.jobs
 
-    async def _exchange(self, run: int, message: Any) -> Batch:
+    async def exchange(self, run: int, message: Any) -> Batch:
         self._exchanges += 1
-        await self._receive(run, message)
+        self.send(run, message)
         while not self.assigned:  # noqa: ASYNC110 - as short as can be
             await asyncio.sleep(0.001)
         if self._exchanges == 1:
@@ -684,6 +687,8 @@ class FakeActor:
 
 
 class FakePool:
+    size = 1
+
     def __init__(self, dies: bool) -> None:
         self.actor = FakeActor(dies)
 

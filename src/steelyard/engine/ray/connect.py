@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import platform
 import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from steelyard._version import __version__
-from steelyard.engine.workers.messages import WorkerInfo
 from steelyard.errors import ConfigurationError, describe
 
 _CONNECT_SECONDS = 3.0
@@ -126,23 +123,6 @@ def _let_ray_print(allowed: bool) -> None:
     import ray
 
     ray._private.worker._worker_logs_enabled = allowed  # no setting of ray.init's reaches these
-
-
-def check_same_versions(info: WorkerInfo) -> None:
-    """Raise ConfigurationError when a worker has another version of Python, Ray or Steelyard than this process."""
-    import ray
-
-    ours = {"Python": platform.python_version(), "steelyard": __version__, "ray": ray.__version__}
-    theirs = {"Python": info.python, "steelyard": info.steelyard, "ray": info.ray}
-    # Pickles of one Python 3.x are read by every patch release of it.
-    alike = {name: _release(name, ours[name]) == _release(name, theirs[name]) for name in ours}
-    wrong = [f"{name} {theirs[name]} there, {ours[name]} here" for name in ours if not alike[name]]
-    if wrong:
-        raise ConfigurationError(f"the worker on {info.node} does not match this process: {'; '.join(wrong)}")
-
-
-def _release(name: str, version: str) -> str:
-    return ".".join(version.split(".")[:2]) if name == "Python" else version
 
 
 def _check_reachable(address: str) -> None:

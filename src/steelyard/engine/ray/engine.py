@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
+import os
+import socket
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
-from steelyard.daemon_threads import DaemonThreads
-from steelyard.engine.base import Engine
-from steelyard.engine.ray.connect import RayConnection, check_installed, check_same_versions
-from steelyard.engine.workers.driver import DriverRun
-from steelyard.engine.workers.messages import WorkerInfo
-from steelyard.engine.workers.pending import PendingJobs
-from steelyard.engine.workers.pickling import DriverObjects, pickle_work
+from steelyard.engine.ray.connect import RayConnection, check_installed
+from steelyard.engine.workers.engine import WorkersEngine, check_workers
+from steelyard.engine.workers.messages import Batch, Message, WorkerInfo, check_same_versions
+from steelyard.engine.workers.worker import Worker
 from steelyard.errors import ConfigurationError
-from steelyard.protocols import Cancellation, Emit, InFlight, Pace, Permits, Tally, Work
-from steelyard.records import Job
 from steelyard.shutdown import ENGINE_GRACE_SECONDS
-from steelyard.stats.client_load import ClientLoad
 
 _FIRST_WORKER_SECONDS = 60.0
 _MAX_CONCURRENT_CALLS = 1000
 """Actor calls at once: messages, exchanges and handshakes, never the cases themselves."""
 
 
-class RayEngine(Engine):
+class RayEngine(WorkersEngine):
     """Runs work on the actors of a Ray cluster; the same contract as LocalEngine.
 
     `address` is `host:port` or `auto`; without it a cluster is started on this machine. `workers` is how many actors,
@@ -36,8 +30,6 @@ class RayEngine(Engine):
 
     Workers stay until `close()`, or the end of a `with` block, so that the next run finds them ready.
     """
-
-    runs_in_other_processes = True
 
     def __init__(
         self,
@@ -48,20 +40,13 @@ class RayEngine(Engine):
         grace: float = ENGINE_GRACE_SECONDS,
         working_dir: str | Path | None = None,
     ) -> None:
-        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-            raise ConfigurationError(f"workers must be a whole number >= 1, got {workers!r}")
-        if max_reschedules < 0:
-            raise ConfigurationError(f"max_reschedules must be >= 0, got {max_reschedules}")
+        if workers is not None:
+            check_workers(workers)
+        super().__init__(max_reschedules=max_reschedules, grace=grace)
         check_installed()
-        self._loads: list[ClientLoad] = []
         self._connection = RayConnection(address, working_dir)
         self._workers = workers
-        self._max_reschedules = max_reschedules
-        self._grace = grace
         self._pool: RayWorkerPool | None = None
-        self._opening = threading.Lock()
-        self._numbers = itertools.count(1)
-        self._runs: list[DriverRun] = []
 
     def check(self, *, pace: bool = False) -> None:
         """Connect to the cluster and start a first worker; raises ConfigurationError for what cannot be done.
@@ -90,65 +75,43 @@ class RayEngine(Engine):
                 self._pool = None
             self._connection.close()
 
-    async def run(
-        self,
-        work: Work,
-        jobs: Iterator[Job | None],
-        emit: Emit,
-        *,
-        parallelism: int,
-        token: Cancellation,
-        permits: Permits | None = None,
-        pace: Pace | None = None,
-    ) -> Tally:
-        """Run all jobs, or until the token is cancelled, or until work raises: then cancel the rest and raise."""
-        if parallelism < 1:
-            raise ConfigurationError(f"parallelism must be >= 1, got {parallelism}")
-        if pace is not None:
-            self.check(pace=True)
-        if token.cancelled:
-            return Tally()
-        driver_objects = DriverObjects()
-        pickled = pickle_work(work, driver_objects)
-        pool = await DaemonThreads().run(self._open)
-        run = DriverRun(
-            next(self._numbers),
-            pool,
-            pickled,
-            driver_objects,
-            PendingJobs(jobs, self._max_reschedules),
-            emit,
-            workers=min(pool.size, parallelism),
-            parallelism=parallelism,
-            token=token,
-            permits=permits,
-            grace=self._grace,
-        )
-        self._runs.append(run)
-        try:
-            return await run.run()
-        finally:
-            self._runs.remove(run)
-            self._loads = run.loads
-
-    def client_loads(self) -> list[ClientLoad]:
-        """Return how busy each worker was during the last run."""
-        return self._loads
-
-    def in_flight(self) -> InFlight:
-        """Count the calls that are in flight or waiting on a worker, and find the oldest."""
-        flights = [flight for run in self._runs if (flight := run.in_flight()).count]
-        if not flights:
-            return InFlight(0, None, 0.0)
-        oldest = max(flights, key=lambda flight: flight.oldest_seconds)
-        return InFlight(sum(flight.count for flight in flights), oldest.oldest_id, oldest.oldest_seconds)
-
     def _open(self) -> RayWorkerPool:
         with self._opening:
             if self._pool is None:
                 self._connection.open()
                 self._pool = RayWorkerPool(self._workers)
             return self._pool
+
+
+class RayWorker(Worker):
+    """The actor's class."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        import ray
+
+        # Several nodes may share a host name, and a node's id alone means nothing to a reader.
+        node = f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:8]}"
+        super().__init__(node, ray_version=ray.__version__)
+        sys.path.extend(path for path in paths if path not in sys.path and os.path.isdir(path))
+
+
+class ActorConnection:
+    """A worker's actor, called as the driver calls any worker."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def begin(self, run: int, work: bytes, parallelism: int, grace: float) -> Awaitable[None]:
+        called: Awaitable[None] = self._actor.begin.remote(run, work, parallelism, grace)
+        return called
+
+    def send(self, run: int, message: Message) -> Awaitable[None]:
+        called: Awaitable[None] = self._actor.receive.remote(run, message)
+        return called
+
+    def exchange(self, run: int, message: Message) -> Awaitable[Batch]:
+        called: Awaitable[Batch] = self._actor.exchange.remote(run, message)
+        return called
 
 
 class RayWorkerPool:
@@ -183,7 +146,7 @@ class RayWorkerPool:
         actor = self._actor(number)
         if number not in self._infos:
             self._register(number, await actor.handshake.remote())
-        return actor, self._infos[number]
+        return ActorConnection(actor), self._infos[number]
 
     def lose(self, number: int) -> None:
         """Forget a worker that is gone, so that the next call of `worker` starts another.
@@ -220,9 +183,7 @@ class RayWorkerPool:
         if number not in self._actors:
             import ray
 
-            from steelyard.engine.workers.worker import Worker
-
-            actor_class = ray.remote(Worker).options(
+            actor_class = ray.remote(RayWorker).options(
                 num_cpus=self._cpus_each, max_concurrency=_MAX_CONCURRENT_CALLS, scheduling_strategy="SPREAD"
             )
             self._actors[number] = actor_class.remote([path for path in sys.path if path])

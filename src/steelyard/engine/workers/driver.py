@@ -7,11 +7,21 @@ import itertools
 import logging
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from steelyard.engine.adaptive import AdaptivePermits
-from steelyard.engine.workers.messages import CALL, EMITTED, ENDED, EXIT, RETURNED, Batch, WorkerExit, WorkerInfo
+from steelyard.engine.workers.messages import (
+    CALL,
+    EMITTED,
+    ENDED,
+    EXIT,
+    RETURNED,
+    Batch,
+    Message,
+    WorkerExit,
+    WorkerInfo,
+)
 from steelyard.engine.workers.pending import NOT_YET, Assigned, PendingJobs, WorkerHandle, divide_limit, lost_record
 from steelyard.engine.workers.pickling import DriverObjects
 from steelyard.engine.workers.remote_limits import WorkerCalls
@@ -33,10 +43,25 @@ _ROUNDS = 8
 """In how many parts each worker gets the jobs that it wants."""
 
 
+class WorkerConnection(Protocol):
+    """Reaches one worker, whatever is in between."""
+
+    def begin(self, run: int, work: bytes, parallelism: int, grace: float) -> Awaitable[None]: ...
+
+    def exchange(self, run: int, message: Message) -> Awaitable[Batch]:
+        """Send a message, and wait for the next batch."""
+
+    def send(self, run: int, message: Message) -> Awaitable[None] | None:
+        """Send a message without a batch in return; None when there is nothing to wait for."""
+
+
 class WorkerPool(Protocol):
     """Starts workers and tells which errors mean that one is gone."""
 
-    async def worker(self, number: int) -> tuple[Any, WorkerInfo]: ...
+    @property
+    def size(self) -> int: ...
+
+    async def worker(self, number: int) -> tuple[WorkerConnection, WorkerInfo]: ...
 
     def lose(self, number: int) -> None: ...
 
@@ -204,20 +229,20 @@ class DriverRun:
 
     async def _start_worker(self, worker: WorkerHandle) -> None:
         actor, info = await self._pool.worker(worker.number)
-        await actor.begin.remote(self._number, self._work, self._parallelism, self._grace)
+        await actor.begin(self._number, self._work, self._parallelism, self._grace)
 
         def reply(call: int, value: Any) -> None:
             worker.message.replies.append((call, value))
             self._dispatch.send_soon(worker)
 
-        worker.attach(actor, info.node, WorkerCalls(self._driver_objects.objects, reply))
+        worker.attach(actor, info, WorkerCalls(self._driver_objects.objects, reply))
         self._dispatch.rebalance()
         self._close_if_done()
 
     async def _exchange_messages(self, worker: WorkerHandle) -> None:
         """Send messages and receive batches until the worker has finished its part."""
         while True:
-            batch = await worker.actor.exchange.remote(self._number, worker.take_message())
+            batch = await worker.actor.exchange(self._number, worker.take_message())
             if self._handle_batch(worker, batch):
                 return
             self._dispatch.assign_jobs(self._workers if self._pending.is_running_out else [worker])
@@ -225,7 +250,7 @@ class DriverRun:
 
     def _lose(self, worker: WorkerHandle, error: BaseException) -> None:
         """Reschedule the jobs of a lost worker, and make room for its replacement."""
-        node, why = worker.node, _first_line(error)
+        info, why = worker.info, _first_line(error)
         lost = worker.detach()
         for assigned in lost:
             self._dispatch.settle(assigned)
@@ -234,10 +259,11 @@ class DriverRun:
         lost = self._count_recorded(lost)
         if self._stopping:
             return
-        log.warning("a worker on %s was lost, with %s: %s", node, counted(len(lost), "case"), why)
+        name = "a worker" if info is None else info.name
+        log.warning("%s was lost, with %s: %s", name, counted(len(lost), "case"), why)
         for assigned in lost:
             if not self._pending.reschedule(assigned):
-                self._emit(lost_record(assigned, node, why))
+                self._emit(lost_record(assigned, info, why))
                 self._tally.finished += 1
         self._dispatch.rebalance()
         self._dispatch.assign_jobs(self._workers)
@@ -421,7 +447,7 @@ class Dispatch:
     def send(self, worker: WorkerHandle) -> None:
         """Send a worker's message now, if there is anything in it."""
         if worker.is_live and worker.message != type(worker.message)():
-            self._send_in_background(worker.actor.receive.remote(self._run, worker.take_message()))
+            self._send_in_background(worker.actor.send(self._run, worker.take_message()))
 
     def warn_about_missing(self, now: float) -> None:
         """Warn, once each time, that a worker could not be started and the others do its part."""
@@ -471,8 +497,10 @@ class Dispatch:
                 idle -= worker.message.recall
                 self.send_soon(worker)
 
-    def _send_in_background(self, sending: Any) -> None:
+    def _send_in_background(self, sending: Awaitable[None] | None) -> None:
         """Send without waiting: a worker that no longer receives is noticed in the exchange."""
+        if sending is None:
+            return
 
         async def send() -> None:
             try:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import platform
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgspec
 
+from steelyard._version import __version__
+from steelyard.errors import ConfigurationError
 from steelyard.records import Job
 from steelyard.stats.client_load import ClientLoad
 
@@ -76,11 +79,36 @@ class WorkerExit(msgspec.Struct):
 class WorkerInfo(msgspec.Struct):
     """The handshake's reply: which node and process a worker is, and its versions."""
 
-    node: str
+    node: str | None
+    """None for a process of this machine, which `ProcessEngine` started."""
     pid: int
     python: str
     steelyard: str
-    ray: str
+    ray: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What messages call the worker."""
+        return f"worker process {self.pid}" if self.node is None else f"the worker on {self.node}"
+
+
+def check_same_versions(info: WorkerInfo) -> None:
+    """Raise ConfigurationError when a worker has another version of Python, Ray or Steelyard than this process."""
+    ours = {"Python": platform.python_version(), "steelyard": __version__}
+    theirs = {"Python": info.python, "steelyard": info.steelyard}
+    if info.ray is not None:
+        import ray
+
+        ours["ray"], theirs["ray"] = ray.__version__, info.ray
+    # Pickles of one Python 3.x are read by every patch release of it.
+    alike = {name: _release(name, ours[name]) == _release(name, theirs[name]) for name in ours}
+    wrong = [f"{name} {theirs[name]} there, {ours[name]} here" for name in ours if not alike[name]]
+    if wrong:
+        raise ConfigurationError(f"{info.name} does not match this process: {'; '.join(wrong)}")
+
+
+def _release(name: str, version: str) -> str:
+    return ".".join(version.split(".")[:2]) if name == "Python" else version
 
 
 class MessageQueue:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from steelyard.engine.workers.messages import Batch, Message
+from steelyard.engine.workers.messages import Batch, Message, WorkerInfo
 from steelyard.engine.workers.remote_limits import WorkerCalls
 from steelyard.records import RECORD_VERSION, Job, Record
 from steelyard.stats.formatting import counted
@@ -98,11 +98,12 @@ class PendingJobs:
         return True
 
 
-def lost_record(assigned: Assigned, node: str, reason: str) -> Record:
-    """Make the error record of a case whose workers all died."""
+def lost_record(assigned: Assigned, worker: WorkerInfo | None, reason: str) -> Record:
+    """Make the error record of a case whose workers all died, the last of them this one."""
     job = assigned.job
     died = counted(assigned.losses, "worker")
-    error = f"WorkerLost: {died} died while this case was in flight, the last on {node}: {reason}"
+    last = "" if worker is None else f", the last was {worker.name}"
+    error = f"WorkerLost: {died} died while this case was in flight{last}: {reason}"
     return Record(
         RECORD_VERSION,
         job.case.id,
@@ -116,7 +117,7 @@ def lost_record(assigned: Assigned, node: str, reason: str) -> Record:
         0.0,
         error=error,
         error_type="WorkerLost",
-        node=node,
+        node=None if worker is None else worker.node,
         scores=[],
         group=job.case.group,
     )
@@ -184,7 +185,7 @@ class WorkerHandle:
     def __init__(self, number: int) -> None:
         self.number = number
         self.actor: Any = None
-        self.node = "?"
+        self.info: WorkerInfo | None = None
         self.share = WorkerShare()
         self.assigned: dict[int, Assigned] = {}
         """By ticket, the oldest first."""
@@ -216,9 +217,9 @@ class WorkerHandle:
             return limit - len(self.assigned)
         return limit + max(math.ceil(self._rate * _AHEAD_SECONDS), int(limit * _AHEAD_SHARE)) - len(self.assigned)
 
-    def attach(self, actor: Any, node: str, calls: WorkerCalls) -> None:
+    def attach(self, actor: Any, info: WorkerInfo, calls: WorkerCalls) -> None:
         """Bind a started worker to this handle."""
-        self.actor, self.node, self.calls = actor, node, calls
+        self.actor, self.info, self.calls = actor, info, calls
         self.message, self.missing_reported = Message(), False
         self._rate, self._last_batch_at = 0.0, time.monotonic()
 

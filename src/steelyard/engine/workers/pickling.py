@@ -1,9 +1,10 @@
-"""Pickling of work for workers, by Ray's cloudpickle; objects that belong to the driver are replaced by a reference."""
+"""Pickling of work for workers, by cloudpickle; objects that belong to the driver are replaced by a reference."""
 
 from __future__ import annotations
 
 import io
 import pickle
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any, cast
@@ -20,10 +21,14 @@ _MAX_DEPTH = 12
 
 
 class DriverObjects:
-    """Objects that stay in the driver, by the number under which workers call them."""
+    """Objects that stay in the driver, by the number under which workers call them.
 
-    def __init__(self) -> None:
+    With `sends_keys`, keys that were given in code are pickled like anything else.
+    """
+
+    def __init__(self, *, sends_keys: bool = False) -> None:
         self.objects: list[DriverCallback | EndpointLimits] = []
+        self.sends_keys = sends_keys
 
     def number_of(self, wanted: DriverCallback | EndpointLimits) -> int:
         """Return an object's number, adding it if it is new."""
@@ -62,9 +67,7 @@ def pickle_item(item: Any) -> bytes:
     try:
         return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
     except Exception:  # noqa: BLE001 - an object defined in a function, say, which only cloudpickle handles
-        from ray import cloudpickle
-
-        return cast(bytes, cloudpickle.dumps(item))
+        return cast(bytes, _cloudpickle().dumps(item))
 
 
 def pickle_error(error: BaseException) -> bytes:
@@ -77,10 +80,17 @@ def pickle_error(error: BaseException) -> bytes:
     return pickled
 
 
-def _pickled(value: Any, driver_objects: DriverObjects) -> bytes:
-    from ray.cloudpickle import CloudPickler
+def _cloudpickle() -> Any:
+    """Ray's copy of cloudpickle where Ray is in use: it knows how to pickle Ray's own objects."""
+    if "ray.cloudpickle" in sys.modules:
+        return sys.modules["ray.cloudpickle"]
+    import cloudpickle  # type: ignore[import-untyped]
 
-    class Pickler(CloudPickler):  # type: ignore[misc]
+    return cloudpickle
+
+
+def _pickled(value: Any, driver_objects: DriverObjects) -> bytes:
+    class Pickler(_cloudpickle().CloudPickler):  # type: ignore[misc]
         def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
             return _reference(value, driver_objects)
 
@@ -97,7 +107,7 @@ def _reference(value: Any, driver_objects: DriverObjects) -> tuple[Any, ...] | N
         return ("callback", driver_objects.number_of(value))
     if isinstance(value, EndpointLimits):
         return ("limits", driver_objects.number_of(value), value.is_counted, value.pauses)
-    if isinstance(value, Secret):
+    if isinstance(value, Secret) and not driver_objects.sends_keys:
         raise ConfigurationError(
             "a key that was given in code or in the suite is not sent to workers, where it would show among a task's "
             "arguments: set it in the environment of the cluster's nodes and name the variable as api_key_env"
@@ -144,7 +154,7 @@ def _is_ours(part: Any) -> bool:
 
 def _can_be_pickled(part: Any) -> bool:
     try:
-        _pickled(part, DriverObjects())
+        _pickled(part, DriverObjects(sends_keys=True))
     except Exception:  # noqa: BLE001 - that is the question
         return False
     return True

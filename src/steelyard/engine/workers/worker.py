@@ -1,4 +1,4 @@
-"""The Ray actor: a process in which a local engine runs the jobs that the driver assigns."""
+"""A worker: a process in which a local engine runs the jobs that the driver assigns."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import os
 import platform
-import socket
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -40,22 +38,17 @@ jobs to others: jobs that have not begun by then wait for its next message."""
 
 
 class Worker:
-    """The actor's class: hosts one part of each run that its engine runs."""
+    """Hosts one part of each run that its engine runs. On Ray it is the class of the actors."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
-        import ray
-
-        # Several nodes may share a host name, and a node's id alone means nothing to a reader.
-        self._node = f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:8]}"
+    def __init__(self, node: str | None, *, ray_version: str | None = None) -> None:
+        self._node = node
+        self._ray_version = ray_version
         self._runs: dict[int, HostedRun] = {}
-        sys.path.extend(path for path in paths if path not in sys.path and os.path.isdir(path))
         _allow_open_files()
 
     async def handshake(self) -> WorkerInfo:
         """Report node and versions; called before anything else."""
-        import ray
-
-        return WorkerInfo(self._node, os.getpid(), platform.python_version(), __version__, ray.__version__)
+        return WorkerInfo(self._node, os.getpid(), platform.python_version(), __version__, self._ray_version)
 
     async def begin(self, run: int, work: bytes, parallelism: int, grace: float) -> None:
         """Unpickle the work and open its endpoints; raises what makes that impossible."""
@@ -93,7 +86,7 @@ def _allow_open_files() -> None:
 class HostedRun:
     """One run's jobs in this process: those waiting, those in flight, and the items to report."""
 
-    def __init__(self, node: str, parallelism: int, grace: float) -> None:
+    def __init__(self, node: str | None, parallelism: int, grace: float) -> None:
         self._node = node
         self._parallelism = parallelism
         self._grace = grace
@@ -196,7 +189,7 @@ class HostedRun:
             self._queue.put((ENDED, ticket, finished))
 
     def _emit_with_ticket(self, ticket: int, emit: Callable[[Any], None], item: Any) -> None:
-        """Emit an item with its job's ticket; a record also gets the name of this node."""
+        """Emit an item with its job's ticket; a record also gets the name of this node, if it has one."""
         record = item.record if isinstance(item, UnscoredAnswer) else item
         if isinstance(record, Record) and record.node is None:
             record.node = self._node
