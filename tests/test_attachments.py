@@ -24,7 +24,7 @@ from steelyard.attachments import (
     with_contents,
     without_contents,
 )
-from steelyard.cache.fingerprint import fingerprint_of
+from steelyard.cache.store import fingerprint_of
 from steelyard.errors import SuiteError, TargetError
 from steelyard.suite.identity import case_fingerprint, content_digest
 from steelyard.suite.suite_file import read_suite_file

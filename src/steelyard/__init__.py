@@ -7,11 +7,9 @@ from steelyard._version import __version__
 TYPE_CHECKING = False  # what type checkers take for true; importing `typing` would double the cost of this import
 if TYPE_CHECKING:
     from steelyard.cache.files import LocalFileTaskResultStore
-    from steelyard.cache.fingerprint import CacheKey, CaseFingerprint
     from steelyard.cache.sqlite import SqliteTaskResultStore
-    from steelyard.cache.store import EvaluationDataStore, StoreError
-    from steelyard.engine.base import Engine
-    from steelyard.engine.cancellation import CancellationToken
+    from steelyard.cache.store import CacheKey, CaseFingerprint, EvaluationDataStore, StoreError
+    from steelyard.engine.base import CancellationToken, Engine
     from steelyard.engine.local import LocalEngine
     from steelyard.engine.ray.engine import RayEngine
     from steelyard.errors import (
@@ -46,9 +44,9 @@ if TYPE_CHECKING:
     from steelyard.workspace.template import Workspace
 
 _HOMES = {
-    "CacheKey": "steelyard.cache.fingerprint",
-    "CancellationToken": "steelyard.engine.cancellation",
-    "CaseFingerprint": "steelyard.cache.fingerprint",
+    "CacheKey": "steelyard.cache.store",
+    "CancellationToken": "steelyard.engine.base",
+    "CaseFingerprint": "steelyard.cache.store",
     "CaseLimitReached": "steelyard.errors",
     "CaseLimits": "steelyard.records",
     "ConfigurationError": "steelyard.errors",

@@ -1,4 +1,4 @@
-"""What suites and commands use by name: targets, scorers, stores, report formats, judge prompts and hooks.
+"""What suites and commands use by name: targets, scorers, stores, report formats, judge prompts, hooks and sandboxes.
 
 Built-in names are `"module:Name"` strings here, imported when one is used. A package adds names by entry points of the
 groups `steelyard.targets`, `steelyard.scorers` and so on, which are read only for a name that is not built in. What is
@@ -20,6 +20,7 @@ import msgspec
 
 from steelyard._version import __version__
 from steelyard.errors import ConfigurationError, describe, nearest, suggestion
+from steelyard.protocols import SandboxProvider
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -259,3 +260,30 @@ def _not_importable(what: str | Path, error: BaseException) -> ConfigurationErro
     if isinstance(error, SystemExit):
         return ConfigurationError(f"{what} cannot be imported: it calls exit() when it is")
     return ConfigurationError(f"{what} cannot be imported: {describe(error)}")
+
+
+def make_sandbox(raw: object, where: str = "sandbox", folder: Path | None = None) -> SandboxProvider | None:
+    """The sandbox that a suite names: `bubblewrap`, or `{bubblewrap: {network: gateway}}`; None for none.
+
+    Paths in its arguments are relative to `folder`.
+    """
+    if raw is None or raw == "none":
+        return None
+    if isinstance(raw, str):
+        raw = {raw: {}}
+    if not isinstance(raw, Mapping) or len(raw) != 1:
+        raise ConfigurationError(f"{where} must be a name, or a mapping from one name to its arguments, got {raw!r}")
+    ((name, options),) = raw.items()
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigurationError(f"{where}.{name} takes a mapping of arguments, got {options!r}")
+    kind = find("sandboxes", str(name))
+    given = dict(options or {})
+    if folder is not None and "folder" in (takes(kind) or ()):
+        given["folder"] = folder
+    try:
+        made = kind(**given)
+    except TypeError as error:
+        raise ConfigurationError(f"{where}.{name}: {error}") from error
+    if not isinstance(made, SandboxProvider):
+        raise ConfigurationError(f"{where}.{name} is no sandbox: it needs check, start, reap and identity")
+    return made

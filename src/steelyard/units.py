@@ -1,14 +1,20 @@
-"""Units: durations (`500ms`, `2m`), rates (`600/min`), sizes (`200k`, `2G`), percentages (`5%`)."""
+"""Units: durations (`500ms`, `2m`), rates (`600/min`), sizes (`200k`, `2G`), percentages (`5%`).
+
+Also the limits of a case, which are written in them: `{time: 30m, turns: 50, tokens: 200k, cost: 2.0, output: 10M}`.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from decimal import Decimal
+from typing import Any
 
 import msgspec
 
-from steelyard.errors import ConfigurationError
+from steelyard.errors import ConfigurationError, suggestion
+from steelyard.records import CaseLimits
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
@@ -88,3 +94,32 @@ def parse_percentage(value: object, name: str = "share") -> float:
     if share is None or not 0.0 <= share <= 1.0:
         raise ConfigurationError(f"{name} must be within 0..1, or 0%..100%, got {value!r}")
     return share
+
+
+def read_case_limits(given: Any, where: str = "case_limits") -> CaseLimits | None:
+    """The limits that a suite, a case or Python code gives, checked; None where there are none."""
+    if given is None:
+        return None
+    if isinstance(given, CaseLimits):
+        given = {name: getattr(given, name) for name in CaseLimits.__struct_fields__}
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{where} must be a mapping such as {{time: 30m, turns: 50}}, got {given!r}")
+    for key in given:
+        if key not in CaseLimits.__struct_fields__:
+            raise ConfigurationError(f"unknown key {where}.{key}; {suggestion(key, CaseLimits.__struct_fields__)}")
+    read = {name: _read(name, value, f"{where}.{name}") for name, value in given.items() if value is not None}
+    return CaseLimits(**read) if read else None
+
+
+def _read(name: str, value: Any, where: str) -> Any:
+    if name == "time":
+        number: float = parse_duration(value, where)
+    elif name == "cost":
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ConfigurationError(f"{where} must be a number above 0, got {value!r}")
+        number = float(value)
+    else:
+        number = parse_size(value, where)
+    if number <= 0:
+        raise ConfigurationError(f"{where} must be above 0, got {value!r}")
+    return number

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from steelyard.engine.arrivals import Arrivals, Schedule, SendCounts, parse_arrivals
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Emit

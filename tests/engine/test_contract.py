@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steelyard.engine.base import Engine
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken, Engine
 from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Emit, Tally, Work

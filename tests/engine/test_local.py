@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.protocols import Emit, Tally
 from steelyard.records import Job

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steelyard.engine import deadlines, retry
+from steelyard.engine import retry
 from steelyard.engine.adaptive import AdaptivePermits
-from steelyard.engine.deadlines import Deadlines
 from steelyard.engine.rate_limit import EndpointLimits, Pause, RateLimited, Spacing
 from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import ConfigurationError, TransientError
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase, InvocationResponse
+from steelyard.run import case
+from steelyard.run.case import Deadlines
 from steelyard.targets.simulated import Simulated
 from steelyard.units import RateLimit, parse_rate
 from tests.support.engine import Asked
@@ -139,7 +140,7 @@ def test_the_time_that_a_call_waited_is_told_apart_and_its_own_clock_stands_stil
 
 
 def test_waiting_for_leave_does_not_use_up_the_time_of_the_case(monkeypatch) -> None:
-    monkeypatch.setattr(deadlines, "time", LOOP_TIME)
+    monkeypatch.setattr(case, "time", LOOP_TIME)
 
     async def main() -> None:
         endpoint = Endpoint(lambda case: asyncio.sleep(4, InvocationResponse()), rate=parse_rate("1/min"))

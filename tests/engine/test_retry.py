@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.engine import retry
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import TargetError, TransientError

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steelyard import EvalSet, Result
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.errors import TargetError
 from steelyard.journal.reader import Entry
 from steelyard.journal.writer import encode_record

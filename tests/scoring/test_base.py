@@ -15,7 +15,7 @@ from steelyard.errors import ConfigurationError
 from steelyard.records import EvalCase, InvocationResponse, Score
 from steelyard.scoring import Exact, FunctionScorer
 from steelyard.scoring.base import as_scorer, as_scorers, run_scorers
-from steelyard.scoring.limits import limited
+from steelyard.scoring.pipeline import limited
 from tests.support.engine import until
 
 CASE = EvalCase(id="c", expected="x")

@@ -15,7 +15,7 @@ from steelyard import ConfigurationError, EvalCase, InvocationResponse, Score
 from steelyard.protocols import ScoringContext
 from steelyard.scoring import Program, Tests
 from steelyard.scoring.base import limits_of
-from steelyard.scoring.limits import LimitedScorer, is_immediate
+from steelyard.scoring.pipeline import LimitedScorer, is_immediate
 from steelyard.scoring.tests import GraderError, read_junit
 
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:steelyard", "--junitxml=r.xml"]

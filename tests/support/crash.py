@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard import EvalCase, EvalSet, InvocationResponse
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.errors import TargetError
 from steelyard.journal.files import read_metrics
 from steelyard.protocols import Identity, InvocationContext, derived_rng

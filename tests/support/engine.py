@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.protocols import InvocationContext, Scorer, Target
 from steelyard.records import EvalCase, InvocationResponse, Job, Record, StoredSample, UnscoredAnswer
 from steelyard.run.case import CaseRunner

@@ -11,7 +11,7 @@ import msgspec
 
 from steelyard.engine import local, retry
 from steelyard.engine.adaptive import AdaptivePermits
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.engine.rate_limit import EndpointLimits, RateLimited
 from steelyard.engine.retry import Retry, RetryPolicy

@@ -24,7 +24,7 @@ from steelyard.scoring.trajectory import tool_calls
 from steelyard.stats.prices import PriceBook
 from steelyard.targets import Bedrock
 from steelyard.transport import CurlTransport
-from steelyard.transport.event_stream import frame
+from steelyard.transport.sse import frame
 from tests.support.mock import Mock, running_mock
 from tests.support.scripted_transport import CONTEXT, ScriptedTransport, broken, chunked, whole
 

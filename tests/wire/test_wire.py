@@ -22,7 +22,7 @@ from steelyard.protocols import HttpReply
 from steelyard.scoring.trajectory import tool_calls
 from steelyard.targets import AnthropicMessages, Bedrock, Gemini, OpenAIChat, OpenAIResponses
 from steelyard.targets.endpoint import EndpointTarget
-from steelyard.transport.event_stream import MEDIA_TYPE, frame
+from steelyard.transport.sse import MEDIA_TYPE, frame
 from tests.support.scripted_transport import CONTEXT, ScriptedTransport
 
 KINDS: dict[str, type[EndpointTarget]] = {

@@ -556,7 +556,7 @@ def test_a_429_reaches_the_agent_and_pauses_all_calls_to_the_endpoint() -> None:
 
 
 def test_the_time_of_an_attempt_is_split_without_a_rest() -> None:
-    from steelyard.workspace.totals import TimeSplit
+    from steelyard.workspace.limits import TimeSplit
 
     now, signal = [0.0], Signal()
     split = TimeSplit(signal, lambda: now[0])

@@ -19,13 +19,12 @@ import pytest
 
 from steelyard import EvalCase, EvalSet, InvocationContext, Runner, Workspace
 from steelyard.errors import ConfigurationError
+from steelyard.plugins import make_sandbox
 from steelyard.protocols import Sandbox, SandboxPlace
-from steelyard.sandboxes import make_sandbox
 from steelyard.scoring import Tests
 from steelyard.subprocesses import run_program
 from steelyard.targets import CallableTarget
-from steelyard.workspace.cgroups import Cgroup, reap_cgroups
-from steelyard.workspace.sandbox import Bubblewrap
+from steelyard.workspace.sandbox import Bubblewrap, Cgroup, reap_cgroups
 from tests.support.gateway import REAL_KEY, gateway_to, session_of
 from tests.support.mock import running_mock
 from tests.support.plugin import note_package
@@ -301,7 +300,7 @@ def test_memory_is_bounded_for_all_programs_together(place: SandboxPlace) -> Non
 @needs_cgroups
 def test_cgroups_of_a_driver_that_is_gone_are_ended_by_their_label() -> None:
     code = (
-        "from steelyard.workspace.cgroups import Cgroup; import os; Cgroup('lost-label-x', memory=1 << 30); os._exit(0)"
+        "from steelyard.workspace.sandbox import Cgroup; import os; Cgroup('lost-label-x', memory=1 << 30); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert list(Path("/sys/fs/cgroup").glob("**/steelyard-*-lost-label-x"))

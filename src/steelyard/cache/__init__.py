@@ -9,14 +9,23 @@ from steelyard._lazy import lazy_exports
 if TYPE_CHECKING:
     from steelyard.cache.cached import Cached, SingleFlight
     from steelyard.cache.files import LocalFileTaskResultStore
-    from steelyard.cache.fingerprint import CacheKey, CaseFingerprint, fingerprint_of, tool_set_hash
     from steelyard.cache.sqlite import SqliteTaskResultStore
-    from steelyard.cache.store import EvaluationDataStore, ManagedStore, StoreError, StoreInfo, is_cacheable
+    from steelyard.cache.store import (
+        CacheKey,
+        CaseFingerprint,
+        EvaluationDataStore,
+        ManagedStore,
+        StoreError,
+        StoreInfo,
+        fingerprint_of,
+        is_cacheable,
+        tool_set_hash,
+    )
 
 _HOMES = {
-    "CacheKey": "steelyard.cache.fingerprint",
+    "CacheKey": "steelyard.cache.store",
     "Cached": "steelyard.cache.cached",
-    "CaseFingerprint": "steelyard.cache.fingerprint",
+    "CaseFingerprint": "steelyard.cache.store",
     "EvaluationDataStore": "steelyard.cache.store",
     "LocalFileTaskResultStore": "steelyard.cache.files",
     "ManagedStore": "steelyard.cache.store",
@@ -24,9 +33,9 @@ _HOMES = {
     "SqliteTaskResultStore": "steelyard.cache.sqlite",
     "StoreError": "steelyard.cache.store",
     "StoreInfo": "steelyard.cache.store",
-    "fingerprint_of": "steelyard.cache.fingerprint",
+    "fingerprint_of": "steelyard.cache.store",
     "is_cacheable": "steelyard.cache.store",
-    "tool_set_hash": "steelyard.cache.fingerprint",
+    "tool_set_hash": "steelyard.cache.store",
 }
 
 __all__ = [

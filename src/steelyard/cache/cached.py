@@ -11,8 +11,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from steelyard.cache.fingerprint import CacheKey, fingerprint_of
-from steelyard.cache.store import EvaluationDataStore, is_cacheable
+from steelyard.cache.store import CacheKey, EvaluationDataStore, fingerprint_of, is_cacheable
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import describe
 from steelyard.protocols import InvocationContext, Target, TargetWrapper

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 
-from steelyard.cache.fingerprint import CacheKey
 from steelyard.cache.store import (
     BadEntry,
+    CacheKey,
     StoreError,
     StoreInfo,
     UnwritableResponse,

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from steelyard.cache.fingerprint import CacheKey
 from steelyard.cache.store import (
     BadEntry,
+    CacheKey,
     StoreError,
     StoreInfo,
     UnwritableResponse,

@@ -19,17 +19,16 @@ from steelyard.journal.manifest import compare, read_manifest, refuse_sweep
 from steelyard.journal.replay import Replay, SlotState
 from steelyard.protocols import InvocationContext, RepeatedJudge, Session, Target
 from steelyard.records import EvalCase, InvocationResponse, Job, id_digest
-from steelyard.report.rules import parse_rule
-from steelyard.run.decided import expected_share
+from steelyard.report.gate import parse_rule
 from steelyard.run.directory import OpenMode, PlanSlots
 from steelyard.run.options import RunOptions
 from steelyard.run.plan import Plan, manifest_of, plan_of, read_session
 from steelyard.run.runner import Runner
+from steelyard.run.stop_rules import expected_share
 from steelyard.scoring.pipeline import samples_per_answer
-from steelyard.stats.costs import Spending, format_money
 from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.paired import detectable_difference, unchanged_cases_needed
-from steelyard.stats.prices import PriceBook, Prices, cost_of, read_prices
+from steelyard.stats.prices import PriceBook, Prices, Spending, cost_of, format_money, read_prices
 from steelyard.stats.running import RunningStats
 
 

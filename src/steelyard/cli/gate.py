@@ -68,8 +68,7 @@ def command(**given: Any) -> int:
     for each broken rule.
     """
     flags = GateFlags(**given)
-    from steelyard.report.gate import hold_to
-    from steelyard.report.rules import parse_rule, parse_waivers
+    from steelyard.report.gate import hold_to, parse_rule, parse_waivers
     from steelyard.run.result import Result
 
     if flags.baseline is None and (flags.drops or flags.slowdown is not None):
@@ -97,7 +96,7 @@ def _allowance(flags: GateFlags) -> Allowance:
 def _suite_gate(run: Path, suite: Path | None) -> tuple[list[Rule], frozenset[str]]:
     """The rules and waivers of the suite that was named, or of the run's own where its file is at hand."""
     from steelyard.journal.manifest import read_manifest
-    from steelyard.report.rules import parse_rule, parse_waivers
+    from steelyard.report.gate import parse_rule, parse_waivers
     from steelyard.stats.metrics import FAILURE_RATE
 
     if suite is None:

@@ -24,7 +24,7 @@ from steelyard.cli.run_control import (
     verdict_code,
     with_flags,
 )
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError, describe
 from steelyard.plugins import load_object

@@ -26,11 +26,11 @@ import msgspec
 
 from steelyard.cli.main import FAILED_GATE, INTERRUPTED, TOO_MANY_ERRORS
 from steelyard.cli.output import limit_writes, say
-from steelyard.engine.cancellation import CancellationToken
-from steelyard.engine.loop_thread import LoopThread
+from steelyard.daemon_threads import LoopThread
+from steelyard.engine.base import CancellationToken
 from steelyard.errors import ConfigurationError, RunCancelled, SteelyardError
 from steelyard.journal.files import PARTIAL, read_json_object, write_json
-from steelyard.report.rules import check_conditions, check_rule, parse_rule, parse_waivers, refuse_misspelt
+from steelyard.report.gate import check_conditions, check_rule, parse_rule, parse_waivers, refuse_misspelt
 from steelyard.run.config import Gate, build_gate
 from steelyard.run.result import Result
 from steelyard.shutdown import (

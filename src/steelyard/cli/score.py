@@ -15,7 +15,7 @@ from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import command_again
 from steelyard.cli.run import load_suite
 from steelyard.cli.run_control import log_to_stderr, partial_result, run_interruptibly, verdict_code, with_flags
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Scorer

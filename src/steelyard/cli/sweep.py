@@ -22,8 +22,7 @@ from steelyard.report.sweep.table import sweep_table
 from steelyard.run.config import EngineChoice
 from steelyard.run.options import RunOptions
 from steelyard.run.runner import Runner
-from steelyard.stats.costs import format_money
-from steelyard.stats.prices import read_prices
+from steelyard.stats.prices import format_money, read_prices
 from steelyard.units import parse_duration
 
 

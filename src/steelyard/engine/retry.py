@@ -11,9 +11,9 @@ import msgspec
 
 from steelyard.engine.rate_limit import RateLimited
 from steelyard.errors import TransientError
+from steelyard.masking import masked_description
 from steelyard.protocols import InvocationContext, Target, TargetWrapper
 from steelyard.records import MAX_NUMBER, EvalCase, FailedAttempt, InvocationResponse
-from steelyard.tracebacks import masked_description
 
 _ALWAYS_TRANSIENT: tuple[type[Exception], ...] = (TransientError, ConnectionError, TimeoutError)
 MAX_RETRY_ERRORS = 20

@@ -19,8 +19,8 @@ from steelyard.journal.files import ANSWERS
 from steelyard.journal.reader import RecordReader, decode_entry, lines_forward
 from steelyard.journal.writer import AppendOnlyFile, clean_texts, encode_record
 from steelyard.records import Record, StoredSample, UnscoredAnswer
-from steelyard.stats.costs import Spending
 from steelyard.stats.formatting import counted
+from steelyard.stats.prices import Spending
 
 log = logging.getLogger("steelyard")
 

@@ -28,7 +28,7 @@ from steelyard.journal.checksum import (
 )
 from steelyard.journal.files import DAMAGED, INDEX, OUTPUTS
 from steelyard.journal.index import ROWS, Rows, pack_row, read_index, signed, winners
-from steelyard.journal.lines import left_out_lines, metrics_lines
+from steelyard.journal.manifest import left_out_lines, metrics_lines
 from steelyard.records import Record, id_digest, verdict
 
 Places: TypeAlias = npt.NDArray[np.int64]

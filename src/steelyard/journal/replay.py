@@ -17,11 +17,11 @@ from steelyard.disk import open_regular
 from steelyard.errors import RunRefused
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import id_digests, pack_row
-from steelyard.journal.lines import LeftOut, write_ranges
+from steelyard.journal.manifest import LeftOut, write_ranges
 from steelyard.journal.reader import BadLine, Entry, EntryBlock, bad_line, entries_backward, readable_end
 from steelyard.records import RECORD_VERSION, verdict
-from steelyard.stats.costs import Spending
 from steelyard.stats.errors import TIMEOUTS, ErrorName, error_name
+from steelyard.stats.prices import Spending
 from steelyard.stats.running import RunningStats, timed_out_after
 from steelyard.stats.scores import ScoreStats
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET
 
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.errors import RunCancelled, RunRefused
 from steelyard.journal.files import MANIFEST, PREVIOUS, disk_errors, move_aside
 from steelyard.journal.manifest import Manifest, compare, read_manifest
@@ -25,8 +25,8 @@ from steelyard.run.rescore import StoredAnswers
 from steelyard.run.result import Result, load_metrics
 from steelyard.run.runner import Runner
 from steelyard.stats.client_load import BUSY
-from steelyard.stats.costs import format_money
 from steelyard.stats.metrics import Metrics
+from steelyard.stats.prices import format_money
 from steelyard.suite.evalset import EvalSet
 
 log = logging.getLogger("steelyard")

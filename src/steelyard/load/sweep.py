@@ -13,9 +13,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from steelyard.engine.base import Engine
-from steelyard.engine.cancellation import CancellationToken
-from steelyard.engine.loop_thread import LoopFactory, LoopThread
+from steelyard.daemon_threads import LoopFactory, LoopThread
+from steelyard.engine.base import CancellationToken, Engine
 from steelyard.errors import ConfigurationError, RunFinished
 from steelyard.journal.files import (
     REPORT,

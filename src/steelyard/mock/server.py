@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import Any, TypeAlias, cast
 
 from steelyard.errors import ConfigurationError
-from steelyard.mock.http import Reply
 from steelyard.mock.options import MockOptions
-from steelyard.mock.service import Service, Times
+from steelyard.mock.service import Reply, Service, Times
 from steelyard.transport.http_server import BadRequest, Request, RequestReader
 
 _BACKLOG = 4096

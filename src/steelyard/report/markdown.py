@@ -14,10 +14,10 @@ from steelyard.report.headline import notices
 from steelyard.report.records import Expectations, RunRecords, SuiteCase, open_suite, state_of, why_failed
 from steelyard.report.summary import interval_of
 from steelyard.run.result import Result
-from steelyard.stats.costs import format_money
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import counted, format_number, format_time, one_line
 from steelyard.stats.metrics import ErrorExample, Metrics, correction_note, percentile_of
+from steelyard.stats.prices import format_money
 from steelyard.suite.evalset import EvalSet
 
 # All that Markdown or GitHub could make something of: emphasis, code, links, tables, mentions, references, formulas.

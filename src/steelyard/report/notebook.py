@@ -1,14 +1,25 @@
-"""What a notebook shows of a result: the headline, a bar of outcomes, and the first cases that failed."""
+"""A result in a notebook: its headline, a bar of outcomes and the first cases that failed; and its records as a table.
+
+Tables are those of pandas, polars or Arrow: a row for each record, text stays text, and a column for each score.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import datetime
+from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
+import msgspec
+
+from steelyard.errors import ConfigurationError
+from steelyard.records import Record
 from steelyard.report.html import render
-from steelyard.stats.costs import format_money
 from steelyard.stats.formatting import format_seconds, trim
 from steelyard.stats.metrics import correction_note
+from steelyard.stats.prices import format_money
 
 if TYPE_CHECKING:
     from steelyard.records import Record
@@ -17,6 +28,12 @@ if TYPE_CHECKING:
 
 MAX_CASES = 5
 _MAX_TEXT = 200
+Kind = Literal["text", "number", "whole", "flag", "time", "object"]
+
+_KINDS: dict[Any, Kind] = {str: "text", float: "number", int: "whole", bool: "flag", datetime: "time"}
+_PANDAS = {"number": "float64", "whole": "Int64", "flag": "boolean", "text": "object", "object": "object"}
+_POLARS = {"number": "Float64", "whole": "Int64", "flag": "Boolean", "text": "String", "object": "String"}
+_ARROW = {"number": "float64", "whole": "int64", "flag": "bool_", "text": "string", "object": "string"}
 
 
 def result_html(result: Result) -> str:
@@ -80,3 +97,89 @@ def _row(record: Record) -> dict[str, str]:
         "answer": trim(record.error or record.response_text or "", _MAX_TEXT),
         "why": trim("; ".join(reasons), _MAX_TEXT),
     }
+
+
+def _kind(hint: Any) -> Kind:
+    """What a field holds, by its type: None beside it does not matter; Annotated and Literal are looked into."""
+    if get_origin(hint) is Literal:
+        return "text"
+    parts = [part for part in get_args(hint) if part is not type(None)] if isinstance(hint, UnionType) else [hint]
+    return _KINDS.get(parts[0], "object") if len(parts) == 1 else "object"
+
+
+_FIRST = ("id", "trial", "status")
+_HINTS = get_type_hints(Record)
+_FIELDS: dict[str, Kind] = {
+    name: _kind(_HINTS[name])
+    for name in (*_FIRST, *(name for name in Record.__struct_fields__ if name not in (*_FIRST, "v", "scores")))
+}
+
+
+class Column(msgspec.Struct):
+    """One column of a table: what it holds, and its values."""
+
+    kind: Kind
+    values: list[Any]
+
+    def plain(self) -> list[Any]:
+        """Objects as JSON text: a table library would guess a type from the first rows and fail on a later one."""
+        if self.kind != "object":
+            return self.values
+        return [None if value is None else msgspec.json.encode(value).decode() for value in self.values]
+
+
+def table_columns(records: Iterable[Record]) -> dict[str, Column]:
+    """The columns by name: who and how it went first, then the scores by the scorers' names, then the rest."""
+    rows = list(records)
+    scores = [{score.name: score for score in record.scores} for record in rows]
+    fields = {name: Column(kind, [getattr(record, name) for record in rows]) for name, kind in _FIELDS.items()}
+    columns = {name: fields.pop(name) for name in _FIRST}
+    columns["passed"] = Column("flag", [record.passed for record in rows])
+    for name in dict.fromkeys(name for row in scores for name in row):
+        found = [row.get(name) for row in scores]
+        columns[f"score.{name}"] = Column("number", [None if one is None else one.value for one in found])
+        columns[f"score.{name}.passed"] = Column("flag", [None if one is None else one.passed for one in found])
+        columns[f"score.{name}.reason"] = Column("text", [None if one is None else one.reason for one in found])
+    return columns | fields
+
+
+def to_pandas(records: Iterable[Record]) -> Any:
+    """A pandas.DataFrame; lists and objects stay Python's own."""
+    pandas = _library("pandas")
+    return pandas.DataFrame(
+        {
+            name: pandas.to_datetime(pandas.Series(column.values, dtype="object"), utc=True)
+            if column.kind == "time"
+            else pandas.Series(column.values, dtype=_PANDAS[column.kind])
+            for name, column in table_columns(records).items()
+        }
+    )
+
+
+def to_arrow(records: Iterable[Record]) -> Any:
+    """A pyarrow.Table; lists and objects are JSON text."""
+    arrow = _library("pyarrow")
+    times = arrow.timestamp("us", tz="UTC")
+    return arrow.table(
+        {
+            name: arrow.array(
+                column.plain(), type=times if column.kind == "time" else getattr(arrow, _ARROW[column.kind])()
+            )
+            for name, column in table_columns(records).items()
+        }
+    )
+
+
+def to_polars(records: Iterable[Record]) -> Any:
+    """A polars.DataFrame; lists and objects are JSON text."""
+    polars = _library("polars")
+    types = {kind: getattr(polars, name) for kind, name in _POLARS.items()} | {"time": polars.Datetime("us", "UTC")}
+    columns = table_columns(records)
+    return polars.DataFrame([polars.Series(name, one.plain(), types[one.kind]) for name, one in columns.items()])
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(f"{name} is not installed: pip install {name}") from error

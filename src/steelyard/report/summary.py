@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET
 
-from steelyard.stats.costs import format_money
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import (
     counted,
@@ -34,6 +33,7 @@ from steelyard.stats.metrics import (
     percentile_of,
     without_judge,
 )
+from steelyard.stats.prices import format_money
 
 _TIMES = {
     "time_to_first_token": "time to first token",

@@ -19,12 +19,12 @@ from steelyard.records import CaseLimits
 from steelyard.run.hooks import as_hooks
 from steelyard.run.options import Option, RunOptions, options_of, read_suite_options, run_checks
 from steelyard.scoring.base import LIMIT_NAMES, FunctionScorer, as_scorer, as_scorers, read_limits
-from steelyard.scoring.limits import LimitedScorer
+from steelyard.scoring.pipeline import LimitedScorer
 from steelyard.stats.prices import read_prices
 from steelyard.suite.evalset import EvalSet
-from steelyard.suite.limits import read_case_limits
 from steelyard.suite.suite_file import SuiteFile, read_suite_file
 from steelyard.targets.function import CallableTarget, as_target
+from steelyard.units import read_case_limits
 from steelyard.workspace.template import Workspace
 
 EngineName = Literal["local", "ray"]
@@ -390,7 +390,7 @@ def _build_judge(file: SuiteFile, arguments: Any, where: str) -> Scorer:
 def _build_jury(file: SuiteFile, given: dict[str, Any], where: str) -> Scorer:
     """Several judges with one question, each with another model."""
     from steelyard.scoring.judge.calibration import calibration_file
-    from steelyard.scoring.judge.jury import Jury
+    from steelyard.scoring.judge.judge import Jury
 
     models = given.pop("models")
     if "model" in given:

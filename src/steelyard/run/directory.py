@@ -34,16 +34,24 @@ from steelyard.journal.files import (
     write_json,
 )
 from steelyard.journal.index import IndexBuilder, pack_columns
-from steelyard.journal.lines import metrics_lines
 from steelyard.journal.lock import RunLock
-from steelyard.journal.manifest import Launch, Manifest, compare, now, read_manifest, refuse_sweep, write_manifest
+from steelyard.journal.manifest import (
+    Launch,
+    Manifest,
+    compare,
+    metrics_lines,
+    now,
+    read_manifest,
+    refuse_sweep,
+    write_manifest,
+)
 from steelyard.journal.reader import Entry, RecordReader, ends_whole, repair_tail, rewrite
 from steelyard.journal.replay import Replay, SlotState
 from steelyard.journal.writer import JournalWriter
 from steelyard.records import id_digest, verdict
-from steelyard.run.decided import DecidedStop
 from steelyard.run.plan import Plan
 from steelyard.run.recorder import OpenJournal, Recorder
+from steelyard.run.stop_rules import DecidedStop
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.formatting import counted
 from steelyard.stats.metrics import Metrics

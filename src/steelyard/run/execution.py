@@ -16,11 +16,11 @@ import msgspec
 from steelyard.cache.cached import Cached
 from steelyard.cache.store import EvaluationDataStore, ManagedStore, StoreError, open_store
 from steelyard.daemon_threads import DaemonThreads
-from steelyard.engine.base import Engine
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken, Engine
 from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import ConfigurationError, RunCancelled, SuiteError
 from steelyard.journal.reader import iter_records
+from steelyard.plugins import make_sandbox
 from steelyard.progress.display import LiveDisplay
 from steelyard.protocols import (
     CallByCall,
@@ -34,7 +34,6 @@ from steelyard.protocols import (
 )
 from steelyard.records import STOP_REASONS, CaseLimits, InvocationResponse, Job, Record, verdict
 from steelyard.run.case import CaseRunner
-from steelyard.run.decided import DecidedStop
 from steelyard.run.directory import OpenMode, RunDirectory
 from steelyard.run.hooks import Hooks, RunInfo
 from steelyard.run.metrics import compose
@@ -43,8 +42,7 @@ from steelyard.run.plan import Plan, cycling, manifest_of, plan_of, read_session
 from steelyard.run.recorder import Recorder
 from steelyard.run.result import Result, about_run
 from steelyard.run.send_policy import SendPolicy
-from steelyard.run.stop_rules import StopRules
-from steelyard.sandboxes import make_sandbox
+from steelyard.run.stop_rules import DecidedStop, StopRules
 from steelyard.scoring.base import takes_context
 from steelyard.scoring.judge.calibration import calibration_of, is_trusted
 from steelyard.scoring.judge.verdict import is_verdict

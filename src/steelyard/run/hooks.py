@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from steelyard.errors import ConfigurationError
+from steelyard.masking import masked_description, user_traceback
 from steelyard.records import Job, Record
 from steelyard.shutdown import HOOK_SECONDS
 from steelyard.stats.formatting import counted, safe_text
-from steelyard.tracebacks import masked_description, user_traceback
 
 if TYPE_CHECKING:
     from steelyard.run.result import Result

@@ -12,7 +12,6 @@ from msgspec import UNSET
 
 from steelyard.errors import CountsError
 from steelyard.records import Record
-from steelyard.stats.costs import Spending
 from steelyard.stats.errors import ErrorName, by_kind, by_type, error_name, ranked
 from steelyard.stats.metrics import (
     Counts,
@@ -25,6 +24,7 @@ from steelyard.stats.metrics import (
     ScoreMetrics,
     TrialMetrics,
 )
+from steelyard.stats.prices import Spending
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats
 

@@ -17,12 +17,12 @@ from steelyard.journal.replay import STARTED, Replay, SlotState
 from steelyard.journal.writer import JournalWriter, seal_record
 from steelyard.protocols import Tally
 from steelyard.records import Job, Record, StoredSample, UnscoredAnswer, verdict
-from steelyard.run.decided import DecidedStop
 from steelyard.run.metrics import Errors, RunCounts
 from steelyard.run.plan import Plan
-from steelyard.stats.costs import Spending
+from steelyard.run.stop_rules import DecidedStop
 from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.metrics import JournalLines, TrialMetrics
+from steelyard.stats.prices import Spending
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, is_scoring_error
 from steelyard.stats.trials import TrialStats

@@ -20,12 +20,11 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import Entry, iter_records, left_out_offsets
 from steelyard.journal.replay import Replay, SlotState
 from steelyard.records import Record, Scores, id_digest, verdict
+from steelyard.report.notebook import to_arrow, to_pandas, to_polars
 from steelyard.run.audit import add_correction
-from steelyard.run.frames import to_arrow, to_pandas, to_polars
 from steelyard.run.metrics import Errors, RunCounts, compose
-from steelyard.stats.costs import Spending
 from steelyard.stats.metrics import JournalLines, Metrics, TrialMetrics
-from steelyard.stats.prices import read_prices
+from steelyard.stats.prices import Spending, read_prices
 from steelyard.stats.trials import TrialStats
 
 if TYPE_CHECKING:
@@ -133,8 +132,7 @@ class Result:
 
         `print` shows each rule and what was found. `allow` names conditions that may pass, such as "truncated".
         """
-        from steelyard.report.gate import hold_to
-        from steelyard.report.rules import parse_rule, parse_waivers
+        from steelyard.report.gate import hold_to, parse_rule, parse_waivers
 
         if not rules and baseline is None:
             raise ConfigurationError('nothing to check: give a rule such as "pass_rate>=0.8", or a baseline')

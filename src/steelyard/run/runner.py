@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from copy import copy
 from typing import Unpack
 
-from steelyard.engine.base import Engine
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.daemon_threads import LoopFactory, LoopThread
+from steelyard.engine.base import CancellationToken, Engine
 from steelyard.engine.local import LocalEngine
-from steelyard.engine.loop_thread import LoopFactory, LoopThread
 from steelyard.errors import ConfigurationError
 from steelyard.records import CaseLimits
 from steelyard.run.directory import IfComplete, OpenMode
@@ -21,8 +20,8 @@ from steelyard.scoring.base import as_scorers
 from steelyard.shutdown import INTERRUPT_SECONDS
 from steelyard.stats.spec import parse_progress_bar_stats
 from steelyard.suite.evalset import EvalSet
-from steelyard.suite.limits import read_case_limits
 from steelyard.targets.function import as_target
+from steelyard.units import read_case_limits
 from steelyard.workspace.template import Workspace
 
 

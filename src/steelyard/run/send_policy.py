@@ -15,9 +15,8 @@ from steelyard.protocols import Pace, RemoteTarget, RepeatedJudge, Scorer, Tally
 from steelyard.run.options import RunOptions
 from steelyard.scoring.pipeline import samples_per_answer
 from steelyard.stats.client_load import LATE, MIN_SECONDS, ClientLoad, LoopMonitor, judge_client, with_earlier
-from steelyard.stats.costs import Spending
 from steelyard.stats.metrics import LoadMetrics, SendCounts
-from steelyard.stats.prices import Priced, Prices, check_budget, is_paid, read_prices
+from steelyard.stats.prices import Priced, Prices, Spending, check_budget, is_paid, read_prices
 from steelyard.tokens import estimate_input_tokens
 from steelyard.units import parse_rate
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # whole modules, so that a new scorer in one of them is known
     from steelyard.scoring.judge.calibration import calibration_of as calibration_of
     from steelyard.scoring.judge.calibration import is_trusted as is_trusted
     from steelyard.scoring.judge.judge import Judge as Judge
-    from steelyard.scoring.judge.jury import Jury as Jury
+    from steelyard.scoring.judge.judge import Jury as Jury
     from steelyard.scoring.judge.prompts import Prompt as Prompt
     from steelyard.scoring.latency import *  # noqa: F403
     from steelyard.scoring.number import *  # noqa: F403
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # whole modules, so that a new scorer in one of them is known
 
 _HOMES = {
     **{name: module for module, _, name in (place.partition(":") for place in BUILT_IN["scorers"].values())},
-    "Jury": "steelyard.scoring.judge.jury",
+    "Jury": "steelyard.scoring.judge.judge",
     "Prompt": "steelyard.scoring.judge.prompts",
     "Sample": "steelyard.records",
     "ToolCall": "steelyard.scoring.trajectory",

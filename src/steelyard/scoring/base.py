@@ -18,10 +18,10 @@ import msgspec
 
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError, describe
+from steelyard.masking import user_traceback
 from steelyard.plugins import find
 from steelyard.protocols import Identity, Scorer, ScoreResult, ScoringContext
 from steelyard.records import EvalCase, InvocationResponse, Score
-from steelyard.tracebacks import user_traceback
 from steelyard.units import parse_duration
 
 _MAX_STORED_TEXT = 10_000

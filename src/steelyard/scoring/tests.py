@@ -20,9 +20,9 @@ from steelyard.case_templates import CaseTemplate, PathTemplate, ValueTemplate
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.disk import files_digest
 from steelyard.errors import ConfigurationError, TransientError
+from steelyard.plugins import make_sandbox
 from steelyard.protocols import Identity, SandboxPlace, SandboxProvider, ScoringContext, StartedPrograms
 from steelyard.records import EvalCase, InvocationResponse, Score
-from steelyard.sandboxes import make_sandbox
 from steelyard.scoring.base import PlainScorer
 from steelyard.subprocesses import ProgramResult, allowed_environment, run_program
 from steelyard.units import parse_duration

@@ -24,7 +24,7 @@ from steelyard.attachments import AttachmentFolder, BadAttachment, anywhere, has
 from steelyard.errors import ConfigurationError, SteelyardError, SuiteError, describe, nearest, reject_unknown
 from steelyard.records import EvalCase
 from steelyard.suite.identity import BadCase, Marks
-from steelyard.suite.limits import read_case_limits
+from steelyard.units import read_case_limits
 
 CASE_FIELDS: tuple[str, ...] = EvalCase.__struct_fields__
 JSON_FIELDS = ("messages", "tools", "expected_trajectory", "metadata", "limits")

@@ -14,11 +14,10 @@ import yaml
 
 from steelyard.attachments import AttachmentFolder
 from steelyard.errors import ConfigurationError, SuiteError, reject_unknown
-from steelyard.suite.data_files import HuggingFaceSource, file_source
+from steelyard.suite.data_files import FORMATS, HuggingFaceSource, file_source, harbor_cases, swebench_cases
 from steelyard.suite.evalset import EvalSet, arrangement
 from steelyard.suite.examples import read_examples
 from steelyard.suite.sources import Arrange, MemorySource, Source, by_name, found, grouped_by, open_file
-from steelyard.suite.tasks import FORMATS, harbor_cases, swebench_cases
 
 if TYPE_CHECKING:
     from yaml import SafeLoader as _BaseLoader

@@ -47,8 +47,7 @@ from steelyard.targets.wire import (
     reported_error,
     usage_fields,
 )
-from steelyard.transport.event_stream import DAMAGED, MEDIA_TYPE, frames
-from steelyard.transport.sse import ServerSentEvent
+from steelyard.transport.sse import DAMAGED, MEDIA_TYPE, ServerSentEvent, frames
 
 _INFERENCE = frozenset({"maxTokens", "temperature", "topP", "stopSequences"})
 _OWN_FIELDS = frozenset(

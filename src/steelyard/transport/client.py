@@ -14,16 +14,16 @@ import pycurl
 
 from steelyard.errors import ConfigurationError, TargetError, TransportError
 from steelyard.protocols import HttpReply, HttpRequest, ReplyReceiver, RequestSigning
-from steelyard.transport.connections import (
+from steelyard.transport.errors import curl_error
+from steelyard.transport.event_loop import (
     LOST_CODES,
     WATCH_SECONDS,
+    Bridge,
     Endpoint,
     KeptConnections,
     OpenedSocket,
     opened_socket,
 )
-from steelyard.transport.errors import curl_error
-from steelyard.transport.event_loop import Bridge
 from steelyard.transport.settings import Settings, check_method, checked_headers, checked_url
 
 _MAX_STARTS = 64
@@ -72,7 +72,7 @@ class CurlTransport:
     """Sends requests through libcurl over a pool of at most `connections`; others wait, and that time is `queued`.
 
     A request that finds its kept-alive connection closed is sent again on a new one, once, if the server is known not
-    to have read it (see `steelyard.transport.connections`); `resent` in the reply counts that. An endpoint that often
+    to have read it (see `steelyard.transport.event_loop`); `resent` in the reply counts that. An endpoint that often
     closes kept-alive connections gets a new one for each request.
 
     Bound to the event loop it was created on. A cancelled `send` closes its connection at once. HTTP/1.1, no

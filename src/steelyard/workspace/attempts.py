@@ -32,14 +32,12 @@ from steelyard.protocols import (
 from steelyard.records import CaseLimits, EvalCase, InvocationResponse, Record
 from steelyard.subprocesses import allowed_environment, run_program
 from steelyard.suite.identity import BadCase, canonical
-from steelyard.workspace.keeping import Keeper, read_patch
-from steelyard.workspace.limits import AttemptLimits, BothClocks, TurnRecorder
-from steelyard.workspace.logs import STREAMS, AttemptLogs
+from steelyard.workspace.keeping import STREAMS, AttemptLogs, Keeper, read_patch
+from steelyard.workspace.limits import NO_CALLS, AttemptLimits, BothClocks, TurnRecorder
 from steelyard.workspace.patch import PatchSummary, Scan, apply_patch, make_patch, scan
 from steelyard.workspace.places import AttemptPlace, AttemptState, RunPlaces, remove_tree
 from steelyard.workspace.sandbox import folder_size
 from steelyard.workspace.template import Template, Workspace, copy_tree
-from steelyard.workspace.totals import NO_CALLS
 
 if TYPE_CHECKING:  # it loads every API's reader
     from steelyard.workspace.gateway import Gateway, GatewaySession

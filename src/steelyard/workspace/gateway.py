@@ -31,6 +31,7 @@ from steelyard.records import STOP_REASONS, CaseLimits, InvocationResponse
 from steelyard.stats.prices import PriceBook, Prices, cost_of
 from steelyard.tokens import Count, count_input, count_words, estimate, load_counter
 from steelyard.transport.http_server import BadRequest, Head, Request, RequestReader
+from steelyard.workspace.limits import NO_CALLS, CallTotals, GatewaySummary, TimeSplit
 from steelyard.workspace.recording import (
     CALLS_VERSION,
     Body,
@@ -41,7 +42,6 @@ from steelyard.workspace.recording import (
     Threads,
     lost_cost,
 )
-from steelyard.workspace.totals import NO_CALLS, CallTotals, GatewaySummary, TimeSplit
 from steelyard.workspace.upstream import (
     Forwarded,
     ForwardedCase,

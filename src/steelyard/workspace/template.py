@@ -19,8 +19,8 @@ import msgspec
 
 from steelyard.case_templates import CaseTemplate, PathTemplate, ValueTemplate
 from steelyard.errors import ConfigurationError, suggestion
+from steelyard.plugins import make_sandbox
 from steelyard.records import EvalCase
-from steelyard.sandboxes import make_sandbox
 from steelyard.units import parse_duration, parse_size
 from steelyard.workspace.places import remove_tree
 

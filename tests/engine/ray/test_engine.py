@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from steelyard import EvalCase, EvalSet, Result, Runner
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.errors import ConfigurationError
 from steelyard.journal.reader import iter_records
 from steelyard.load.sweep import Sweep

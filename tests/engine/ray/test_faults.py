@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from steelyard import EvalSet, Result, Runner
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.journal.reader import iter_records
 from steelyard.records import Record
 from tests.support.board import Board

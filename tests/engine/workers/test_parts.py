@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steelyard._version import __version__
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.engine.rate_limit import EndpointLimits, RateLimited
 from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.engine.workers import worker as worker_module

@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, cast
 
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.engine.rate_limit import EndpointLimits
 from steelyard.engine.workers.remote_limits import DriverLink
 from steelyard.errors import ConfigurationError, SteelyardError, describe

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from steelyard._version import __version__
-from steelyard.engine.cancellation import CancellationToken
+from steelyard.engine.base import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.engine.workers.messages import (
     EMITTED,

@@ -11,7 +11,7 @@ import msgspec
 
 from steelyard.mock.answers import ParsedRequest, SimulatedAnswer, parse_request
 from steelyard.mock.dialects import bedrock, chat, completions, gemini, messages, responses
-from steelyard.transport.event_stream import MEDIA_TYPE
+from steelyard.transport.sse import MEDIA_TYPE
 
 EVENTS = b"text/event-stream; charset=utf-8"
 _OPENAI_ERRORS = {

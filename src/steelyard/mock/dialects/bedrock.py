@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from steelyard.mock.answers import AnswerUsage, ParsedRequest, SimulatedAnswer
-from steelyard.transport.event_stream import frame
+from steelyard.transport.sse import frame
 
 _encode = msgspec.json.encode
 _SIGNATURE = "bW9jaw=="

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from steelyard.stats.costs import format_money
 from steelyard.stats.formatting import counted, format_seconds
 from steelyard.stats.intervals import Interval
+from steelyard.stats.prices import format_money
 
 COMPARISON_VERSION = 2
 

@@ -13,9 +13,9 @@ from steelyard import EvalCase, InvocationResponse, Runner
 from steelyard.errors import ConfigurationError, TransientError
 from steelyard.records import Score
 from steelyard.run.config import build_suite
-from steelyard.scoring import Exact, FunctionScorer, Judge, Regex, limits
+from steelyard.scoring import Exact, FunctionScorer, Judge, Regex, pipeline
 from steelyard.scoring.base import as_scorer, run_scorers
-from steelyard.scoring.limits import is_immediate, limited
+from steelyard.scoring.pipeline import is_immediate, limited
 from tests.support.engine import make_suite
 from tests.support.judge import Script
 
@@ -25,7 +25,7 @@ RESPONSE = InvocationResponse(response_text="x")
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "_FIRST_WAIT", 0.0)
+    monkeypatch.setattr(pipeline, "_FIRST_WAIT", 0.0)
 
 
 def score(*scorers: Any, times: int = 1) -> list[Score]:

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steelyard.engine import deadlines
-from steelyard.engine.deadlines import Deadlines
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase, InvocationResponse, Record
-from steelyard.run.case import CaseRunner
+from steelyard.run import case
+from steelyard.run.case import CaseRunner, Deadlines
 from steelyard.scoring.pipeline import ScoringPipeline
 from tests.support.engine import Asked, make_job
 from tests.support.virtual_time import LOOP_TIME, run_virtually
@@ -293,13 +292,13 @@ async def stopped_for(limit: Deadlines, steps: list[tuple[str, float]]) -> bool:
     ],
 )
 def test_time_while_the_clock_is_stopped_does_not_count(monkeypatch, steps, late) -> None:
-    monkeypatch.setattr(deadlines, "time", LOOP_TIME)
+    monkeypatch.setattr(case, "time", LOOP_TIME)
     assert run_virtually(stopped_for(Deadlines(5.0), steps)) is late
 
 
 def test_calls_that_are_stopped_do_not_hold_up_those_that_are_not(monkeypatch) -> None:
     """The oldest is stopped; the younger ones behind it in the order still expire on time."""
-    monkeypatch.setattr(deadlines, "time", LOOP_TIME)
+    monkeypatch.setattr(case, "time", LOOP_TIME)
 
     async def main() -> None:
         limit = Deadlines(5.0)
@@ -324,7 +323,7 @@ def test_calls_that_are_stopped_do_not_hold_up_those_that_are_not(monkeypatch) -
 
 
 def test_parts_of_a_call_that_wait_at_once_start_it_again_when_all_have_done_so(monkeypatch) -> None:
-    monkeypatch.setattr(deadlines, "time", LOOP_TIME)
+    monkeypatch.setattr(case, "time", LOOP_TIME)
 
     async def main() -> bool:
         limit, task = Deadlines(5.0), current()
@@ -347,7 +346,7 @@ def test_parts_of_a_call_that_wait_at_once_start_it_again_when_all_have_done_so(
 
 def test_a_clock_that_outlives_its_call_does_not_touch_the_next_one(monkeypatch) -> None:
     """The same task runs one call after the other."""
-    monkeypatch.setattr(deadlines, "time", LOOP_TIME)
+    monkeypatch.setattr(case, "time", LOOP_TIME)
 
     async def main() -> None:
         limit, task = Deadlines(5.0), current()
@@ -369,7 +368,7 @@ def test_a_clock_that_outlives_its_call_does_not_touch_the_next_one(monkeypatch)
 
 
 def test_a_call_whose_time_is_up_while_it_unwinds_can_still_stop_its_clock(monkeypatch) -> None:
-    monkeypatch.setattr(deadlines, "time", LOOP_TIME)
+    monkeypatch.setattr(case, "time", LOOP_TIME)
 
     async def main() -> None:
         limit, task = Deadlines(5.0), current()
