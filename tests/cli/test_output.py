@@ -1,13 +1,18 @@
-"""What programs read: a run whose folder has a name that is no text is told of like any other."""
+"""What goes to stdout and stderr: names that are no text, for programs; colour, for people."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
+import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from steelyard.cli.output import say, show
 from tests.support.cli import run_cli
 from tests.support.compare import finished
 
@@ -53,3 +58,65 @@ def strings(value: object) -> set[str]:
     if isinstance(value, list):
         return set().union(*map(strings, value)) if value else set()
     return {value} if isinstance(value, str) else set()
+
+
+class Screen(io.StringIO):
+    """A terminal, as far as colour goes."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+_SUMMARY = """capitals: 20 of 20 done, complete
+
+  passed        92.5%  185 of 200  95 % CI 87.9% – 95.7%
+  errors         1.0%    2 of 200
+broken  pass_rate>=0.95: 0.925
+            c1:   errors 9.9%"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "screen", "coloured"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"TERM": "dumb"}, True, False),
+    ],
+)
+def test_colour_is_for_terminals_that_may_show_it(monkeypatch, variables, screen, coloured) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    stream = Screen() if screen else io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    show(_SUMMARY, in_colour=True)
+    assert ("\x1b[" in stream.getvalue()) is coloured
+    assert click.unstyle(stream.getvalue()) == _SUMMARY + "\n"
+
+
+def test_verdicts_are_coloured_and_nothing_else(monkeypatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Screen()
+    monkeypatch.setattr(sys, "stdout", stream)
+    show(_SUMMARY, in_colour=True)
+    painted = re.findall(r"\x1b\[(\d+)m([^\x1b]+)\x1b\[0m", stream.getvalue())
+    assert painted == [
+        ("32", "complete"),
+        ("1", "  passed        92.5%"),
+        ("31", "  errors         1.0%    2 of 200"),
+        ("31", "broken"),
+    ]
+
+
+def test_a_broken_gate_is_red_on_a_terminal(monkeypatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Screen()
+    monkeypatch.setattr(sys, "stderr", stream)
+    say("gate: cost<2: 3 USD", bad=True)
+    assert stream.getvalue() == "\x1b[31msteelyard: gate: cost<2: 3 USD\x1b[0m\n"

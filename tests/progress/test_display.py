@@ -387,3 +387,19 @@ def test_a_run_of_a_duration_is_shown_as_far_as_its_time_has_gone() -> None:
     first, last = stream.getvalue().splitlines()[-2:]
     assert "100/400 25%" in first
     assert "430/430 100%" in last
+
+
+def test_the_pass_rate_and_the_cost_are_shown_where_they_are_known(monkeypatch):
+    at_width(monkeypatch, 200)
+    stream = io.StringIO()
+    outcomes = {"pass_rate": "92.5% (88%–96%)", "cost": "0.12 USD"}
+    display(stream, "bar").refresh(120, some_stats(), BUSY, 50, outcomes)
+    assert "errors 2 · passed 92.5% (88%–96%) · cost 0.12 USD · first token" in stream.getvalue()
+
+
+def test_without_scorers_and_prices_neither_is_shown(monkeypatch):
+    at_width(monkeypatch, 200)
+    stream = io.StringIO()
+    display(stream, "bar").refresh(120, some_stats(), BUSY, 50)
+    assert "passed" not in stream.getvalue()
+    assert "cost" not in stream.getvalue()

@@ -135,7 +135,8 @@ def _print(gated: Gated, flags: GateFlags) -> None:
     if flags.as_json:
         show_json(gated)
     elif flags.verbose:
-        show("\n".join([gate_lines(gated.checks, mark=True), *(f"note    {safe_text(note)}" for note in gated.notes)]))
+        lines = [gate_lines(gated.checks, mark=True), *(f"note    {safe_text(note)}" for note in gated.notes)]
+        show("\n".join(lines), in_colour=True)
     elif not gated.passed:
         show(gate_lines(gated.broken, mark=False))
 

@@ -20,6 +20,17 @@ from steelyard.shutdown import BLOCKED_WRITE_SECONDS, WRITE_SECONDS
 _CONTROL = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _CLEAR_BAR = "\r\x1b[J"
 
+# What a summary and a gate print at the start of a line, or at its end, and its colour; nothing that a model wrote.
+_PAINTED = (
+    (re.compile(r"(?<=done, )complete$"), "green"),
+    (re.compile(r"(?<=done, )not complete$"), "yellow"),
+    (re.compile(r"^  passed +[\d.]+%"), "bold"),
+    (re.compile(r"^  errors +(?!0\.0%).*"), "red"),
+    (re.compile(r"^  (?:scoring errors|cut off|stopped:|the client was the bottleneck).*"), "yellow"),
+    (re.compile(r"^ok(?= {6}\S)"), "green"),
+    (re.compile(r"^broken(?= {2}\S)"), "red"),
+)
+
 _limited = False
 """Whether writes may only take a moment: after a signal. A plain flag, as signal handlers set it."""
 _last_writes: dict[str, _Write] = {}
@@ -56,21 +67,51 @@ def allow_slow_writes() -> None:
     _limited = False
 
 
-def show(text: str) -> None:
-    """Print a result. A reader that has gone (`| head`) does not end the command; no CI system obeys what is in it."""
+def show(text: str, *, in_colour: bool = False) -> None:
+    """Print a result. A reader that has gone (`| head`) does not end the command; no CI system obeys what is in it.
+
+    With `in_colour` the verdicts of a summary or a gate are coloured, where the terminal can and may show that.
+    """
     from steelyard.stats.formatting import without_commands
 
     text = without_commands(text)
+    coloured = in_colour and shows_colour(sys.stdout)
+    if coloured:
+        text = paint(text)
     if _limited:
-        _write_in_time("stdout", lambda: click.echo(text))
+        _write_in_time("stdout", lambda: click.echo(text, color=coloured or None))
         return
     try:
-        click.echo(text)
+        click.echo(text, color=coloured or None)
     except BrokenPipeError:
         discard(sys.stdout)
     except OSError as error:
         discard(sys.stdout)
         raise JournalError(error.errno, f"cannot write the result to stdout: {error.strerror}") from error
+
+
+def shows_colour(stream: TextIO) -> bool:
+    """Whether text on a stream may be coloured: on a terminal, unless NO_COLOR is set; anywhere with FORCE_COLOR."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str) -> str:
+    """Colour the verdicts of a summary or a gate."""
+    return "\n".join(map(_painted, text.split("\n")))
+
+
+def _painted(line: str) -> str:
+    for pattern, colour in _PAINTED:
+        line = pattern.sub(lambda found, colour=colour: _style(found[0], colour), line)  # type: ignore[misc]
+    return line
+
+
+def _style(text: str, colour: str) -> str:
+    return click.style(text, bold=True) if colour == "bold" else click.style(text, fg=colour)
 
 
 def show_json(value: Any) -> None:
@@ -92,8 +133,11 @@ def json_text(value: Any) -> str:
         return json.dumps(msgspec.to_builtins(value), indent=2)
 
 
-def say(text: str, *, over_bar: bool = False) -> None:
-    """Print a message to stderr, without control characters; with `over_bar` in place of a live progress bar."""
+def say(text: str, *, over_bar: bool = False, bad: bool = False) -> None:
+    """Print a message to stderr, without control characters; with `over_bar` in place of a live progress bar.
+
+    What is `bad`, such as a broken gate, is red where colour is shown.
+    """
     from steelyard.stats.formatting import safe_text, without_commands
 
     lines = without_commands("\n".join(safe_text(line) for line in text.split("\n")))
@@ -102,7 +146,9 @@ def say(text: str, *, over_bar: bool = False) -> None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it: that must not end a run
             # The terminal's own `^C` is cleared with the bar, so that the message has its line to itself.
             clear = _CLEAR_BAR if over_bar and sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
-            click.echo(f"{clear}steelyard: {lines}", err=True)
+            coloured = bad and shows_colour(sys.stderr)
+            shown = f"steelyard: {lines}"
+            click.echo(clear + (_style(shown, "red") if coloured else shown), err=True, color=coloured or None)
 
     _write_in_time("stderr", write) if _limited else write()
 

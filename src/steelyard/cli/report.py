@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from steelyard.cli.output import discard, show, show_json
+from steelyard.cli.output import discard, paint, show, show_json, shows_colour
 from steelyard.errors import ConfigurationError, JournalError
 from steelyard.journal.files import REPORT
 from steelyard.plugins import BUILT_IN, find
@@ -128,8 +128,10 @@ def _for_a_log(pieces: Iterable[str | bytes], form: str) -> Iterator[str | bytes
         yield from pieces
         return
     change = xml_without_commands if form == "junit" else without_commands
+    in_colour = form == "text" and shows_colour(sys.stdout)
     for piece in pieces:
-        yield change(piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece)
+        text = change(piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece)
+        yield paint(text) if in_colour else text
 
 
 def _to_stdout(pieces: Iterable[str | bytes]) -> None:

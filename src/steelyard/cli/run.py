@@ -192,7 +192,7 @@ def _show(result: Result, flags: RunFlags, place: Path) -> None:
     if flags.as_json:
         show_json(result.metrics)
     else:
-        show(summary(result.typed_metrics, str(place)))
+        show(summary(result.typed_metrics, str(place)), in_colour=True)
 
 
 def _load(flags: RunFlags, options: dict[str, Any], engine: dict[str, Any]) -> tuple[Runner, Gate]:

@@ -354,13 +354,13 @@ def verdict_code(metrics: Metrics, gate: Gate, *, remedy: str) -> int:
     rate = metrics.failure_rate or 0.0
     if rate > gate.max_error_rate:
         kind = "error rate, scoring errors included," if metrics.scoring_errors else "error rate"
-        say(f"{kind} {rate:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); {remedy}")
+        say(f"{kind} {rate:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); {remedy}", bad=True)
         return TOO_MANY_ERRORS
     if gate.min_pass_rate is not None:
         passed = metrics.pass_rate
         if passed is None or passed < gate.min_pass_rate:
             shown = "unknown: nothing was scored" if passed is None else f"{passed:.1%}"
-            say(f"pass rate {shown}, below {gate.min_pass_rate:.1%} (--min-pass-rate)")
+            say(f"pass rate {shown}, below {gate.min_pass_rate:.1%} (--min-pass-rate)", bad=True)
             return FAILED_GATE
     return _check_rules(metrics, gate)
 
@@ -381,5 +381,5 @@ def _check_rules(metrics: Metrics, gate: Gate) -> int:
     conditions, _ = check_conditions(metrics, rules, allowed, of_quality=gate.min_pass_rate is not None)
     failed += [f"{condition.rule}: {condition.reason}" for condition in conditions if not condition.ok]
     for line in failed:
-        say(f"gate: {safe_text(line)}")
+        say(f"gate: {safe_text(line)}", bad=True)
     return FAILED_GATE if failed else 0

@@ -109,7 +109,7 @@ def command(
     if as_json:
         show_json(ending.result.metrics)
     else:
-        show(summary(ending.result.typed_metrics, str(place)))
+        show(summary(ending.result.typed_metrics, str(place)), in_colour=True)
     if not ending.result.complete:
         say(f"resume with: {again}")
         return ending.signal_code or TOO_MANY_ERRORS

@@ -62,8 +62,15 @@ class LiveDisplay:
         self._stream = sys.stderr if stream is None else stream
         self._output = choose_output(mode, self._stream)
 
-    def refresh(self, done: int, stats: RunningStats, in_flight: InFlight, parallelism: int) -> None:
-        """Show the state of this moment."""
+    def refresh(
+        self,
+        done: int,
+        stats: RunningStats,
+        in_flight: InFlight,
+        parallelism: int,
+        outcomes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Show the state of this moment; `outcomes` are the pass rate and the cost so far, as they are to be shown."""
         if self._output is None:
             return
         now = self._clock()
@@ -72,16 +79,23 @@ class LiveDisplay:
         quiet = now - self._grew_at
         silence = silence_notice(quiet, in_flight) if quiet >= self._silence_after else None
         waiting = _in_flight(in_flight.count, parallelism)
-        self._output.draw(self._frame(done, stats, now, in_flight=waiting, silence=silence))
+        self._output.draw(self._frame(done, stats, now, outcomes, in_flight=waiting, silence=silence))
 
-    def close(self, done: int, stats: RunningStats) -> None:
+    def close(self, done: int, stats: RunningStats, outcomes: Mapping[str, str] | None = None) -> None:
         """Show the final state and give the screen back; later calls do nothing."""
         if self._output is not None:
-            self._output.close(self._frame(done, stats, self._clock()))
+            self._output.close(self._frame(done, stats, self._clock(), outcomes))
             self._output = None
 
     def _frame(
-        self, done: int, stats: RunningStats, now: float, *, in_flight: str = "", silence: str | None = None
+        self,
+        done: int,
+        stats: RunningStats,
+        now: float,
+        outcomes: Mapping[str, str] | None,
+        *,
+        in_flight: str = "",
+        silence: str | None = None,
     ) -> Frame:
         return Frame(
             description=self._description,
@@ -89,7 +103,7 @@ class LiveDisplay:
             total=self._total if self._duration is None else _outlook(done, now - self._started, self._duration),
             initial=self._initial,
             elapsed=now - self._started,
-            segments=segments(self._spec, stats.snapshot(self._spec)),
+            segments=segments(self._spec, stats.snapshot(self._spec), outcomes),
             in_flight=in_flight,
             silence=silence,
         )

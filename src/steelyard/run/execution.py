@@ -370,7 +370,7 @@ class Execution:
         finally:
             ticker.cancel()
             self._send_policy.stop_watching(self._engine.client_loads())
-            display.close(self._recorder.done, self._recorder.stats)
+            display.close(self._recorder.done, self._recorder.stats, self._recorder.live_outcomes())
 
     async def _warm_up(self, work: CaseRunner) -> int:
         """Send some requests that count for nothing, to open connections and wake the model; how many finished."""
@@ -493,9 +493,8 @@ class Execution:
     async def _show(self, display: LiveDisplay) -> None:
         while True:
             self._recorder.stats.active_seconds = self._recorder.active_seconds
-            display.refresh(
-                self._recorder.done, self._recorder.stats, self._engine.in_flight(), self._send_policy.allowed
-            )
+            recorder, allowed = self._recorder, self._send_policy.allowed
+            display.refresh(recorder.done, recorder.stats, self._engine.in_flight(), allowed, recorder.live_outcomes())
             await asyncio.sleep(_REFRESH_SECONDS)
 
     def _finish(self, tally: Tally) -> Result:

@@ -22,7 +22,7 @@ from steelyard.run.plan import Plan
 from steelyard.run.stop_rules import DecidedStop
 from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.metrics import JournalLines, TrialMetrics
-from steelyard.stats.prices import Spending
+from steelyard.stats.prices import Spending, format_money
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats, is_scoring_error
 from steelyard.stats.trials import TrialStats
@@ -112,6 +112,20 @@ class Recorder:
     def done(self) -> int:
         """How many slots have a record that needs no more work in this launch."""
         return self.done_before + self._emitted
+
+    def live_outcomes(self) -> dict[str, str]:
+        """The pass rate with its interval, and what was spent, as the display shows them; only what is known.
+
+        Where trials or groups of cases count together, there is no interval before the end.
+        """
+        shown = {}
+        if self.scores.pass_rate is not None:
+            shown["pass_rate"] = f"{self.scores.pass_rate:.1%}"
+            if self._trials is None and (interval := self.scores.pass_rate_ci95) is not None:
+                shown["pass_rate"] += f" ({interval[0]:.0%}–{interval[1]:.0%})"
+        if self.spending.total > 0:
+            shown["cost"] = format_money(self.spending.total, safe_text(self.spending.currency))
+        return shown
 
     def so_far(self) -> str:
         """Describe what earlier launches did, and what they left to do."""

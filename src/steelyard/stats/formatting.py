@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from steelyard.protocols import InFlight
-from steelyard.stats.spec import ProgressSpec
+from steelyard.stats.spec import OUTCOMES, ProgressSpec
 
 _MISSING = "\N{EN DASH}"
 _SEPARATOR = " · "
@@ -65,8 +65,12 @@ def format_value(value: float | int | None, unit: str) -> str:
     return format_seconds(value) if unit == "seconds" else format_number(value)
 
 
-def segments(spec: ProgressSpec, values: Mapping[str, float | int | None]) -> list[str]:
+def segments(
+    spec: ProgressSpec, values: Mapping[str, float | int | None], outcomes: Mapping[str, str] | None = None
+) -> list[str]:
     """Format each label with its value; labels that differ only in their last word share a segment.
+
+    `outcomes` are the pass rate and the cost, ready to be shown; one that is missing has no segment.
 
     `first token p50` and `first token p90` read `first token p50 0.21s p90 0.34s`. A label that is itself a
     unit, such as `tok/s`, follows its value.
@@ -74,6 +78,11 @@ def segments(spec: ProgressSpec, values: Mapping[str, float | int | None]) -> li
     parts: list[str] = []
     previous = ""
     for stat in spec:
+        if stat.source in OUTCOMES:
+            if outcomes and stat.source in outcomes:
+                parts.append(f"{safe_text(stat.label)} {outcomes[stat.source]}")
+            previous = ""
+            continue
         label, text = safe_text(stat.label), format_value(values[stat.label], stat.unit)
         stem, _, last_word = label.rpartition(" ")
         if stem and stem == previous:

@@ -515,6 +515,8 @@ class RunningStats:
                 return round(self._sketches["num_tokens_output"].total)
             case "requests_per_minute":
                 return self._requests_per_minute()
+            case "pass_rate" | "cost":
+                return None
             case _:
                 return _ratio(self._sketches["num_tokens_output"].total, self.active_seconds)
 

@@ -32,11 +32,15 @@ DETAILS = (
 )
 """Times that only some targets and ways of sending have."""
 COUNTERS = ("total", "failed", "input_tokens", "output_tokens", "requests_per_minute", "output_tps")
+OUTCOMES = ("pass_rate", "cost")
+"""Figures of the display that only a run knows: `RunningStats` has no value for them."""
 AGGREGATES = ("average", "min", "max", "sum")
 
 # Failures come first: a narrow terminal cuts the line at its end, and they must not be what is lost.
 DEFAULT_PROGRESS_BAR_STATS: Mapping[str, str | tuple[str, ...]] = {
     "errors": "failed",
+    "passed": "pass_rate",
+    "cost": "cost",
     "first token p50": ("time_to_first_token", "p50"),
     "first token p90": ("time_to_first_token", "p90"),
     "last token p50": ("time_to_last_token", "p50"),
@@ -120,8 +124,8 @@ def _parse_one(label: Any, spec: Any) -> ProgressStat:
     if isinstance(spec, str):
         if spec in METRICS:
             raise _bad(label, spec, f"a metric needs an aggregate, such as ({spec!r}, 'p50')")
-        if spec not in COUNTERS:
-            raise _bad(label, spec, _not_known("counter", spec, COUNTERS, also=METRICS))
+        if spec not in COUNTERS and spec not in OUTCOMES:
+            raise _bad(label, spec, _not_known("counter", spec, (*COUNTERS, *OUTCOMES), also=METRICS))
         return ProgressStat(label=label, source=spec)
     if not isinstance(spec, (tuple, list)) or len(spec) not in (2, 3):
         raise _bad(label, spec, f"a spec is {_FORMS}")
