@@ -1,8 +1,8 @@
 """Whole answers a second from an endpoint: a run with journal, statistics and scoring against a bare aiohttp loop.
 
 Both ask the same questions of the same mock in another process, in turn. What is timed is read off the mock's clock:
-from when it had the first request to when it had written the last answer. That leaves out planning and the closing of
-the books, which the bare loop does not have; opening the connections is in it for both. CPU is of the whole call.
+from when it had the first request to when it had written the last answer. That leaves out planning and the writing of
+the metrics, which the bare loop does not have; opening the connections is in it for both. CPU is of the whole call.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def rate_row() -> Row:
                     paces.append(paced(ask, f"http://{host}:{port}", cases, folder))
     ours, theirs = (best(paces[1:]) for _, paces in clients)  # the first round imports, and fills caches
     detail = (
-        f"{ours.per_second:,.0f} against {theirs.per_second:,.0f} requests/s; CPU, plan and books included, "
+        f"{ours.per_second:,.0f} against {theirs.per_second:,.0f} requests/s; CPU, planning and metrics included, "
         f"{ours.cpu:.0f} against {theirs.cpu:.0f} µs each; best of {ROUNDS}"
     )
     what = f"{REQUESTS:,} whole answers, {PARALLELISM} at once"

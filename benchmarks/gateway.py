@@ -107,7 +107,7 @@ def measured(place: dict[str, Any], streams: int) -> Round:
 
 @contextmanager
 def served(how: str, base_url: str) -> Iterator[dict[str, Any]]:
-    """A server in front of the mock, in a process of its own: where it is, and its key."""
+    """A server in front of the mock, in a separate process: where it is, and its key."""
     command = [sys.executable, "-m", "benchmarks.gateway", how, base_url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -171,7 +171,7 @@ async def serve(base_url: str) -> None:
 
 
 async def serve_asgi(base_url: str) -> None:
-    """The same passing on by starlette and uvicorn: no key of its own, no record, no limits."""
+    """The same passing on by starlette and uvicorn: no own key, no record, no limits."""
     import socket
 
     import uvicorn

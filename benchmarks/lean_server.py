@@ -45,7 +45,7 @@ class LeanProtocol(asyncio.Protocol):
             os.write(self.descriptor, b"%bContent-Length: %d\r\n\r\n%b" % (HEAD, len(body), body))
 
     def stream(self, wanted: dict[str, Any], received: float) -> None:
-        """Send so many chunks, the first after a while and the others at an even pace from there."""
+        """Send a number of chunks, the first after a while and the others at an even pace from there."""
         os.write(self.descriptor, HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         self.left, self.gap, self.due = wanted["chunks"], wanted["gap"], received + wanted["first"]
         self.wait()

@@ -1,6 +1,6 @@
 """How much a low-memory run grows with each case: peak memory at 200,000 cases minus that at 20,000.
 
-Each run is a process of its own that reads its cases from a file and answers each with 4 KB.
+Each run is a separate process that reads its cases from a file and answers each with 4 KB.
 """
 
 from __future__ import annotations

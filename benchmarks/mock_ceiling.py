@@ -38,7 +38,7 @@ _STAMP = re.compile(rb": sent_ns=(\d+) due_ns=(\d+)\n")
 
 @contextmanager
 def mock(*flags: str) -> Iterator[tuple[psutil.Process, tuple[str, int]]]:
-    """A mock in a process of its own, and its address."""
+    """A mock in a separate process, and its address."""
     command = [Path(sys.executable).with_name("steelyard"), "mock", *flags]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -72,7 +72,7 @@ def connect(address: tuple[str, int], count: int) -> dict[int, socket.socket]:
 
 
 def whole_answers(address: tuple[str, int], count: int) -> float:
-    """Seconds that so many whole answers took."""
+    """Seconds that a number of whole answers took."""
     lines = connect(address, CONNECTIONS)
     ready = select.epoll()
     requests = [request(number, stream=False) for number in range(count)]
@@ -95,7 +95,7 @@ def whole_answers(address: tuple[str, int], count: int) -> float:
 
 
 def streams(address: tuple[str, int]) -> list[bytes]:
-    """The bytes of so many streams, all begun at once."""
+    """The bytes of a number of streams, all begun at once."""
     lines = connect(address, STREAMS)
     ready = select.epoll()
     for number, line in lines.items():

@@ -33,7 +33,7 @@ def answered(address: str) -> dict[str, Answered]:
 
 
 def seconds(answers: dict[str, Answered], count: int) -> float:
-    """From the first request that came in to the last answer that went out; there must be so many."""
+    """From the first request that came in to the last answer that went out; there must be that many."""
     if len(answers) != count:
         raise AssertionError(f"{count} requests were to come, {len(answers)} came")
     return max(one.last for one in answers.values()) - min(one.received for one in answers.values())

@@ -69,7 +69,7 @@ def seconds(engine: RayEngine, target: object, count: int, parallelism: int) -> 
 
 
 def bare_rate(processes: int) -> float:
-    """Cases of 5 ms that so many processes burn in a second, with nothing around them: what the machine has to give."""
+    """Cases of 5 ms that these processes burn in a second, with nothing around them: what the machine has to give."""
     command = [sys.executable, "-c", "from benchmarks.ray_scale import burn_alone; burn_alone()"]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
     return sum(float(process.communicate()[0]) for process in running)
@@ -145,7 +145,7 @@ def memory() -> Row:
 
 
 def measure() -> list[Row]:
-    """Ratios within this run; the memory of the driver in processes of its own."""
+    """Ratios within this run; the memory of the driver in separate processes."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     try:
         import ray

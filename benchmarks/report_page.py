@@ -1,4 +1,4 @@
-"""The HTML report of 50,000 cases: what it weighs, what writing it takes, and how fast it is in a browser.
+"""The HTML report of 50,000 cases: its size, what writing it takes, and how fast it is in a browser.
 
 Opened from a file in headless Chromium; without one only the writing is measured.
 """
@@ -71,7 +71,7 @@ def child(run: str, place: str) -> None:
 
 
 def written(folder: Path, count: int) -> tuple[Path, float, int]:
-    """The report of a run of so many cases, written by a process of its own; its seconds and peak memory."""
+    """The report of a run of that many cases, written by a separate process; its seconds and peak memory."""
     run, place = folder / f"run-{count}", folder / f"{count}.html"
     write_run(run, count)
     program = f"from benchmarks.report_page import child; child({str(run)!r}, {str(place)!r})"

@@ -1,6 +1,6 @@
-"""How many stored answers a second `steelyard score` weighs again with three scorers, and whether memory stays flat.
+"""How many stored answers a second `steelyard score` scores again with three scorers, and whether memory stays flat.
 
-The run that is scored has short answers. Scoring it is the command itself, in a process of its own, from the moment
+The run that is scored has short answers. Scoring it is the command itself, in a separate process, from the moment
 it has started until its new run directory is complete.
 """
 

@@ -389,7 +389,7 @@ def _launch_agents(place: Path, out: str) -> subprocess.Popen[bytes]:
 
 
 def _wait_for_more(process: subprocess.Popen[bytes], log: Path, word: str, more: int) -> None:
-    """Wait until this was written down so many times more, or the run has ended."""
+    """Wait until this was written down that many times more, or the run has ended."""
     seen = len(_noted(log, word))
     if not _becomes_true(
         lambda: len(_noted(log, word)) >= seen + more or process.poll() is not None, MAX_START_SECONDS

@@ -68,7 +68,7 @@ class Rate:
 
 @contextlib.contextmanager
 def lean_server() -> Iterator[str]:
-    """A lean server in a process of its own; its address."""
+    """A lean server in a separate process; its address."""
     command = [sys.executable, "-m", "benchmarks.lean_server"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
         assert process.stdout is not None

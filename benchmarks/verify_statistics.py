@@ -485,7 +485,7 @@ def _trusts(n: int) -> list[bool]:
 
 
 def _trusted_share(n: int, rate: float) -> float:
-    """The exact chance that one kind's labels, so many, let a judge of this rate pass."""
+    """The exact chance that one kind's labels, of a number, let a judge of this rate pass."""
     chances = [math.comb(n, k) * rate**k * (1 - rate) ** (n - k) for k in range(n + 1)]
     return float(np.dot(chances, _trusts(n)))
 
@@ -651,7 +651,7 @@ def _labelled_elsewhere(rng: np.random.Generator) -> Check:
 
 
 def _audited_elsewhere(rng: np.random.Generator) -> Check:
-    """Labels drawn by verdict in another run: weighted by Begg and Greenes, and as so many labels as they are worth."""
+    """Labels drawn by verdict in another run: weighted by Begg and Greenes, and as what they are worth in labels."""
     columns = ("labels a verdict", "right there", "right here", "covered")
     check = Check("C13 coverage of Rogan–Gladen by an audit of another run", 0.93, True, columns)
     sensitivity, specificity, there, n = 0.9, 0.8, 1000, 600
@@ -831,7 +831,7 @@ def threshold_table(suite: int, needed: int, passes: Sequence[int]) -> dict[int,
 
 
 def _undecided(rule: ThresholdRule, asked: int) -> tuple[int, int]:
-    """The least and the largest number of passes, of so many asked, with which nothing is decided yet."""
+    """The least and the largest number of passes, of a number asked, with which nothing is decided yet."""
 
     def first(holds: Callable[[int], bool]) -> int:
         low, high = 0, asked + 1

@@ -65,7 +65,7 @@ async def ask(session: aiohttp.ClientSession, url: str, case: EvalCase, stream: 
 def run_yardstick(
     url: str, cases: list[EvalCase], path: Path, *, parallelism: int, stream: bool = False, warmup: int = 0
 ) -> None:
-    """Ask every case, so many at once; with `warmup`, ask so many beforehand and forget the answers."""
+    """Ask every case, a number at once; with `warmup`, ask that many beforehand and forget the answers."""
 
     async def worker(session: aiohttp.ClientSession, left: Iterator[EvalCase], file: BinaryIO | None) -> None:
         for case in left:

@@ -105,7 +105,7 @@ class Grader:
 
 
 def cases(rounds: int) -> list[EvalCase]:
-    """The questions, each from so many customers."""
+    """The questions, each from a number of customers."""
     return [
         EvalCase(id=f"{name}-{number:02}", prompt=f"{prompt} (customer {number})", expected=expected)
         for number in range(1, rounds + 1)
@@ -124,7 +124,7 @@ def evaluated(place: Path, assistant: Assistant, *, trials: int = 1) -> None:
 
 @contextlib.contextmanager
 def loaded_endpoint(folder: Path, rounds: int, *flags: str) -> Iterator[Path]:
-    """A mock server in a process of its own; the file of a suite that asks it."""
+    """A mock server in a separate process; the file of a suite that asks it."""
     answers = folder / "cases.jsonl"
     rows = ({"id": case.id, "prompt": case.prompt, "expected": case.expected} for case in cases(rounds))
     answers.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -1,1 +1,1 @@
-"""The same jobs for Steelyard and its neighbours, each from its package index in an environment of its own."""
+"""The same jobs for Steelyard and its neighbours, each from its package index in its own environment."""

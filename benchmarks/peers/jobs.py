@@ -1,4 +1,4 @@
-"""The three jobs, the same for every tool, against a mock in another process that keeps its own books."""
+"""The three jobs, the same for every tool, against a mock in another process that keeps its own counts."""
 
 from __future__ import annotations
 

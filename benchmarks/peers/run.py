@@ -2,7 +2,7 @@
 
 The rounds go through all tools in turn, so that a busy minute of the machine does not fall on one of them alone; of a
 tool's rounds the better one counts. Results are kept in the scratch folder as they come, so that one tool or one job
-can be measured anew, and the table be written anew, without the rest.
+can be measured again, and the table be written again, without the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tools that are compared, and an environment of its own for each."""
+"""The tools that are compared, and an environment for each."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def install(tool: Tool, scratch: Path) -> Installed:
 
 
 def installer(scratch: Path) -> Path:
-    """uv, in an environment of its own: pip takes an hour over the dependencies of some of these."""
+    """uv, in its own environment: pip takes an hour over the dependencies of some of these."""
     folder = scratch / "environments" / "installer"
     uv = folder / "bin" / "uv"
     if not uv.exists():

@@ -90,7 +90,7 @@ def high_water(pid: int) -> int:
 
 
 def start(command: list[str | Path], folder: Path) -> Tree:
-    """Start a tool with a home of its own in this folder, where all that it writes can be found."""
+    """Start a tool with its own home in this folder, where all that it writes can be found."""
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "PYTHON"))}

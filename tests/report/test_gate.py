@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from steelyard import EvalCase, EvalSet, InvocationResponse, Result, Runner
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import InvocationContext
-from steelyard.report.gate import Allowance, Checked, check_rule, hold_to, parse_drop, parse_rule
+from steelyard.report.gate import Allowance, CheckedRule, check_rule, hold_to, parse_drop, parse_rule
 from steelyard.stats.intervals import clopper_pearson
 from steelyard.stats.metrics import figures
 from tests.support.cli import Ended, Workshop, run_cli
@@ -166,7 +166,7 @@ def test_cases_that_a_run_has_lost_are_said(tmp_path: Path) -> None:
 
 
 def test_runs_without_verdicts_are_held_to_what_they_have(tmp_path: Path) -> None:
-    """A load test scores nothing: it can be held to its errors and its times all the same."""
+    """A load test scores nothing: its errors and its times can be checked all the same."""
     for name in ("old", "new"):
         finished(tmp_path / name, "p" * 10, scorers=())
     assert gate(tmp_path, "new", "--baseline", "old", "--max-slowdown", "2").code == 0
@@ -409,7 +409,7 @@ def metrics() -> dict[str, Any]:
     return Runner(answer, EvalSet("s", cases), ["exact"], trials=2, progress="off").run_sync().metrics
 
 
-def checked(rule: str, metrics: dict[str, Any], *allowed: str) -> Checked:
+def checked(rule: str, metrics: dict[str, Any], *allowed: str) -> CheckedRule:
     found = typed(metrics)
     return check_rule(parse_rule(rule), found, figures(found), allowed)
 

@@ -278,11 +278,11 @@ def _play_job(job: dict[str, Any]) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = []
     for launch in job["launches"]:
         if read_metrics(directory) is None or "entry" in launch:
-            told.append(_play_sitting(directory, log, launch))
+            told.append(_play_launch(directory, log, launch))
     return told
 
 
-def _play_sitting(directory: Path, log: Path, launch: dict[str, Any]) -> dict[str, Any]:
+def _play_launch(directory: Path, log: Path, launch: dict[str, Any]) -> dict[str, Any]:
     """Damage what is to be damaged, fork, kill or wait, and say what was called and what had finished before."""
     if "damage" in launch:
         _damage(directory / "outputs.jsonl", **launch["damage"])

@@ -25,7 +25,7 @@ MODEL = "mock"
 
 @dataclass
 class Job:
-    """So many cases of a file to one endpoint, so many in flight; the folder is the tool's to write in."""
+    """A number of cases of a file to one endpoint, a number in flight; the folder is the tool's to write in."""
 
     base_url: str
     cases_file: str

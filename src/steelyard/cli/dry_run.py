@@ -98,7 +98,7 @@ _MAX_PLANNED = 5_000
 
 
 def can_show(cases: int, options: RunOptions) -> list[str]:
-    """What a suite of so many cases can show, in words: against a baseline, and how many cases each rule needs."""
+    """What a suite of this many cases can show, in words: against a baseline, and how many cases each rule needs."""
     lines = []
     found = detectable_difference(cases)
     if found is not None and found < 1:

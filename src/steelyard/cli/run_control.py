@@ -30,7 +30,7 @@ from steelyard.daemon_threads import LoopThread
 from steelyard.engine.base import CancellationToken
 from steelyard.errors import ConfigurationError, RunCancelled, SteelyardError
 from steelyard.journal.files import PARTIAL, read_json_object, write_json
-from steelyard.report.gate import check_conditions, check_rule, parse_rule, parse_waivers, refuse_misspelt
+from steelyard.report.gate import check_caveats, check_rule, parse_rule, parse_waivers, refuse_misspelt
 from steelyard.run.config import Gate, build_gate
 from steelyard.run.result import Result
 from steelyard.shutdown import (
@@ -378,8 +378,8 @@ def _check_rules(metrics: Metrics, gate: Gate) -> int:
             failed += [] if checked.ok else [f"{rule}: {checked.reason}"]
     # How many answers may be without a score was already decided, by max_error_rate.
     rules, allowed = [parse_rule(rule) for rule in gate.rules], {*gate.allow, "scoring-errors"}
-    conditions, _ = check_conditions(metrics, rules, allowed, of_quality=gate.min_pass_rate is not None)
-    failed += [f"{condition.rule}: {condition.reason}" for condition in conditions if not condition.ok]
+    caveats, _ = check_caveats(metrics, rules, allowed, of_quality=gate.min_pass_rate is not None)
+    failed += [f"{caveat.rule}: {caveat.reason}" for caveat in caveats if not caveat.ok]
     for line in failed:
         say(f"gate: {safe_text(line)}", bad=True)
     return FAILED_GATE if failed else 0

@@ -58,7 +58,7 @@ class SweepFlags(msgspec.Struct, frozen=True, kw_only=True):
     metavar="KIND:RATE,...",
     help="Open loop, rates instead of levels: poisson:5/s,10/s,20/s, or constant:…",
 )
-@click.option("-n", "--requests", type=int, help="Requests a level, just so many [default: until it is settled].")
+@click.option("-n", "--requests", type=int, help="Requests a level, exactly [default: until it is settled].")
 @click.option(
     "--duration", type=Parsed(parse_duration, "duration"), help="Keep each level up so long (30s, 2m) instead."
 )

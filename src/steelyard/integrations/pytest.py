@@ -229,8 +229,8 @@ def _shown(case: EvalCase, record: Record) -> str:
     for score in record.scores:
         verdict = {True: "passed", False: "failed", None: "–"}[score.passed]
         value = "" if score.value is None else f" {score.value:.3f}"
-        said = "; ".join(part for part in (score.reason, *score.errors) if part)
-        lines.append(_field(f"score {score.name}", f"{verdict}{value}{': ' if said else ''}{said}"))
+        reason = "; ".join(part for part in (score.reason, *score.errors) if part)
+        lines.append(_field(f"score {score.name}", f"{verdict}{value}{': ' if reason else ''}{reason}"))
     lines += [trace for trace in (record.error_traceback, *(one.error_traceback for one in record.scores)) if trace]
     return "\n".join(escape_invisible(line) for text in lines for line in text.splitlines())
 

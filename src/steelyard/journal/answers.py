@@ -1,6 +1,6 @@
 """`answers.jsonl`: answers that are not scored yet, and each judge sample as it comes. Nothing is paid for twice.
 
-What had come of answers that the end of a run cut off is here too: only kept, as their cases are asked again.
+What had come of answers that the end of a run cut off is here too: only kept, as their cases are sent again.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ Unit = Literal["seconds", "share", "number"]
 _VERDICTS = ("pass_rate", "pass_rate_ci95", "pass_rate_all")
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedObjective(msgspec.Struct, frozen=True, kw_only=True):
     """What a level showed of one objective."""
 
     text: str
@@ -80,7 +80,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     client: ClientLoad
     invalid: str | None = None
     """Why this client was the bottleneck; None when it was not."""
-    objectives: list[Checked] = []
+    objectives: list[CheckedObjective] = []
     broken: list[str] = []
     """The objectives that were not met, in words."""
     undecided: list[str] = []
@@ -249,18 +249,18 @@ def _throughput(
     return throughput, steady(counts=good)
 
 
-def _check(objective: Objective, metrics: Metrics, timings: Sequence[Timings], looks: int) -> Checked:
+def _check(objective: Objective, metrics: Metrics, timings: Sequence[Timings], looks: int) -> CheckedObjective:
     """Whether a level keeps an objective: by the share of requests above a percentile's limit, else by its value."""
     value = figures(metrics).get(objective.figure)
     if objective.percent is None or objective.comparison not in ("<", "<="):
         outcome: Literal["kept", "broken"] = "kept" if objective.holds(value) else "broken"
-        return Checked(text=objective.text, outcome=outcome, says=objective.describe(value))
+        return CheckedObjective(text=objective.text, outcome=outcome, says=objective.describe(value))
     seen = [objective.seen(block) for block in timings]
     above = np.concatenate([objective.misses(block)[kept] for block, kept in zip(timings, seen, strict=True)])
     if not len(above):
-        return Checked(text=objective.text, outcome="broken", says=objective.describe(None))
+        return CheckedObjective(text=objective.text, outcome="broken", says=objective.describe(None))
     found = decide_slo(int(above.sum()), len(above), objective.percent, looks=looks, effective_n=effective_n_of(above))
-    return Checked(
+    return CheckedObjective(
         text=objective.text,
         outcome=found.outcome,
         says=objective.describe_share(found),
@@ -278,13 +278,13 @@ def _sent_rate(timings: Sequence[Timings]) -> float:
     return 0.9 * sum(map(len, timings)) / seconds if seconds > 0 else 0.0
 
 
-def _falls_behind(level: int | float, sent: float, throughput: Throughput) -> Checked:
+def _falls_behind(level: int | float, sent: float, throughput: Throughput) -> CheckedObjective:
     low, high = (format_number(end) for end in throughput.ci95)
     says = (
         f"answers come at {format_number(throughput.rate)}/s (95 % CI {low} – {high}) where {format_number(sent)}/s "
         "are sent: the endpoint falls behind"
     )
-    return Checked(text=f"answers/s keep up with {level:g}/s", outcome="broken", says=says)
+    return CheckedObjective(text=f"answers/s keep up with {level:g}/s", outcome="broken", says=says)
 
 
 def _sent(blocks: Sequence[Block]) -> bool:

@@ -49,7 +49,7 @@ _MEASUREMENT_OPTIONS = (
 
 
 class LevelRun(msgspec.Struct, frozen=True):
-    """A load run to be made: `requests` of them, or for the sweep's duration, with so many calls in flight.
+    """A load run to be made: `requests` of them, or for the sweep's duration, with a number of calls in flight.
 
     With `arrivals` they are sent at planned moments instead. Each block of a level is a run in a separate directory.
     """

@@ -401,7 +401,7 @@ def _auto_levels(highest: int) -> int:
 
 
 def _search_requests(slots: int, highest: int, needs: int, warmup: int) -> int:
-    """How many requests a search sends to a server of so many slots whose answers all take one second."""
+    """How many requests a search sends to a server of that many slots whose answers all take one second."""
     search, sent = LevelSearch(highest), 0
     while isinstance(step := search.step, Measure):
         sent += max(step.requests, needs) + warmup

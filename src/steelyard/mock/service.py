@@ -16,7 +16,7 @@ import msgspec
 
 from steelyard.errors import ConfigurationError
 from steelyard.mock.answers import ParsedRequest, SimulatedAnswer, compose, read_answer_file
-from steelyard.mock.dialects import Dialect, Route, reason_phrase, route
+from steelyard.mock.dialects import Dialect, MockRoute, reason_phrase, route
 from steelyard.mock.options import MockOptions, RequestOptions, Tear, default_request_options, request_options
 from steelyard.mock.randomness import RandomNumbers, RandomSource, RequestRandomness, hits, pick
 from steelyard.transport.http_server import BadRequest, Head, Request
@@ -143,7 +143,7 @@ class Service:
         self.limits.reset()
         self._random.reset()
 
-    def _page(self, head: Head, found: Route) -> Reply:
+    def _page(self, head: Head, found: MockRoute) -> Reply:
         if found.path == "/stats":
             report = self.stats_report(with_times=parse_qs(head.query).get("times", ["0"])[0] not in ("", "0"))
             return _json(head, 200, msgspec.json.encode(report))
@@ -156,7 +156,7 @@ class Service:
             return _refused(head, 401, "Incorrect API key provided")
         return self._models(head, found)
 
-    def _models(self, head: Head, found: Route) -> Reply:
+    def _models(self, head: Head, found: MockRoute) -> Reply:
         names = self.options.models or ("mock",)
         if found.model is None:
             page = {"object": "list", "data": [_model(name) for name in names], "has_more": False}
@@ -165,7 +165,7 @@ class Service:
             return _refused(head, 404, f"The model `{found.model}` does not exist")
         return _json(head, 200, msgspec.json.encode(_model(found.model)))
 
-    def _answer(self, request: Request, found: Route, dialect: Dialect) -> Reply:
+    def _answer(self, request: Request, found: MockRoute, dialect: Dialect) -> Reply:
         head, randomness = request.head, self._random.for_request(request.body)
         client_id = head.headers.get(b"x-mock-id")
         own_id = None if client_id is None else client_id.decode("latin-1")
@@ -365,7 +365,7 @@ class Queue:
         self._free_at = [0.0] * slots
 
     def wait(self, now: float, seconds: float) -> float:
-        """Take the first slot that is free for so many seconds; how long that has to be waited for."""
+        """Take the first slot that is free for that many seconds; how long that has to be waited for."""
         starts = max(now, self._free_at[0])
         heapq.heapreplace(self._free_at, starts + seconds)
         return starts - now

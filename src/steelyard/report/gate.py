@@ -27,7 +27,7 @@ _PRICES = "give the suite `prices`, or pip install 'steelyard[prices]' for a lis
 GATE_VERSION = 1
 
 
-class Checked(msgspec.Struct, kw_only=True):
+class CheckedRule(msgspec.Struct, kw_only=True):
     """What became of a rule."""
 
     rule: str
@@ -83,7 +83,7 @@ def _nonsense(rule: Rule) -> str | None:
 
 def check_rule(
     rule: Rule, metrics: Metrics, known: Mapping[str, float | None], allowed: Collection[str] = ()
-) -> Checked:
+) -> CheckedRule:
     """Whether the rule is kept, and why not in words; ConfigurationError for a name that no figure has."""
     value = known[rule.name] if rule.name in known else _absent(rule, known)
     reason = _not_usable(rule, value, metrics, allowed)
@@ -92,13 +92,13 @@ def check_rule(
         found = f"is {show_distinctly(value, rule)}"
         if rule.of_speed and "client-bottleneck" not in allowed and bottleneck(metrics) is not None:
             found += " although the client was late, which can only add to it"
-        return Checked(rule=rule.text, ok=rule.holds(value), value=value, reason=found)
-    return Checked(rule=rule.text, ok=False, value=value, reason=reason)
+        return CheckedRule(rule=rule.text, ok=rule.holds(value), value=value, reason=found)
+    return CheckedRule(rule=rule.text, ok=False, value=value, reason=reason)
 
 
-def check_conditions(
+def check_caveats(
     metrics: Metrics, rules: Sequence[Rule], allowed: Collection[str] = (), *, of_quality: bool = False
-) -> tuple[list[Checked], list[str]]:
+) -> tuple[list[CheckedRule], list[str]]:
     """What makes the figures of a run say less than they seem to: as broken rules, and as warnings.
 
     It breaks a gate that is about how good the answers are: by a rule, or (`of_quality`) by a baseline. A rule on the
@@ -114,7 +114,7 @@ def check_conditions(
             warnings.append(f"{title}: {reason}")
         if matters:
             note = ", which is allowed" if name in allowed else f" (--allow {name} lets that pass)"
-            checks.append(Checked(rule=title, ok=name in allowed, value=None, reason=reason + note))
+            checks.append(CheckedRule(rule=title, ok=name in allowed, value=None, reason=reason + note))
     return checks, warnings
 
 
@@ -122,11 +122,11 @@ def _caveats(metrics: Metrics) -> Iterator[tuple[str, str, str, tuple[str, ...]]
     """Each condition that a run is in: its waiver, a title, what is so, and the figures whose rules decide instead."""
     ok = metrics.counts.ok
     if metrics.scoring_errors:
-        said = f"{metrics.scoring_errors:,} of {counted(ok, 'answer')} could not be scored, and are in no pass rate"
-        yield "scoring-errors", "scoring errors", said, ("scoring_errors", "failure_rate", "unscored")
+        reason = f"{metrics.scoring_errors:,} of {counted(ok, 'answer')} could not be scored, and are in no pass rate"
+        yield "scoring-errors", "scoring errors", reason, ("scoring_errors", "failure_rate", "unscored")
     if metrics.truncated:
-        said = f"{metrics.truncated:,} of {counted(ok, 'answer')} were cut off at the limit of tokens"
-        yield "truncated", "truncated answers", said, ("truncated", "truncated_rate")
+        reason = f"{metrics.truncated:,} of {counted(ok, 'answer')} were cut off at the limit of tokens"
+        yield "truncated", "truncated answers", reason, ("truncated", "truncated_rate")
     for sentence in uncalibrated(metrics):
         # A rate that labels correct has the judges' errors taken out, calibrated or not.
         yield "uncalibrated-judge", "uncalibrated judge", sentence, _CORRECTED
@@ -195,14 +195,14 @@ class Gated(msgspec.Struct, kw_only=True):
     suite: str
     model_id: str | None
     passed: bool
-    checks: list[Checked]
+    checks: list[CheckedRule]
     notes: list[str]
     """What else is different between the run and its baseline."""
     warnings: list[str] = []
     """What must be known of the figures and breaks nothing here: scoring errors, truncated answers, judges."""
 
     @property
-    def broken(self) -> list[Checked]:
+    def broken(self) -> list[CheckedRule]:
         return [check for check in self.checks if not check.ok]
 
     def __bool__(self) -> bool:
@@ -237,8 +237,8 @@ def hold_to(
         checks += more
         of_quality = any(not check.rule.startswith(("error_rate ", "time_")) for check in more)
         differences = [*notes(pairs), *_unpaired(pairs)]
-    conditions, warnings = check_conditions(metrics, rules, allowed, of_quality=of_quality)
-    checks += conditions
+    caveats, warnings = check_caveats(metrics, rules, allowed, of_quality=of_quality)
+    checks += caveats
     return Gated(
         run="" if isinstance(run, Metrics) else str(run),
         baseline=None if baseline is None else str(baseline),
@@ -259,19 +259,19 @@ def _unpaired(pairs: Pairs) -> Iterator[str]:
         yield f"{len(pairs.only_b):,} of {len(pairs.other.ids):,} cases are not in the baseline"
 
 
-def _complete(metrics: Metrics, allowed: Collection[str]) -> Checked:
+def _complete(metrics: Metrics, allowed: Collection[str]) -> CheckedRule:
     if metrics.complete:
-        return Checked(rule="the run", ok=True, value=None, reason="is complete")
+        return CheckedRule(rule="the run", ok=True, value=None, reason="is complete")
     reason = f"is not complete: {metrics.n:,} of {metrics.counts.planned:,} done"
     ok = "incomplete" in allowed
     note = ", which is allowed" if ok else " (--allow incomplete lets that pass)"
-    return Checked(rule="the run", ok=ok, value=None, reason=reason + note)
+    return CheckedRule(rule="the run", ok=ok, value=None, reason=reason + note)
 
 
 _MAX_CHARS = 400
 
 
-def gate_lines(checks: list[Checked], *, mark: bool) -> str:
+def gate_lines(checks: list[CheckedRule], *, mark: bool) -> str:
     """A line for each rule, safe for a terminal; `mark` says for each whether it is kept."""
     signs = {True: "ok      ", False: "broken  "} if mark else {True: "", False: ""}
     return "\n".join(f"{signs[check.ok]}{safe_text(check.rule)}: {safe_text(check.reason)}" for check in checks)
@@ -316,7 +316,7 @@ def gate_junit(gated: Gated, timestamp: str) -> str:
     )
 
 
-def _case(check: Checked, suite: str) -> str:
+def _case(check: CheckedRule, suite: str) -> str:
     opening = f'    <testcase name={attribute(check.rule)} classname={attribute(f"gate.{suite}")} time="0"'
     if check.ok:
         return f"{opening}/>"
@@ -354,7 +354,7 @@ def parse_drop(text: str) -> tuple[str, float]:
 
 def check_regressions(
     baseline: RunCases, run: RunCases, allowance: Allowance, allowed: Collection[str] = ()
-) -> tuple[list[Checked], Pairs]:
+) -> tuple[list[CheckedRule], Pairs]:
     """Each metric that may not get worse, checked over the cases that both runs have; and these."""
     pairs = Pairs(baseline, run)
     if not len(pairs):
@@ -374,16 +374,16 @@ def _never_scored(cases: RunCases) -> bool:
     return bool(metrics.counts.ok) and not (metrics.scored or metrics.scoring_errors)
 
 
-def _check_drop(pairs: Pairs, name: str, margin: float) -> Checked:
+def _check_drop(pairs: Pairs, name: str, margin: float) -> CheckedRule:
     values = _values(pairs, name)
     by = f" by more than {margin:g}" if margin else ""
     rule = f"{name} not worse than {_label(pairs.baseline.run)}{by}"
     change = paired_difference(values.differences, values.groups)
     if change is None:
-        return Checked(rule=rule, ok=False, value=None, reason="is not known: no case has it in both runs")
+        return CheckedRule(rule=rule, ok=False, value=None, reason="is not known: no case has it in both runs")
     if _is_advisory(pairs.other.metrics, name):
         reason = "is from a judge that is not calibrated: advisory, it cannot pass a gate"
-        return Checked(rule=rule, ok=False, value=change.difference, reason=reason)
+        return CheckedRule(rule=rule, ok=False, value=change.difference, reason=reason)
     figure = figure_of(name)
     sign = -1.0 if figure is not None and figure.better == "lower" else 1.0
     problem = _shown_worse(change, sign) if not margin else _not_ruled_out(values, margin, sign)
@@ -392,7 +392,7 @@ def _check_drop(pairs: Pairs, name: str, margin: float) -> Checked:
         f"is {float(values.run.mean()):.4g} against {float(values.baseline.mean()):.4g} on {change.cases:,} cases"
         f"{grouped}: {signed(change.difference, 3)}, 95 % CI {' – '.join(signed(end, 3) for end in change.ci95)}"
     )
-    return Checked(rule=rule, ok=problem is None, value=change.difference, reason=reason + (problem or ""))
+    return CheckedRule(rule=rule, ok=problem is None, value=change.difference, reason=reason + (problem or ""))
 
 
 def _is_advisory(metrics: Metrics, name: str) -> bool:
@@ -435,7 +435,7 @@ def _not_ruled_out(values: Values, margin: float, sign: float) -> str | None:
     return f": a drop of more than {margin:g} cannot be ruled out{could}"
 
 
-def _check_slowdown(pairs: Pairs, most: float, allowed: Collection[str]) -> Checked:
+def _check_slowdown(pairs: Pairs, most: float, allowed: Collection[str]) -> CheckedRule:
     """The typical case's time to the last token against the baseline's."""
     rule = f"time_to_last_token not above {most:g} × {_label(pairs.baseline.run)}"
     ratio = ratio_of_times(pairs, "time_to_last_token")
@@ -444,10 +444,10 @@ def _check_slowdown(pairs: Pairs, most: float, allowed: Collection[str]) -> Chec
         if "client-bottleneck" not in allowed and (why := bottleneck(cases.metrics)) is not None:
             problem = f", which says nothing of the target: in {_label(cases.run)} {why}"
     if ratio is None or ratio.ratio is None:
-        return Checked(rule=rule, ok=False, value=None, reason="is not known: no case has a time in both runs")
+        return CheckedRule(rule=rule, ok=False, value=None, reason="is not known: no case has a time in both runs")
     interval = "" if ratio.ci95 is None else f", 95 % CI {ratio.ci95[0]:.3f} – {ratio.ci95[1]:.3f}"
     reason = f"is × {ratio.ratio:.3f} in the typical of {ratio.cases:,} cases{interval}"
-    return Checked(rule=rule, ok=problem is None, value=ratio.ratio, reason=reason + (problem or ""))
+    return CheckedRule(rule=rule, ok=problem is None, value=ratio.ratio, reason=reason + (problem or ""))
 
 
 def _slow(ratio: Ratio | None, allowed: float) -> str | None:

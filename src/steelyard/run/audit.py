@@ -93,7 +93,7 @@ def labelled_strata(sizes: Mapping[str, int], labels: Iterable[tuple[str, bool]]
 
 
 def correct(metrics: Metrics, strata: list[Stratum]) -> Correction:
-    """The run's pass rate corrected by labels of an audit of its own strata."""
+    """The run's pass rate corrected by labels of an audit of this run's strata."""
     found, errors = corrected_rate(strata), weighted_error_rates(strata)
     empty = ", ".join(stratum.name for stratum in strata if stratum.size and not stratum.labelled)
     why_not = None if found is not None else f"no label in: {empty}" if empty else "no answer has a verdict"

@@ -390,7 +390,7 @@ def _timeout_message(seconds: float, partial: Any) -> str:
 
 
 def _keep_cut(job: Job, error: BaseException, partial: Any, context: InvocationContext, emit: Emit) -> None:
-    """Write down what had come of an answer that the end of the run cut off. Its case is asked again on resume."""
+    """Write down what had come of an answer that the end of the run cut off. Its case is sent again on resume."""
     response = _failed(error, partial, context.attempt - 1)
     if response.response_text is None and response.cost is None and not response.messages and not response.stderr:
         return

@@ -17,7 +17,7 @@ from steelyard.journal.manifest import now
 
 MATRIX_VERSION = 1
 MAX_VARIANTS = 64
-"""So many runs may share a folder: more would be a mistake in the axes, and an expensive one."""
+"""How many runs may share a folder: more would be a mistake in the axes, and an expensive one."""
 TARGET = "target"
 PROMPT = "prompt"
 _MAX_DIRECTORY = 80
@@ -25,7 +25,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._=-]+")
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """One combination of a matrix: a run of its own."""
+    """One combination of a matrix: one run."""
 
     name: str
     """`small/terse`: its value on each axis; those of parameters as `temperature=0.7`."""

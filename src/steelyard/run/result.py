@@ -20,7 +20,6 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import Entry, iter_records, left_out_offsets
 from steelyard.journal.replay import Replay, SlotState
 from steelyard.records import Record, Scores, id_digest, verdict
-from steelyard.report.notebook import to_arrow, to_pandas, to_polars
 from steelyard.run.audit import add_correction
 from steelyard.run.metrics import Errors, RunCounts, compose
 from steelyard.stats.metrics import JournalLines, Metrics, TrialMetrics
@@ -98,14 +97,20 @@ class Result:
 
     def to_pandas(self) -> Any:
         """All records as a pandas.DataFrame, a row each: ids and text stay text, `score.NAME` for each score."""
+        from steelyard.report.notebook import to_pandas
+
         return to_pandas(self.iter_responses())
 
     def to_polars(self) -> Any:
         """All records as a polars.DataFrame; lists and objects are JSON text."""
+        from steelyard.report.notebook import to_polars
+
         return to_polars(self.iter_responses())
 
     def to_arrow(self) -> Any:
         """All records as a pyarrow.Table; lists and objects are JSON text."""
+        from steelyard.report.notebook import to_arrow
+
         return to_arrow(self.iter_responses())
 
     def summary(self) -> str:

@@ -28,7 +28,7 @@ class Figure(msgspec.Struct, frozen=True):
     kind: Kind = "count"
     label: str | None = None
     """What it is called in a sentence, where its name does not say that."""
-    lag_adds: bool = False
+    lateness_adds: bool = False
     """Whether a client that is late can only make it larger: what is below a limit even so is below it."""
 
 
@@ -36,7 +36,7 @@ AGGREGATES = ("average", "p50", "p90", "p95", "p99", "min", "max")
 """Those of each time and token count in `stats`."""
 
 _TIME = Figure("seconds", "lower", "speed")
-_TIME_TO = Figure("seconds", "lower", "speed", lag_adds=True)
+_TIME_TO = Figure("seconds", "lower", "speed", lateness_adds=True)
 _TOKENS = Figure("tokens")
 
 

@@ -28,7 +28,7 @@ _MERGE_ABOVE = 4_096
 _BINS = 4_096
 _SIZE_BINS = 64
 _PART = 16_384
-"""So many observations are taken at a time: a run may have millions, and each step would copy them all."""
+"""How many observations are taken at a time: a run may have millions, and each step would copy them all."""
 _ROUNDING = 1e-9
 
 

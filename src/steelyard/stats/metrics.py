@@ -28,7 +28,7 @@ _FAULTS = Figure("count", "lower")
 _PASS_RATE = Figure("share", "higher", "quality", "the pass rate")
 _QUALITY = Figure("share", "higher", "quality")
 _SPREAD = Figure("share", "lower", "quality")
-_TIME = Figure("seconds", "lower", "speed", lag_adds=True)
+_TIME = Figure("seconds", "lower", "speed", lateness_adds=True)
 _COST = Figure("money", "lower", "cost")
 _VARIANCE = Figure("number", None, "quality")
 

@@ -62,7 +62,7 @@ class Rule(msgspec.Struct, frozen=True):
     @property
     def holds_though_late(self) -> bool:
         """Whether it holds for sure where it holds although the client was late: that can only add to the figure."""
-        return self.operator.startswith("<") and self.figure is not None and self.figure.lag_adds
+        return self.operator.startswith("<") and self.figure is not None and self.figure.lateness_adds
 
     @property
     def of_cost(self) -> bool:

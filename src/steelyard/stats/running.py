@@ -238,7 +238,7 @@ class Timeouts:
         return len(self.seconds)
 
     def append(self, seconds: float, after: int) -> None:
-        """Add one that was given up after so many seconds and so many answers."""
+        """Add one that was given up after some seconds, when some answers had come."""
         self.seconds.append(seconds)
         self.after.append(after)
 
@@ -248,7 +248,7 @@ class Timeouts:
         self.after.seal()
 
     def merge(self, other: Timeouts, answers: int) -> None:
-        """Add another's, which came after so many answers of ours."""
+        """Add another's, which came after some of our answers."""
         self.seconds.extend(other.seconds.joined())
         self.after.extend(other.after.joined() + answers)
 

@@ -308,11 +308,11 @@ class VarianceSplit(msgspec.Struct, frozen=True, kw_only=True):
         return f"{more}: more judge runs help" + (floored if self.floored else "")
 
     def _undecided(self, agent: float, judge: float) -> str:
-        said = f"cannot tell whether the agent or the judge varies more: std_dev {_root(agent)} and {_root(judge)}"
+        doubt = f"cannot tell whether the agent or the judge varies more: std_dev {_root(agent)} and {_root(judge)}"
         if self.agent_share_ci95 is None:
-            return f"{said} in {counted(self.cases, 'case')} are too little to say: more cases would"
+            return f"{doubt} in {counted(self.cases, 'case')} are too little to say: more cases would"
         low, high = self.agent_share_ci95
-        return f"{said}, the agent's share is {low:.0%} to {high:.0%} (95 % CI): more cases would tell"
+        return f"{doubt}, the agent's share is {low:.0%} to {high:.0%} (95 % CI): more cases would tell"
 
     def to_metrics(self) -> VarianceMetrics:
         """The parts, their roots and the words."""

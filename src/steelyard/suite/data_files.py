@@ -250,11 +250,11 @@ def _instance(path: Path, number: int, line: str) -> dict[str, Any]:
         if not isinstance(found.get(name), str) or not found[name]:
             raise SuiteError(f"a SWE-bench task needs {name}, got {found.get(name)!r:.100}", path=path, line=number)
     expected = {name: _tests(found[name]) if name.isupper() else found[name] for name in _HIDDEN if name in found}
-    told = {name: value for name, value in found.items() if name not in (*_HIDDEN, "instance_id", "problem_statement")}
+    shown = {name: value for name, value in found.items() if name not in (*_HIDDEN, "instance_id", "problem_statement")}
     return {
         "id": found["instance_id"],
         "prompt": found["problem_statement"],
-        "metadata": {**told, "repository": found["repo"].replace("/", "__")},
+        "metadata": {**shown, "repository": found["repo"].replace("/", "__")},
         "expected": expected or None,
     }
 

@@ -299,7 +299,7 @@ class FileSource(ABC):
 
     one_shot = False
     settled = False
-    _told = False
+    _warned = False
 
     def __init__(self, path: str | Path, arrange: Arrange, folder: AttachmentFolder | None = None) -> None:
         self.path = Path(path)
@@ -383,8 +383,8 @@ class CsvSource(FileSource):
             return "\t"
         bare = re.sub(r'"[^"]*"', "", header)
         found = next((one for one in ";\t" if "," not in bare and one in bare), ",")
-        if found != "," and not self._told:
-            self._told = True
+        if found != "," and not self._warned:
+            self._warned = True
             name = "tabs" if found == "\t" else "semicolons"
             log.warning("%s: its cells are separated by %s, as its header has no comma", self.path, name)
         return found

@@ -289,8 +289,8 @@ class Agent:
         if code == TRY_AGAIN:
             raise TransientError(f"{name} exited with code {TRY_AGAIN} (try again){note}", partial=_answer(response))
         if code:
-            said = f" ({response.error})" if response.error else ""
-            message = f"{name} {ending_of(code)}{said}{note}"
+            reported = f" ({response.error})" if response.error else ""
+            message = f"{name} {ending_of(code)}{reported}{note}"
             raise TargetError(message, partial=_answer(response))
         return response
 
@@ -339,7 +339,7 @@ async def _finished_or_limited(child: ChildProcess, context: InvocationContext) 
 
 
 def _answer(response: InvocationResponse) -> InvocationResponse:
-    """The response as part of a failure: what is wrong is said by the failure."""
+    """The response as part of a failure: what is wrong is reported by the failure."""
     response.error = response.error_type = None
     return response
 

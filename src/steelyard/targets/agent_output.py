@@ -252,8 +252,8 @@ class ClaudeStreamReader(EventReader):
         elif subtype == "error_max_budget_usd":
             response.stop_reason = STOP_REASONS["cost"]
         elif result.get("is_error") or subtype.startswith("error"):
-            said = text or result.get("errors") or subtype
-            response.error, response.error_type = f"Claude Code reported an error: {said}"[:2000], "AgentError"
+            reported = text or result.get("errors") or subtype
+            response.error, response.error_type = f"Claude Code reported an error: {reported}"[:2000], "AgentError"
         elif self._result is None:
             response.error = "Claude Code printed no result: it was ended, or crashed"
             response.error_type = "AgentError"

@@ -76,7 +76,7 @@ class Gateway:
             raise ConfigurationError(f"gateway must name an API, such as {{anthropic: {{}}}}, got {apis!r}")
         self.upstreams = {name: _upstream(name, options) for name, options in apis.items()}
         self._calls: dict[str, Target] = dict(self.upstreams)
-        self._book = PriceBook()
+        self._price_book = PriceBook()
         self._prices: dict[tuple[str, str | None], Prices | None] = {}
         self._threads = DaemonThreads()
         self._sessions: set[GatewaySession] = set()
@@ -91,7 +91,7 @@ class Gateway:
     def bind(self, limited: Callable[[Upstream], Target], prices: PriceBook) -> None:
         """Have every call sent through what `limited` makes of its provider: the run's rate limits; and priced."""
         self._calls = {name: limited(upstream) for name, upstream in self.upstreams.items()}
-        self._book, self._prices = prices, {}
+        self._price_book, self._prices = prices, {}
 
     def identity(self) -> dict[str, Any]:
         """Where each API's calls go."""
@@ -128,7 +128,7 @@ class Gateway:
     async def price_of(self, model: str | None, api: str) -> Prices | None:
         """What a model's tokens cost; None when that is not known. The public list is read in a thread, once."""
         if (api, model) not in self._prices:
-            find = self._book.of_model
+            find = self._price_book.of_model
             self._prices[api, model] = await self._threads.run(find, model, self.upstreams[api].endpoint)
         return self._prices[api, model]
 
@@ -503,7 +503,7 @@ def _count_tokens(call: Forwarded, response: InvocationResponse, count: Count) -
 
 
 class SandboxDoor:
-    """Takes listening sockets from inside an agent's sandbox; whoever is inside can offer nothing but its own."""
+    """Takes listening sockets from inside an agent's sandbox; what is inside can offer nothing but its own."""
 
     def __init__(self, session: GatewaySession) -> None:
         self._session = session

@@ -35,7 +35,7 @@ def check_enforced(names: Iterable[str], target: Target) -> None:
     for name in sorted(set(names) - enforced):
         kind = target.identity().get("kind", "this")
         raise ConfigurationError(
-            f"case_limits.{name} cannot be enforced for this target ({kind}), which can be held to "
+            f"case_limits.{name} cannot be enforced for this target ({kind}), which can be limited by "
             f"{', '.join(sorted(enforced))}: use a gateway, an `output` that tells of {name}, or a Python agent that "
             f"calls context.record_turn, or leave the limit out"
         )
@@ -250,7 +250,7 @@ class TimeSplit:
         self._seconds: dict[_Part, float] = {"model": 0.0, "waiting": 0.0, "tools": 0.0}
 
     def change(self, *, waiting: int = 0, answering: int = 0) -> None:
-        """So many more, or fewer, calls wait for a send permit, and are being answered."""
+        """A number more, or fewer, calls wait for a send permit, and are being answered."""
         self._waiting += waiting
         self._answering += answering
         self._turn()

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from steelyard.errors import ConfigurationError
-from steelyard.workspace.template import Entry, Template, read_entry
+from steelyard.workspace.template import Template, TreeEntry, read_entry
 
 LEFT_OUT = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"})
 MAX_FILE = 64 << 20
@@ -123,11 +123,11 @@ def _is_plain(stamp: Stamp) -> bool:
     return stat.S_ISREG(stamp.mode) or stat.S_ISLNK(stamp.mode)
 
 
-def _same(old: tuple[Entry, bytes], new: tuple[Entry, bytes]) -> bool:
+def _same(old: tuple[TreeEntry, bytes], new: tuple[TreeEntry, bytes]) -> bool:
     return _mode(old[0]) == _mode(new[0]) and old[1] == new[1]
 
 
-def _mode(entry: Entry) -> str:
+def _mode(entry: TreeEntry) -> str:
     return "120000" if entry.is_link else "100755" if entry.executable else "100644"
 
 
@@ -137,7 +137,7 @@ def blob_id(content: bytes) -> str:
 
 
 def _difference(
-    path: str, old: tuple[Entry, bytes] | None, new: tuple[Entry, bytes] | None, summary: PatchSummary
+    path: str, old: tuple[TreeEntry, bytes] | None, new: tuple[TreeEntry, bytes] | None, summary: PatchSummary
 ) -> Iterator[bytes]:
     if old is not None and new is not None and old[0].is_link != new[0].is_link:  # git has no way to say it in one
         yield from _difference(path, old, None, summary)
@@ -306,7 +306,7 @@ def _apply(change: _Change, template: Template, folder: Path) -> None:
     content = _patched(b"" if old is None else old[1], change)
     if change.content_id is not None and blob_id(content) != change.content_id:
         raise ConfigurationError(f"the patch of {change.path} does not fit the template")
-    _write(folder, change.path, change.mode or _mode(old[0] if old is not None else Entry(change.path)), content)
+    _write(folder, change.path, change.mode or _mode(old[0] if old is not None else TreeEntry(change.path)), content)
 
 
 def _changes(patch: bytes) -> Iterator[_Change]:

@@ -31,7 +31,7 @@ _FICLONE = 0x40049409
 _GIT_SECONDS = 600.0
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class TreeEntry(msgspec.Struct, frozen=True, gc=False):
     """One file or link of a template: its path with `/`, whether it is a link, and whether it can be executed."""
 
     path: str
@@ -50,7 +50,7 @@ class Template(ABC):
         """Fill a folder that does not exist yet."""
 
     @abstractmethod
-    def read(self, path: str) -> tuple[Entry, bytes] | None:
+    def read(self, path: str) -> tuple[TreeEntry, bytes] | None:
         """A file's content, or a link's target; None where the template has neither at that path."""
 
 
@@ -88,10 +88,10 @@ class FilesTemplate(Template):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(text)
 
-    def read(self, path: str) -> tuple[Entry, bytes] | None:
+    def read(self, path: str) -> tuple[TreeEntry, bytes] | None:
         """The file's text."""
         text = self._files.get(path)
-        return None if text is None else (Entry(path), text)
+        return None if text is None else (TreeEntry(path), text)
 
 
 class Known(NamedTuple):
@@ -126,7 +126,7 @@ class FolderTemplate(Template):
         self.known = known
         self.digest = known.digest
 
-    def _walk(self, prefix: str = "") -> Iterator[Entry]:
+    def _walk(self, prefix: str = "") -> Iterator[TreeEntry]:
         try:
             with os.scandir(self.folder / prefix) as scan:
                 found = sorted(scan, key=lambda one: one.name)
@@ -140,13 +140,13 @@ class FolderTemplate(Template):
                 yield from self._walk(f"{path}/")
                 continue
             seen = one.stat(follow_symlinks=False)
-            told = f"{path}\0{seen.st_size}\0{seen.st_mtime_ns}\0{seen.st_ino}\0{seen.st_mode}\0"
-            self._signing.update(told.encode("utf-8", "surrogateescape"))
+            described = f"{path}\0{seen.st_size}\0{seen.st_mtime_ns}\0{seen.st_ino}\0{seen.st_mode}\0"
+            self._signing.update(described.encode("utf-8", "surrogateescape"))
             if one.is_symlink():
                 self._check_link(path)
-                yield Entry(path, is_link=True)
+                yield TreeEntry(path, is_link=True)
             elif one.is_file(follow_symlinks=False):
-                yield Entry(path, executable=bool(seen.st_mode & 0o100))
+                yield TreeEntry(path, executable=bool(seen.st_mode & 0o100))
             else:
                 raise ConfigurationError(f"{self._where}: {path} is neither a file, a folder nor a link")
 
@@ -162,7 +162,7 @@ class FolderTemplate(Template):
                 f"put a copy of what it leads to there, or remove it"
             )
 
-    def _content(self, entry: Entry) -> bytes:
+    def _content(self, entry: TreeEntry) -> bytes:
         place = self.folder / entry.path
         if entry.is_link:
             return os.fsencode(os.readlink(place))
@@ -180,23 +180,23 @@ class FolderTemplate(Template):
                 made.add(parent)
             copy_entry(self.folder / entry.path, folder / entry.path)
 
-    def read(self, path: str) -> tuple[Entry, bytes] | None:
+    def read(self, path: str) -> tuple[TreeEntry, bytes] | None:
         """What the folder has at that path."""
         if _LEFT_OUT in path.split("/"):
             return None
         return read_entry(self.folder, path)
 
 
-def read_entry(folder: Path, path: str) -> tuple[Entry, bytes] | None:
+def read_entry(folder: Path, path: str) -> tuple[TreeEntry, bytes] | None:
     """A file's content or a link's target, without following links; None where there is neither."""
     place = folder / path
     try:
         mode = os.lstat(place).st_mode
         if stat.S_ISLNK(mode):
-            return Entry(path, is_link=True), os.fsencode(os.readlink(place))
+            return TreeEntry(path, is_link=True), os.fsencode(os.readlink(place))
         if not stat.S_ISREG(mode):
             return None
-        return Entry(path, executable=bool(mode & 0o100)), _read_file(place)
+        return TreeEntry(path, executable=bool(mode & 0o100)), _read_file(place)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -299,7 +299,7 @@ class GitTemplate(Template):
         """Copy what was made of the commit, making it when it is first asked for."""
         copy_tree(self._folder(), folder)
 
-    def read(self, path: str) -> tuple[Entry, bytes] | None:
+    def read(self, path: str) -> tuple[TreeEntry, bytes] | None:
         """What the commit has at that path."""
         return None if _LEFT_OUT in path.split("/") else read_entry(self._folder(), path)
 
@@ -551,7 +551,7 @@ def _checked_text(path: str, text: Any, where: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _kind(entry: Entry) -> bytes:
+def _kind(entry: TreeEntry) -> bytes:
     return b"l" if entry.is_link else b"x" if entry.executable else b"f"
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.scoring.judge.escape import MAX_TEXT, escape_code, fill, slot
-from steelyard.scoring.judge.template import render
+from steelyard.scoring.judge.question import render
 
 TEMPLATE = "Judge this:\n{{ answer }}\nby that:\n{{ expected }}"
 LINE = st.sampled_from(["<<<data ", "<<<end ", ">>>", "\n", "\r", "\x00", "0", "1", "\u2028", "{{ answer }}", "\ud800"])

@@ -297,6 +297,6 @@ def test_without_another_answer_the_expected_one_is_compared() -> None:
     assert sorted(escaped_texts(asked_with(case, prompt="pairwise_v1")[1]["content"])[1:]) == ["It is Paris.", "Paris"]
 
 
-def test_a_judges_module_does_not_import_jinja_until_a_judge_is_made() -> None:
-    code = "import sys, steelyard.scoring.judge.judge; sys.exit('jinja2' in sys.modules)"
+def test_a_run_without_judges_does_not_import_jinja() -> None:
+    code = "import sys, steelyard.run.config, steelyard.run.runner; sys.exit('jinja2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

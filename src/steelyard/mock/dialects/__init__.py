@@ -10,7 +10,7 @@ from http import HTTPStatus
 import msgspec
 
 from steelyard.mock.answers import ParsedRequest, SimulatedAnswer, parse_request
-from steelyard.mock.dialects import bedrock, chat, completions, gemini, messages, responses
+from steelyard.mock.dialects import bedrock, gemini, messages, openai
 from steelyard.transport.sse import MEDIA_TYPE
 
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -67,7 +67,7 @@ class Dialect(msgspec.Struct, frozen=True):
     stream_type: bytes = EVENTS
 
 
-class Route(msgspec.Struct, frozen=True):
+class MockRoute(msgspec.Struct, frozen=True):
     """What is at a path: an API, or one of the mock's own pages."""
 
     path: str
@@ -82,11 +82,17 @@ class Route(msgspec.Struct, frozen=True):
 
 
 _OPENAI = (b"x-request-id", openai_failure)
-CHAT = Dialect("/v1/chat/completions", _OPENAI[0], chat.whole, chat.frames, chat.broken, _OPENAI[1])
-RESPONSES = Dialect("/v1/responses", _OPENAI[0], responses.whole, responses.frames, responses.broken, _OPENAI[1])
+CHAT = Dialect(
+    "/v1/chat/completions", _OPENAI[0], openai.chat_whole, openai.chat_frames, openai.chat_broken, _OPENAI[1]
+)
+RESPONSES = Dialect(
+    "/v1/responses", _OPENAI[0], openai.response_whole, openai.response_frames, openai.response_broken, _OPENAI[1]
+)
 MESSAGES = Dialect("/v1/messages", b"request-id", messages.whole, messages.frames, messages.broken, anthropic_failure)
 
-COMPLETIONS = Dialect("/v1/completions", _OPENAI[0], completions.whole, completions.frames, chat.broken, _OPENAI[1])
+COMPLETIONS = Dialect(
+    "/v1/completions", _OPENAI[0], openai.completion_whole, openai.completion_frames, openai.chat_broken, _OPENAI[1]
+)
 GEMINI = Dialect(
     "/v1beta/models:generateContent",
     b"x-request-id",
@@ -122,15 +128,15 @@ _PAGES = {"/stats": ("GET", "HEAD"), "/health": ("GET", "HEAD"), "/stats/reset":
 
 
 @lru_cache(maxsize=1024)
-def route(path: str) -> Route | None:
+def route(path: str) -> MockRoute | None:
     """Find what is at a path; None if there is nothing."""
     if found := _API.fullmatch(path):
         dialect = _APIS[found["api"].removesuffix("/count_tokens")]
         counts = found["counts"] is not None
-        return Route(dialect.path + (found["counts"] or ""), ("POST",), dialect, found["model"], counts=counts)
+        return MockRoute(dialect.path + (found["counts"] or ""), ("POST",), dialect, found["model"], counts=counts)
     for pattern, dialect in ((_GEMINI, GEMINI), (_BEDROCK, BEDROCK)):
         if found := pattern.fullmatch(path):
-            return Route(dialect.path, ("POST",), dialect, found["model"], stream=found["stream"] is not None)
+            return MockRoute(dialect.path, ("POST",), dialect, found["model"], stream=found["stream"] is not None)
     if found := _MODELS.fullmatch(path):
-        return Route("/v1/models", ("GET", "HEAD"), None, found["model"])
-    return Route(path, _PAGES[path]) if path in _PAGES else None
+        return MockRoute("/v1/models", ("GET", "HEAD"), None, found["model"])
+    return MockRoute(path, _PAGES[path]) if path in _PAGES else None

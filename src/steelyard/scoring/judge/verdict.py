@@ -142,7 +142,7 @@ def _refuse(constant: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise NoVerdict("a key stands twice in the JSON object")
+        raise NoVerdict("a key is duplicated in the JSON object")
     return value
 
 

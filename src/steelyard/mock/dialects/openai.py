@@ -1,4 +1,4 @@
-"""Answers in the format of OpenAI's responses API."""
+"""Answers in the formats of OpenAI's APIs: chat completions, completions (which base models have), responses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,131 @@ from steelyard.mock.answers import AnswerUsage, SimulatedAnswer
 _encode = msgspec.json.encode
 
 
-def whole(answer: SimulatedAnswer) -> bytes:
+def chat_whole(answer: SimulatedAnswer) -> bytes:
     """Encode the body of an answer that is not streamed."""
-    return _encode(_response(answer, _status(answer), _items(answer)))
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    if answer.tool_call is not None:
+        message.update(content=None, tool_calls=[_tool_call(answer, answer.tool_call.arguments)])
+    elif answer.stop == "refusal":
+        message.update(content=None, refusal=answer.text)
+    if answer.reasoning:
+        message["reasoning_content"] = "".join(answer.reasoning)
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answer)}
+    body = {
+        "id": f"chatcmpl-{answer.id}",
+        "object": "chat.completion",
+        "created": answer.created,
+        "model": answer.model,
+        "choices": [choice],
+    }
+    if answer.usage is not None:
+        body["usage"] = usage_fields(answer.usage)
+    return _encode(body)
 
 
-def frames(answer: SimulatedAnswer) -> Iterator[bytes]:
+def chat_frames(answer: SimulatedAnswer) -> Iterator[bytes]:
+    """Encode the events of a stream, one piece for each token, then the end."""
+    start = b'data: {"id":"chatcmpl-%b","object":"chat.completion.chunk","created":%d,"model":%b,"choices":[' % (
+        answer.id.encode(),
+        answer.created,
+        _encode(answer.model),
+    )
+    reports_usage = answer.include_usage and answer.usage is not None
+    end = b'],"usage":null}\n\n' if reports_usage else b"]}\n\n"
+    delta, rest = start + b'{"index":0,"delta":', b',"finish_reason":null}' + end
+    before = delta + b'{"role":"assistant","content":""}' + rest
+    for token in answer.reasoning:
+        yield b'%b%b{"reasoning_content":%b}%b' % (before, delta, _encode(token), rest)
+        before = b""
+    if answer.tool_call is not None:
+        before += b'%b{"tool_calls":[%b]}%b' % (delta, _encode({"index": 0, **_tool_call(answer, "")}), rest)
+    opening, closing = _around_token(answer)
+    opening, rest_of_token = delta + opening, closing + rest
+    for token in answer.tokens:
+        yield b"%b%b%b%b" % (before, opening, _encode(token), rest_of_token)
+        before = b""
+    reason = _encode(_finish_reason(answer))
+    last = b'%b%b{"index":0,"delta":{},"finish_reason":%b}%b' % (before, start, reason, end)
+    if reports_usage and answer.usage is not None:
+        last += b'%b],"usage":%b}\n\n' % (start, _encode(usage_fields(answer.usage)))
+    yield last + b"data: [DONE]\n\n"
+
+
+def chat_broken(message: str) -> bytes:
+    """Encode an error in the middle of a stream."""
+    return b"data: %b\n\n" % _encode({"error": {"message": message, "type": "server_error", "code": None}})
+
+
+def _around_token(answer: SimulatedAnswer) -> tuple[bytes, bytes]:
+    if answer.tool_call is not None:
+        return b'{"tool_calls":[{"index":0,"function":{"arguments":', b"}}]}"
+    return (b'{"refusal":' if answer.stop == "refusal" else b'{"content":'), b"}"
+
+
+def _tool_call(answer: SimulatedAnswer, arguments: str) -> dict[str, Any]:
+    assert answer.tool_call is not None
+    function = {"name": answer.tool_call.name, "arguments": arguments}
+    return {"id": f"call_{answer.tool_call.id}", "type": "function", "function": function}
+
+
+def _finish_reason(answer: SimulatedAnswer) -> str:
+    return "stop" if answer.stop == "refusal" else answer.stop
+
+
+def usage_fields(usage: AnswerUsage) -> dict[str, Any]:
+    """Return the usage as OpenAI's older APIs write it."""
+    return {
+        "prompt_tokens": usage.input,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.input + usage.output,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+    }
+
+
+def completion_whole(answer: SimulatedAnswer) -> bytes:
+    """Encode an answer that is not streamed."""
+    choice = {"index": 0, "text": answer.text, "logprobs": None, "finish_reason": _completion_finish_reason(answer)}
+    body = {
+        "id": f"cmpl-{answer.id}",
+        "object": "text_completion",
+        "created": answer.created,
+        "model": answer.model,
+        "choices": [choice],
+    }
+    if answer.usage is not None:
+        body["usage"] = usage_fields(answer.usage)
+    return _encode(body)
+
+
+def completion_frames(answer: SimulatedAnswer) -> Iterator[bytes]:
+    """Yield the events of a stream: a piece for each token, then the end. There is no reasoning: it is left blank."""
+    start = b'data: {"id":"cmpl-%b","object":"text_completion","created":%d,"model":%b,"choices":[' % (
+        answer.id.encode(),
+        answer.created,
+        _encode(answer.model),
+    )
+    piece = start + b'{"index":0,"text":%b,"logprobs":null,"finish_reason":%b}]}\n\n'
+    for _ in answer.reasoning:
+        yield piece % (b'""', b"null")
+    for token in answer.tokens:
+        yield piece % (_encode(token), b"null")
+    last = piece % (b'""', _encode(_completion_finish_reason(answer)))
+    if answer.include_usage and answer.usage is not None:
+        last += b'%b],"usage":%b}\n\n' % (start, _encode(usage_fields(answer.usage)))
+    yield last + b"data: [DONE]\n\n"
+
+
+def _completion_finish_reason(answer: SimulatedAnswer) -> str:
+    return "length" if answer.stop == "length" else "stop"
+
+
+def response_whole(answer: SimulatedAnswer) -> bytes:
+    """Encode the body of an answer that is not streamed."""
+    return _encode(_response(answer, _response_status(answer), _items(answer)))
+
+
+def response_frames(answer: SimulatedAnswer) -> Iterator[bytes]:
     """Encode the events of a stream, one piece for each token, then the end."""
     events = _Events()
     begun = _response(answer, "in_progress", [])
@@ -33,10 +152,10 @@ def frames(answer: SimulatedAnswer) -> Iterator[bytes]:
         before += item_events.closing(events)
         before += events.event("response.output_item.done", output_index=index, item=item)
     ending = "response.incomplete" if answer.stop == "length" else "response.completed"
-    yield before + events.event(ending, response=_response(answer, _status(answer), items))
+    yield before + events.event(ending, response=_response(answer, _response_status(answer), items))
 
 
-def broken(message: str) -> bytes:
+def response_broken(message: str) -> bytes:
     """Encode an error in the middle of a stream."""
     return _Events().event("error", code="server_error", message=message, param=None)
 
@@ -114,7 +233,7 @@ def _items(answer: SimulatedAnswer) -> list[dict[str, Any]]:
         if answer.stop == "refusal":
             part = {"type": "refusal", "refusal": answer.text}
         message = {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "content": [part]}
-        items.append({**message, "status": _status(answer)})
+        items.append({**message, "status": _response_status(answer)})
     return items
 
 
@@ -124,7 +243,7 @@ def _empty(item: dict[str, Any]) -> dict[str, Any]:
     return {name: nothing.get(name, value) for name, value in item.items()}
 
 
-def _status(answer: SimulatedAnswer) -> str:
+def _response_status(answer: SimulatedAnswer) -> str:
     return "incomplete" if answer.stop == "length" else "completed"
 
 
@@ -146,11 +265,11 @@ def _response(answer: SimulatedAnswer, status: str, output: list[dict[str, Any]]
         "tool_choice": "auto",
         "tools": [],
         "top_p": 1.0,
-        "usage": _usage(answer.usage) if answer.usage and is_finished else None,
+        "usage": _response_usage(answer.usage) if answer.usage and is_finished else None,
     }
 
 
-def _usage(usage: AnswerUsage) -> dict[str, Any]:
+def _response_usage(usage: AnswerUsage) -> dict[str, Any]:
     return {
         "input_tokens": usage.input,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
