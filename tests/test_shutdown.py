@@ -12,7 +12,14 @@ import steelyard
 from steelyard import LocalEngine, reaper, shutdown
 from steelyard.engine.workers import driver
 
-_WRITERS = ("cli/output.py", "cli/run_control.py", "subprocesses.py", "engine/local.py", "engine/ray/engine.py")
+_WRITERS = (
+    "cli/output.py",
+    "cli/run_control.py",
+    "subprocesses.py",
+    "engine/local.py",
+    "engine/ray/engine.py",
+    "engine/worker_processes.py",
+)
 
 
 def test_the_steps_of_an_interrupted_run_add_up_to_less_than_five_seconds() -> None:
@@ -25,6 +32,7 @@ def test_the_steps_of_an_interrupted_run_add_up_to_less_than_five_seconds() -> N
         "the journal is read": shutdown.JOURNAL_SECONDS,
         "the result goes to stdout": shutdown.WRITE_SECONDS,
         "how to resume goes to stderr": shutdown.BLOCKED_WRITE_SECONDS,
+        "worker processes are killed": shutdown.WORKER_KILL_SECONDS,
         "both are flushed": 2 * shutdown.BLOCKED_WRITE_SECONDS,
     }
     assert sum(steps.values()) < reaper.BUDGET_SECONDS < shutdown.INTERRUPT_SECONDS == 5.0

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from steelyard.engine.base import CancellationToken, Engine
     from steelyard.engine.local import LocalEngine
     from steelyard.engine.ray.engine import RayEngine
+    from steelyard.engine.worker_processes import ProcessEngine
     from steelyard.errors import (
         CaseLimitReached,
         ConfigurationError,
@@ -62,6 +63,7 @@ _HOMES = {
     "LocalEngine": "steelyard.engine.local",
     "LocalFileTaskResultStore": "steelyard.cache.files",
     "Metrics": "steelyard.stats.metrics",
+    "ProcessEngine": "steelyard.engine.worker_processes",
     "RayEngine": "steelyard.engine.ray.engine",
     "Record": "steelyard.records",
     "Result": "steelyard.run.result",
@@ -112,6 +114,7 @@ __all__ = [
     "LocalEngine",
     "LocalFileTaskResultStore",
     "Metrics",
+    "ProcessEngine",
     "RayEngine",
     "Record",
     "Result",

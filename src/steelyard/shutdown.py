@@ -45,6 +45,11 @@ WORKER_REPORT_SECONDS = 1.0
 HOOK_SECONDS = 0.15
 """Hooks may take this long to finish; then they are abandoned."""
 
+WORKER_KILL_SECONDS = 0.05
+"""Worker processes of an interrupted run may take this long to end by themselves; then they are killed."""
+WORKER_EXIT_SECONDS = 2.0
+"""The same after a run that was not interrupted: exit hooks of the suite's modules run there."""
+
 # In Python, where no signal handler of ours counts the time.
 ENGINE_GRACE_SECONDS = 4.0
 """Cancelled calls may take this long to end before an engine abandons them, unless it is given another time."""

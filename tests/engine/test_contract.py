@@ -10,6 +10,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from steelyard.engine.base import CancellationToken, Engine
 from steelyard.engine.local import LocalEngine
+from steelyard.engine.worker_processes import ProcessEngine
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Emit, Tally, Work
 from steelyard.records import Job
@@ -48,33 +50,50 @@ class Backend:
         pass
 
 
-class RayBackend(Backend):
+class WorkersBackend(Backend):
     """Engines of two workers each, kept from one test to the next: a process takes a second to start."""
 
-    name = "ray"
     ahead = 400
     moved = 80
     batch = 1200
     many = 3_000
 
     def __init__(self) -> None:
-        self._made: dict[float, Any] = {}
+        self._made: dict[float, Engine] = {}
 
     def make(self, grace: float = 4.0) -> Engine:
-        from steelyard.engine.ray.engine import RayEngine
-
         if grace not in self._made:
-            self._made[grace] = RayEngine(workers=2, grace=grace)
-        engine: Engine = self._made[grace]
-        return engine
+            self._made[grace] = self.new(grace)
+        return self._made[grace]
+
+    def new(self, grace: float) -> Engine:
+        raise NotImplementedError
 
     def close(self) -> None:
         for engine in self._made.values():
             engine.close()
 
 
+class ProcessBackend(WorkersBackend):
+    name = "processes"
+    batch = 16_000
+
+    def new(self, grace: float) -> Engine:
+        return ProcessEngine(2, grace=grace)
+
+
+class RayBackend(WorkersBackend):
+    name = "ray"
+
+    def new(self, grace: float) -> Engine:
+        from steelyard.engine.ray.engine import RayEngine
+
+        return RayEngine(workers=2, grace=grace)
+
+
 BACKENDS = [
     pytest.param(Backend, id="local"),
+    pytest.param(ProcessBackend, id="processes"),
     pytest.param(RayBackend, id="ray", marks=[pytest.mark.ray, patiently]),
 ]
 
@@ -82,10 +101,7 @@ BACKENDS = [
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request) -> Iterator[Backend]:
     made: Backend = request.param()
-    if made.name == "local":
-        yield made
-        return
-    with local_cluster(cpus=4):
+    with local_cluster(cpus=4) if made.name == "ray" else nullcontext():
         yield made
         made.close()
 

@@ -17,7 +17,14 @@ from steelyard.plugins import BUILT_IN, Kind, find, load_object, takes
 from steelyard.protocols import Scorer, Target
 from steelyard.records import CaseLimits
 from steelyard.run.hooks import as_hooks
-from steelyard.run.options import Option, RunOptions, options_of, read_suite_options, run_checks
+from steelyard.run.options import (
+    Option,
+    RunOptions,
+    options_of,
+    parse_count_or_auto,
+    read_suite_options,
+    run_checks,
+)
 from steelyard.scoring.base import LIMIT_NAMES, FunctionScorer, as_scorer, as_scorers, read_limits
 from steelyard.scoring.pipeline import LimitedScorer
 from steelyard.stats.prices import read_prices
@@ -40,8 +47,13 @@ def _address(name: str, value: object) -> None:
         raise ConfigurationError(f"{name} must be text like host:6379, got {value!r}")
 
 
+def _workers(name: str, value: object) -> None:
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigurationError(f"{name} must be a whole number >= 1 or auto, got {value!r}")
+
+
 class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine of a run, by name: this process, or the workers of a Ray cluster."""
+    """The engine of a run, by name: this process, several processes here, or the workers of a Ray cluster."""
 
     engine: Annotated[
         EngineName,
@@ -63,18 +75,21 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     workers: Annotated[
-        int | None,
+        int | Literal["auto"] | None,
         Option(
             flags=("--workers",),
-            help="Workers on the Ray cluster [default: one for each CPU].",
-            sweep="Workers on the Ray cluster [default: one for each CPU].",
+            help="Processes that make the calls, or auto: one per core but one [default: none; on Ray one per CPU].",
+            sweep="Processes that make the calls, or auto: one per core but one [default: none; on Ray one per CPU].",
+            metavar="N",
+            parse=parse_count_or_auto,
+            check=_workers,
         ),
     ] = None
 
     def __post_init__(self) -> None:
         run_checks(self)
-        if self.engine == "local" and (self.ray_address is not None or self.workers is not None):
-            raise ConfigurationError("ray_address and workers go with the engine ray, got the engine local")
+        if self.engine == "local" and self.ray_address is not None:
+            raise ConfigurationError("ray_address goes with the engine ray, got the engine local")
 
     def replace(self, **changes: Any) -> EngineChoice:
         """The same with some of it changed."""
@@ -83,10 +98,15 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
     def make(self, working_dir: Path, grace: float) -> Engine | None:
         """The engine; None for the one in this process, which the run makes by itself."""
         if self.engine == "local":
-            return None
+            if self.workers is None:
+                return None
+            from steelyard.engine.worker_processes import ProcessEngine
+
+            return ProcessEngine(self.workers, grace=grace)
         from steelyard.engine.ray.engine import RayEngine
 
-        return RayEngine(self.ray_address, workers=self.workers, grace=grace, working_dir=working_dir.resolve())
+        workers = None if self.workers == "auto" else self.workers
+        return RayEngine(self.ray_address, workers=workers, grace=grace, working_dir=working_dir.resolve())
 
 
 RUN_KEYS = tuple(

@@ -160,7 +160,8 @@ def _parallelism(name: str, value: object) -> None:
         _at_least_1(name, value)
 
 
-def _parse_parallelism(value: object, name: str) -> int | str:
+def parse_count_or_auto(value: object, name: str) -> int | str:
+    """Read a whole number, or `auto`."""
     if value == "auto" or isinstance(value, int):
         return value
     try:
@@ -218,7 +219,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             help="Calls in flight, or auto [default: the target's own].",
             score="Judge calls in flight, or auto [default: 50].",
             metavar="N",
-            parse=_parse_parallelism,
+            parse=parse_count_or_auto,
             check=_parallelism,
         ),
     ] = None

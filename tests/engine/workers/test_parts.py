@@ -425,7 +425,9 @@ def test_a_cluster_that_is_not_there_ends_in_seconds_and_nothing_is_written(tmp_
     ("keys", "message"),
     [
         ("engine: rya", "engine must be one of local, ray, got 'rya'"),
-        ("workers: 3", "ray_address and workers go with the engine ray"),
+        ("ray_address: auto", "ray_address goes with the engine ray"),
+        ("workers: 0", "workers must be a whole number >= 1 or auto"),
+        ("workers: many", "'many' is neither a whole number nor auto"),
     ],
 )
 def test_a_suite_with_an_unknown_engine_or_options_of_another_is_refused(tmp_path, keys, message) -> None:
@@ -667,6 +669,8 @@ class FakeActor:
         self.assigned: list[tuple[int, Job]] = []
 
     async def begin(self, *args: Any) -> None: ...
+
+    def close(self) -> None: ...
 
     def send(self, run: int, message: Any) -> None:
         self.assigned += message.jobs

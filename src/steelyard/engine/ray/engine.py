@@ -113,6 +113,9 @@ class ActorConnection:
         called: Awaitable[Batch] = self._actor.exchange.remote(run, message)
         return called
 
+    def close(self) -> None:
+        """Do nothing: an actor takes the calls of all runs."""
+
 
 class RayWorkerPool:
     """The actors of an engine, by worker number."""

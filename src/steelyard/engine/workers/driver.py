@@ -8,14 +8,17 @@ import logging
 import pickle
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 from steelyard.engine.adaptive import AdaptivePermits
+from steelyard.engine.workers.logs import log_here
 from steelyard.engine.workers.messages import (
     CALL,
     EMITTED,
     ENDED,
     EXIT,
+    LOGGED,
     RETURNED,
     Batch,
     Message,
@@ -53,6 +56,9 @@ class WorkerConnection(Protocol):
 
     def send(self, run: int, message: Message) -> Awaitable[None] | None:
         """Send a message without a batch in return; None when there is nothing to wait for."""
+
+    def close(self) -> None:
+        """Let go of the worker: its part of the run is over, or does not matter any more."""
 
 
 class WorkerPool(Protocol):
@@ -304,6 +310,8 @@ class DriverRun:
                 self._pending.put_back(self._unassign(worker, number))
             elif kind == CALL:
                 self._handle_call(worker, number, *content)
+            elif kind == LOGGED:
+                log_here(worker.info, content)
             elif kind == EXIT:
                 self._handle_exit(content)
                 return True
@@ -352,6 +360,9 @@ class DriverRun:
             self.loads.append(ending.load)
         if ending.failure is not None:
             self._fail(pickle.loads(ending.failure))
+        elif ending.interrupted_by is not None:
+            self._tally.interrupted_by = self._tally.interrupted_by or ending.interrupted_by
+            self._end()
 
 
 def _first_line(error: BaseException) -> str:
@@ -442,7 +453,7 @@ class Dispatch:
 
     def send_soon(self, worker: WorkerHandle) -> None:
         """Send a worker's message at the end of this turn of the loop, with all that it has collected by then."""
-        asyncio.get_running_loop().call_soon(self.send, worker)
+        asyncio.get_running_loop().call_soon(self.guarded(partial(self.send, worker)))
 
     def send(self, worker: WorkerHandle) -> None:
         """Send a worker's message now, if there is anything in it."""

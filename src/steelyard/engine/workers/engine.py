@@ -35,6 +35,8 @@ class WorkersEngine(Engine):
         self._numbers = itertools.count(1)
         self._runs: list[DriverRun] = []
         self._loads: list[ClientLoad] = []
+        self._was_cancelled = False
+        """Whether the last run was cancelled: then there is no time for an orderly end."""
 
     @abstractmethod
     def _open(self) -> WorkerPool:
@@ -80,6 +82,7 @@ class WorkersEngine(Engine):
         finally:
             self._runs.remove(run)
             self._loads = run.loads
+            self._was_cancelled = token.cancelled
 
     def client_loads(self) -> list[ClientLoad]:
         """Return how busy each worker was during the last run."""

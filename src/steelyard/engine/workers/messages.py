@@ -19,9 +19,9 @@ from steelyard.errors import ConfigurationError
 from steelyard.records import Job
 from steelyard.stats.client_load import ClientLoad
 
-EMITTED, ENDED, RETURNED, CALL, EXIT = "emitted", "ended", "returned", "call", "exit"
+EMITTED, ENDED, RETURNED, CALL, LOGGED, EXIT = "emitted", "ended", "returned", "call", "logged", "exit"
 """The kinds of items: a record or part of one, the end of a job, a job handed back before it began, a call to an object
-in the driver, and the worker's last item."""
+in the driver, something that was logged, and the worker's last item."""
 
 Item: TypeAlias = tuple[str, int, Any]
 """One thing that a worker reports: its kind, the ticket or call number, and the content (a record is pickled)."""
@@ -30,7 +30,7 @@ FLUSH_SECONDS = 0.02
 """How long the first item of a batch waits for others."""
 _IDLE_SECONDS = 1.0
 """How often a worker with nothing to report sends an empty batch."""
-_BATCH_BYTES = 64 * 1024
+BATCH_BYTES = 64 * 1024
 """Ray sends results of up to 100 KB along with the reply; larger ones take a detour through shared memory."""
 _MAX_QUEUED_BYTES = 1024 * 1024
 _ITEM_OVERHEAD = 64
@@ -74,6 +74,8 @@ class WorkerExit(msgspec.Struct):
     failure: bytes | None = None
     """The exception that ended the run, pickled."""
     load: ClientLoad | None = None
+    interrupted_by: str | None = None
+    """The id of the case whose target or scorer raised KeyboardInterrupt."""
 
 
 class WorkerInfo(msgspec.Struct):
@@ -114,7 +116,8 @@ def _release(name: str, version: str) -> str:
 class MessageQueue:
     """A worker's items on their way to the driver. While it is full, no more work should begin."""
 
-    def __init__(self, on_room: Callable[[], None]) -> None:
+    def __init__(self, on_room: Callable[[], None], batch_bytes: int = BATCH_BYTES) -> None:
+        self._batch_bytes = batch_bytes
         self._items: deque[tuple[Item, int]] = deque()
         self._bytes = 0
         self._first = asyncio.Event()
@@ -123,7 +126,7 @@ class MessageQueue:
 
     @property
     def is_full(self) -> bool:
-        return self._bytes > _MAX_QUEUED_BYTES
+        return self._bytes > max(_MAX_QUEUED_BYTES, 2 * self._batch_bytes)
 
     def put(self, item: Item, *, urgent: bool = False) -> None:
         """Add an item; an urgent one sends the batch at once."""
@@ -131,7 +134,7 @@ class MessageQueue:
         self._items.append((item, size))
         self._bytes += size
         self._first.set()
-        if urgent or self._bytes >= _BATCH_BYTES:
+        if urgent or self._bytes >= self._batch_bytes:
             self._enough.set()
 
     async def take(self) -> list[Item]:
@@ -151,12 +154,12 @@ class MessageQueue:
     def _take_batch(self) -> list[Item]:
         batch: list[Item] = []
         was_full, total = self.is_full, 0
-        while self._items and (not batch or total + self._items[0][1] <= _BATCH_BYTES):
+        while self._items and (not batch or total + self._items[0][1] <= self._batch_bytes):
             item, size = self._items.popleft()
             batch.append(item)
             total += size
         self._bytes -= total
-        if self._bytes < _BATCH_BYTES:
+        if self._bytes < self._batch_bytes:
             self._enough.clear()
         if was_full and not self.is_full:
             self._on_room()

@@ -226,6 +226,8 @@ class WorkerHandle:
     def detach(self) -> list[Assigned]:
         """Unbind a worker that is gone; returns the jobs it had."""
         lost = list(self.assigned.values())
+        if self.actor is not None:
+            self.actor.close()
         if self.calls is not None:
             self.calls.close()
         self.share.clear()

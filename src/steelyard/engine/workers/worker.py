@@ -15,7 +15,9 @@ from typing import Any
 from steelyard._version import __version__
 from steelyard.engine.base import CancellationToken
 from steelyard.engine.local import LocalEngine
+from steelyard.engine.workers.logs import LogForwarder
 from steelyard.engine.workers.messages import (
+    BATCH_BYTES,
     EMITTED,
     ENDED,
     EXIT,
@@ -86,12 +88,12 @@ def _allow_open_files() -> None:
 class HostedRun:
     """One run's jobs in this process: those waiting, those in flight, and the items to report."""
 
-    def __init__(self, node: str | None, parallelism: int, grace: float) -> None:
+    def __init__(self, node: str | None, parallelism: int, grace: float, *, batch_bytes: int = BATCH_BYTES) -> None:
         self._node = node
         self._parallelism = parallelism
         self._grace = grace
         self._token = CancellationToken()
-        self._queue = MessageQueue(self._notify_change)
+        self._queue = MessageQueue(self._notify_change, batch_bytes)
         self._link = DriverLink(self._queue)
         self._waiting: deque[tuple[int, Job]] = deque()
         self._tickets: dict[int, int] = {}
@@ -104,6 +106,15 @@ class HostedRun:
 
     async def begin(self, pickled: bytes) -> None:
         """Unpickle the work, open its endpoints and start the engine."""
+        self._log = LogForwarder(self._queue)
+        self._log.install()
+        try:
+            await self._begin(pickled)
+        except BaseException:
+            self._log.remove()
+            raise
+
+    async def _begin(self, pickled: bytes) -> None:
         self._work: Work = unpickle_work(pickled, self._token, self._link)
         if (open_all := getattr(self._work, "open", None)) is not None:
             await open_all(self._parallelism)
@@ -130,6 +141,10 @@ class HostedRun:
         peak, self._peak = self._peak, self._active
         return Batch(items, self._active, peak, self._share_number)
 
+    def abandon(self) -> None:
+        """Cancel what is left: the driver does not wait for it."""
+        self._token.cancel("the driver has ended the run")
+
     @property
     def allowed(self) -> int:
         """How many jobs may run: the share, as far as there are jobs; none while the driver is slow or silent."""
@@ -149,9 +164,9 @@ class HostedRun:
     async def _run(self) -> None:
         monitor = LoopMonitor()
         monitor.start()
-        failure = None
+        failure, interrupted_by = None, None
         try:
-            await LocalEngine(grace=self._grace).run(
+            tally = await LocalEngine(grace=self._grace).run(
                 self._run_job,
                 self._jobs(),
                 self._emit,
@@ -159,12 +174,14 @@ class HostedRun:
                 token=self._token,
                 permits=self,
             )
+            interrupted_by = tally.interrupted_by
         except BaseException as error:  # noqa: BLE001 - raised in the driver
             failure = pickle_error(error)
         load = monitor.stop()
         if (close_all := getattr(self._work, "close", None)) is not None:
             await close_all()
-        self._queue.put((EXIT, 0, WorkerExit(failure, load)), urgent=True)
+        self._log.remove()
+        self._queue.put((EXIT, 0, WorkerExit(failure, load, interrupted_by)), urgent=True)
 
     def _jobs(self) -> Iterator[Job | None]:
         while self._waiting or not self._no_more:

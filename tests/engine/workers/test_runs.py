@@ -1,4 +1,4 @@
-"""Whole runs on a real cluster of one node on this machine: shared limits, one journal, what is refused."""
+"""Whole runs on worker processes and on a real cluster of one node: shared limits, one journal, what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from steelyard import EvalCase, EvalSet, Result, Runner
+from steelyard import EvalCase, EvalSet, ProcessEngine, Result, Runner
 from steelyard.engine.base import CancellationToken
 from steelyard.errors import ConfigurationError
 from steelyard.journal.reader import iter_records
@@ -26,17 +26,25 @@ from tests.support.mock import mock_process
 from tests.support.ray import local_cluster, patiently
 from tests.support.ray_targets import Asking, Failing, Juror, RefusesOnce, Seeing, weather
 
-pytestmark = [pytest.mark.ray, patiently]
+on_ray = [pytest.mark.ray, patiently]
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Any]:
+@pytest.fixture(scope="module", params=["processes", pytest.param("ray", marks=on_ray)])
+def engine(request) -> Iterator[Any]:
     """Two workers that serve all tests of this file."""
+    if request.param == "processes":
+        with ProcessEngine(2) as processes:
+            yield processes
+        return
     from steelyard.engine.ray.engine import RayEngine
 
     with local_cluster(cpus=4), RayEngine(workers=2) as made:
         made.check()
         yield made
+
+
+def is_ray(engine: Any) -> bool:
+    return not isinstance(engine, ProcessEngine)
 
 
 @pytest.fixture
@@ -59,10 +67,13 @@ def test_a_run_is_the_same_as_in_this_process_but_for_the_node(engine, board, tm
     there = run(Asking(board, 0.001), suite, engine, parallelism=8, output_path=tmp_path / "there")
     assert answers(tmp_path / "here") == answers(tmp_path / "there")
     assert there.metrics["passed"] == here.metrics["passed"] == 1
+    assert "nodes" not in here.metrics
+    if not is_ray(engine):
+        assert "nodes" not in there.metrics
+        return
     nodes = there.metrics["nodes"]
     assert sum(figures["requests"] for figures in nodes.values()) == 80
     assert {record.node for record in there.responses} == set(nodes)
-    assert "nodes" not in here.metrics
 
 
 @pytest.mark.parametrize("order", ["here first", "there first"])
@@ -137,7 +148,12 @@ def test_what_cannot_be_sent_is_named(engine, board) -> None:
     assert not board.lines()
 
 
-def test_a_key_that_was_given_in_code_is_not_sent(engine) -> None:
+def test_a_key_that_was_given_in_code_leaves_this_machine_with_no_run(engine) -> None:
+    if not is_ray(engine):
+        with mock_process("--latency", "0ms", "--key", "sk-secret") as (mock, _):
+            result = run(OpenAIChat("m", base_url=mock.base_url, api_key="sk-secret"), make_suite(3), engine)
+        assert result.metrics["counts"]["ok"] == 3
+        return
     target = OpenAIChat("m", base_url="http://127.0.0.1:9/v1", api_key="sk-secret")
     with pytest.raises(ConfigurationError, match="api_key_env") as caught:
         run(target, make_suite(3), engine)
@@ -220,7 +236,8 @@ def test_sessions_commands_and_tools_work_there_as_here(engine, tmp_path) -> Non
 def test_a_time_limit_holds_on_workers(engine, board) -> None:
     result = run(Asking(board, 30.0), make_suite(4), engine, parallelism=2, timeout=0.1)
     assert result.metrics["errors"] == {"TimeoutError": 4}
-    assert {record.node for record in result.responses} == set(result.metrics["nodes"])
+    if is_ray(engine):
+        assert {record.node for record in result.responses} == set(result.metrics["nodes"])
 
 
 def test_too_many_errors_and_a_spent_budget_stop_the_workers(engine, board, tmp_path) -> None:
