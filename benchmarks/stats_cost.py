@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from benchmarks.rows import Row
 from steelyard.records import InvocationResponse
+from steelyard.stats.figures import parse_progress_bar_stats
 from steelyard.stats.running import RunningStats
-from steelyard.stats.spec import parse_progress_bar_stats
 
 SMALL, LARGE = 10_000, 1_000_000
 UPDATE_LIMIT, SNAPSHOT_LIMIT = 1.5, 3.0

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.records import InvocationResponse
+from steelyard.stats.figures import METRICS
 from steelyard.stats.running import RunningStats
-from steelyard.stats.spec import METRICS
 
 KEYS = {
     *("total_requests", "failed_requests", "failed_requests_rate", "total_input_tokens"),

@@ -17,12 +17,11 @@ from steelyard.load.search_rule import Flags, SloVerdict, Throughput, decide_slo
 from steelyard.load.timings import TIMES, Timings, latency_of
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.errors import ErrorRow, error_rows, ranked
-from steelyard.stats.figures import STATS, Figure
+from steelyard.stats.figures import SECONDS, SHORT_NAMES, STATS, Figure
 from steelyard.stats.formatting import format_number, format_seconds
 from steelyard.stats.intervals import Interval, clopper_pearson, effective_n_of
 from steelyard.stats.metrics import LatencyMetrics, Metrics, figures, fixed_figures
 from steelyard.stats.rules import COMPARISONS, Rule, read_rule, unit_problem
-from steelyard.stats.spec import SECONDS, SHORT_NAMES
 
 PERCENTILES = ("p50", "p90", "p99")
 """The percentiles of a time that a sweep shows."""

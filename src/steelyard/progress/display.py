@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import InFlight
+from steelyard.stats.figures import ProgressSpec, parse_progress_bar_stats
 from steelyard.stats.formatting import (
     format_rate,
     join,
@@ -23,7 +24,6 @@ from steelyard.stats.formatting import (
     without_commands,
 )
 from steelyard.stats.running import RunningStats
-from steelyard.stats.spec import ProgressSpec, parse_progress_bar_stats
 
 
 class LiveDisplay:

@@ -16,11 +16,11 @@ from steelyard.report.compare.pairs import Pairs, RunCases, Values
 from steelyard.report.junit import attribute, content
 from steelyard.report.markdown import code, markdown_table, words
 from steelyard.run.result import Result
+from steelyard.stats.figures import SECONDS, SHORT_NAMES
 from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.metrics import Metrics, figure_of, figures, fixed_figures, percentile_of, uncalibrated
 from steelyard.stats.paired import PairedDifference, non_inferiority, paired_difference
 from steelyard.stats.rules import COMPARISONS, Rule, is_unit, read_rule, show, show_distinctly, unit_problem
-from steelyard.stats.spec import SECONDS, SHORT_NAMES
 
 _CORRECTED = ("pass_rate_corrected", "pass_rate_corrected.ci_low")
 _PRICES = "give the suite `prices`, or pip install 'steelyard[prices]' for a list of public ones"

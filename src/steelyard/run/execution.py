@@ -47,10 +47,10 @@ from steelyard.scoring.base import takes_context
 from steelyard.scoring.judge.calibration import calibration_of, is_trusted
 from steelyard.scoring.judge.verdict import is_verdict
 from steelyard.scoring.pipeline import ScoringPipeline
+from steelyard.stats.figures import parse_progress_bar_stats
 from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.metrics import JudgeCalibration, LimitMetrics, Metrics
 from steelyard.stats.prices import over_budget
-from steelyard.stats.spec import parse_progress_bar_stats
 from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
 from steelyard.workspace.attempts import InWorkspace, Workspaces

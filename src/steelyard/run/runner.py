@@ -18,7 +18,7 @@ from steelyard.run.options import RunChanges, RunOptions
 from steelyard.run.result import Result
 from steelyard.scoring.base import as_scorers
 from steelyard.shutdown import INTERRUPT_SECONDS
-from steelyard.stats.spec import parse_progress_bar_stats
+from steelyard.stats.figures import parse_progress_bar_stats
 from steelyard.suite.evalset import EvalSet
 from steelyard.targets.function import as_target
 from steelyard.units import read_case_limits

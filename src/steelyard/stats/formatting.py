@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 from steelyard.protocols import InFlight
-from steelyard.stats.spec import OUTCOMES, ProgressSpec
+from steelyard.stats.figures import OUTCOMES, ProgressSpec
 
 _MISSING = "\N{EN DASH}"
 _SEPARATOR = " · "

@@ -12,9 +12,8 @@ from decimal import Decimal
 
 import msgspec
 
-from steelyard.stats.figures import Figure
+from steelyard.stats.figures import PERCENT, SECONDS, Figure, full_name
 from steelyard.stats.metrics import figure_of
-from steelyard.stats.spec import PERCENT, SECONDS, full_name
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

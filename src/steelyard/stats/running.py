@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.stats.errors import TIMEOUTS, error_name
+from steelyard.stats.figures import DETAILS, METRICS, ProgressSpec, ProgressStat, parse_progress_bar_stats
 from steelyard.stats.intervals import Percentile, effective_n, percentiles
 from steelyard.stats.metrics import LatencyMetrics, NodeMetrics, PercentileMetrics
 from steelyard.stats.sketch import LIMIT, Blocks, PercentileSketch
-from steelyard.stats.spec import DETAILS, METRICS, ProgressSpec, ProgressStat, parse_progress_bar_stats
 
 _FOLD_EVERY = 1024
 _PERCENTILES = (50, 90, 95, 99)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steelyard.errors import ConfigurationError
-from steelyard.stats.spec import DEFAULT_PROGRESS_BAR_STATS, ProgressStat, full_name, parse_progress_bar_stats
+from steelyard.stats.figures import DEFAULT_PROGRESS_BAR_STATS, ProgressStat, full_name, parse_progress_bar_stats
 
 
 def test_none_is_the_default_and_an_empty_mapping_is_nothing():
