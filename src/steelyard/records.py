@@ -14,6 +14,7 @@ MAX_NUMBER = 1e15
 """The largest number that a target may report: any sum and square of such numbers is finite."""
 
 Status = Literal["ok", "error"]
+Better = Literal["higher", "lower"]
 CUT_OFF = "CutOff"
 """The `error_type` of an answer in `answers.jsonl` that the end of a run cut off: kept, and asked for again."""
 
@@ -80,7 +81,11 @@ def id_digest(case_id: str) -> int:
 
 
 class Score(msgspec.Struct, omit_defaults=True, gc=False):
-    """What one scorer said of one response. `value` is None when it could not be scored (`errors` says why)."""
+    """What one scorer said of one response. `value` is None when it could not be scored (`errors` says why).
+
+    A value lies within 0..1, unless it is a measurement: a number with a `unit`, or that says which direction is
+    `better`. A `label` needs no value. Only a score with `passed` decides whether a case passed.
+    """
 
     name: str
     value: float | None = None
@@ -108,6 +113,29 @@ class Score(msgspec.Struct, omit_defaults=True, gc=False):
     """Of a jury: what each model said, by its name; None for one that gave no verdict."""
     error_traceback: str | None = None
     """Where the scorer failed, in the user's code; None for an error that came from elsewhere."""
+    label: str | None = None
+    """What kind of answer it is, in a word: reports count each label and give its share."""
+    unit: str | None = None
+    """Of a measurement: what it is measured in, such as `steps`."""
+    better: Better | None = None
+    """Of a measurement: which direction is better; None where neither is."""
+    extracted: str | None = None
+    """What was scored instead of the whole answer, where the scorer has an `extract`; its beginning."""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a measurement, whose value has no bounds."""
+        return self.unit is not None or self.better is not None
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether it could not be made, in whole or in part: it is made again when the run is resumed."""
+        return bool(self.errors) or (self.value is None and self.label is None)
+
+    @property
+    def shown_value(self) -> float | str | None:
+        """Its value or, where it has none, its label."""
+        return self.label if self.value is None else self.value
 
 
 class Scores(list[Score]):

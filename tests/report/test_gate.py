@@ -509,8 +509,6 @@ def test_what_cannot_be_meant_is_refused_before_any_run_is_looked_at(rule: str, 
         ("pass_rate>=80", "80%"),
         ("pass_rate.ci_low>=80", "80%"),
         ("failure_rate<=1.5", "1.5%"),
-        ("score.exact.mean>=75", "75%"),
-        ("score.exact.ci_low>=75", "75%"),
         ("trials.pass_hat_k.3>=50", "50%"),
     ],
 )
@@ -519,6 +517,12 @@ def test_a_share_above_1_would_hold_always_or_never_and_is_refused(rule: str, me
         parse_rule(rule)
     with pytest.raises(ConfigurationError, match="a share above 1"):
         parse_rule("pass_rate>=101%")
+
+
+@pytest.mark.parametrize("rule", ["score.exact.mean>=75", "score.exact.ci_low>=75"])
+def test_so_is_a_mean_above_1_of_a_score_that_is_no_measurement(metrics: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ConfigurationError, match="a share above 1; did you mean 75%?"):
+        checked(rule, metrics)
 
 
 @pytest.mark.parametrize(

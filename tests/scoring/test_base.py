@@ -6,13 +6,14 @@ import asyncio
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.errors import ConfigurationError
-from steelyard.records import EvalCase, InvocationResponse, Score
+from steelyard.records import EvalCase, InvocationResponse, Score, verdict
 from steelyard.scoring import Exact, FunctionScorer
 from steelyard.scoring.base import as_scorer, as_scorers, run_scorers
 from steelyard.scoring.pipeline import limited
@@ -107,12 +108,17 @@ def test_a_keyboard_interrupt_is_not_a_score() -> None:
         (1.0, "returned float"),
         ("pass", "returned str"),
         ([Score("a", 1.0), 1.0], "returned list"),
-        (Score("a"), "neither a value nor errors"),
+        (Score("a"), "neither a value, a label nor errors"),
         (Score("a", 1.5), "not within 0..1"),
         (Score("a", -0.1), "not within 0..1"),
         (Score("a", float("nan")), "not within 0..1"),
         (Score("a", float("inf")), "not within 0..1"),
         (Score("a", "much"), "could not convert"),  # type: ignore[arg-type]
+        (Score("a", float("nan"), unit="steps"), "not within ±1e+15"),
+        (Score("a", 1e16, better="lower"), "not within ±1e+15"),
+        (Score("a", 7.0, unit="steps", better="less"), "'higher' or 'lower'"),  # type: ignore[arg-type]
+        (Score("a", 7.0), "a measurement needs a unit"),
+        (Score("a", label="  "), "an empty label"),
         (Score("a", 1.0, errors=None), "NoneType"),  # type: ignore[arg-type]
     ],
 )
@@ -120,6 +126,29 @@ def test_a_malformed_answer_is_a_scoring_error_and_not_a_wrong_answer(answer, me
     score = only(Given(answer))
     assert (score.name, score.value, score.passed) == ("given", None, None)
     assert message in score.errors[0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Score("steps", 7.0, unit="steps", better="lower"),
+        Score("steps", 0.7, better="higher"),
+        Score("tone", label="formal"),
+        Score("tone", 0.2, label="formal"),
+        Score("depth", -3.5, unit="m", label="deep"),
+    ],
+)
+def test_a_measurement_or_label_decides_nothing_unless_it_says_so(answer) -> None:
+    found = only(Given(answer))
+    assert found == answer
+    assert verdict([found]) is None
+    decided = only(Given(msgspec.structs.replace(answer, passed=False)))
+    assert verdict([decided, Score("exact", 1.0, True)]) is False
+
+
+def test_a_long_label_is_cut_and_its_blanks_are_one() -> None:
+    assert only(Given(Score("tone", label=" very\n formal "))).label == "very formal"
+    assert len(only(Given(Score("tone", label="x" * 1000))).label) == 200
 
 
 def test_a_scorer_that_hangs_is_a_scoring_error_within_the_time_limit() -> None:

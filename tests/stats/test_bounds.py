@@ -7,6 +7,7 @@ import time
 import tracemalloc
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from scipy import stats
 
 from steelyard.stats.intervals import (
     BoundedMean,
+    StudentMean,
     bounded_mean_interval,
     clopper_pearson,
     effective_n,
@@ -326,3 +328,21 @@ def test_percentiles_are_those_of_sorted_values(values: list[float], cut: list[f
             assert one.low == (None if low is None else ordered[low - 1])
             latest = [*sorted(values), *[math.inf] * len(cut)]
             assert one.high == (None if high is None else latest[high - 1])
+
+
+@given(st.lists(st.tuples(st.floats(-100, 100), st.integers(0, 4)), min_size=2, max_size=40))
+def test_the_interval_of_grouped_measurements_is_that_of_clustered_least_squares(observed):
+    """The sandwich estimate of regressing on a constant, with G/(G−1) as its correction."""
+    values, groups = np.array([value for value, _ in observed]), [group for _, group in observed]
+    found = StudentMean(values, groups)
+    totals = pd.Series(values - values.mean()).groupby(groups).sum().to_numpy()
+    count = len(totals)
+    assert found.n == count
+    variance = (totals**2).sum() * count / (count - 1) / len(values) ** 2 if count > 1 else 0.0
+    assert found.std_error == pytest.approx(math.sqrt(variance), abs=1e-6)
+
+
+def test_of_one_measurement_or_equal_ones_nothing_is_known():
+    assert StudentMean([3.0]).interval() is None
+    assert StudentMean([0.1 + 0.2, 0.3]).interval() is None
+    assert StudentMean([]).interval() is None

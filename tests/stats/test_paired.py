@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from steelyard.stats.paired import holm, median_interval, paired_difference
+from steelyard.stats.paired import holm, measured_difference, median_interval, paired_difference
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(1, 60))
@@ -66,3 +66,30 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values: list[float]
     assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
     ranked = [adjusted[i] for i in sorted(range(len(p_values)), key=lambda i: p_values[i])]
     assert ranked == sorted(ranked)
+
+
+@given(st.lists(st.floats(-50, 50, width=16), min_size=2, max_size=40))
+def test_a_measurements_difference_is_students_paired_t(differences):
+    found = measured_difference(differences)
+    assert found is not None
+    low, high = found.ci95
+    assert (found.p < 0.05) == (low > 0 or high < 0)
+    if np.ptp(differences) > 1e-3:
+        expected = stats.ttest_1samp(differences, 0.0)
+        assert found.p == pytest.approx(expected.pvalue, abs=1e-6)
+        assert found.ci95 == pytest.approx(tuple(expected.confidence_interval()), abs=1e-5)
+
+
+@pytest.mark.parametrize(("count", "p"), [(2, 0.5), (6, 0.03125), (20, 2.0**-19)])
+def test_equal_differences_are_as_sure_as_their_signs(count, p):
+    found = measured_difference([1.5] * count)
+    assert found is not None
+    assert (found.difference, found.p) == (1.5, p)
+    assert found.ci95 == ((1.5, 1.5) if p < 0.05 else (0.0, 1.5))
+    assert measured_difference([0.0] * count).ci95 == (0.0, 0.0)
+
+
+def test_of_one_case_that_differs_nothing_is_known():
+    assert measured_difference([3.0]) is None
+    assert measured_difference([3.0, 4.0], [1, 1]) is None
+    assert measured_difference([]) is None

@@ -7,6 +7,7 @@ import math
 import pickle
 import tracemalloc
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,3 +154,50 @@ def test_the_figures_of_many_scores_hold_them_twice_at_most():
         tracemalloc.stop()
     assert figures.mean == figures.pass_rate == 0.5
     assert figures.mean_ci95 == pytest.approx(figures.pass_rate_ci95)
+
+
+numbers = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=60)
+
+
+@given(numbers)
+def test_a_measurement_has_a_mean_with_students_interval_and_its_range(values):
+    scipy = pytest.importorskip("scipy.stats")
+    stats = stats_of(([Score("steps", value, unit="steps", better="lower")], False) for value in values)
+    found = stats.to_metrics()["steps"]
+    assert (found.n, found.unit, found.better) == (len(values), "steps", "lower")
+    assert found.mean == pytest.approx(np.mean(values), abs=1e-6)
+    assert (found.min, found.p50, found.max) == pytest.approx((min(values), np.median(values), max(values)))
+    assert (stats.unscored, stats.scoring_errors, found.pass_rate) == (len(values), 0, None)
+    error = scipy.sem(values) if len(values) > 1 else 0.0
+    if found.mean_ci95 is None:
+        assert error <= 1e-8 * max(map(abs, values))
+    else:
+        expected = scipy.t.interval(0.95, len(values) - 1, np.mean(values), error)
+        assert found.mean_ci95 == pytest.approx(expected, rel=1e-6, abs=1e-6 * max(map(abs, values)))
+
+
+@given(st.lists(st.sampled_from(["formal", "casual", "rude"]), min_size=1, max_size=60))
+def test_labels_are_counted_as_pandas_counts_them(labels):
+    pandas = pytest.importorskip("pandas")
+    half = len(labels) // 2
+    stats = stats_of(([Score("tone", label=label), PASS], False) for label in labels[:half])
+    stats.merge(stats_of(([Score("tone", label=label), PASS], False) for label in labels[half:]))
+    found, counts = stats.to_metrics()["tone"], pandas.Series(labels).value_counts()
+    assert found.labels == counts.to_dict()
+    assert found.shares == pytest.approx((counts / len(labels)).to_dict())
+    assert list(found.labels.values()) == sorted(found.labels.values(), reverse=True)
+    assert found.shares_ci95 == {label: clopper_pearson(int(n), len(labels)) for label, n in counts.items()}
+    assert (found.mean, found.pass_rate, stats.passed) == (None, None, len(labels))
+
+
+def test_rare_labels_count_together():
+    stats = stats_of(([Score("id", label=f"{number % 150:03}")], False) for number in range(450))
+    found = stats.to_metrics()["id"]
+    assert len(found.labels) == 101
+    assert found.labels["(other)"] == 150
+    assert sum(found.shares.values()) == pytest.approx(1)
+
+
+def test_measurements_and_labels_beside_a_verdict_change_nothing_of_it():
+    found = stats_of([([PASS, Score("steps", 7.0, unit="steps"), Score("tone", label="rude")], False)])
+    assert (found.scored, found.passed, found.unscored) == (1, 1, 0)

@@ -11,12 +11,13 @@ import time
 import tracemalloc
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.records import Score
-from steelyard.stats.intervals import bounded_mean_interval, clopper_pearson
+from steelyard.stats.intervals import BoundedMean, StudentMean, bounded_mean_interval, clopper_pearson
 from steelyard.stats.trials import TrialStats
 from tests.support.metrics import plain
 
@@ -543,3 +544,33 @@ def _seconds_an_update(stats: TrialStats) -> float:
         for trial in range(stats.trials):
             stats.update(position, trial, True, [])
     return (time.process_time() - began) / (stats.cases * stats.trials)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_labels_and_measurements_of_repeated_cases_count_by_case(grouped):
+    rng = np.random.default_rng(3)
+    groups = (np.arange(40, dtype=np.uint64) // np.uint64(4)) + np.uint64(1) if grouped else None
+    whole, first, second = (TrialStats(40, 3, groups) for _ in range(3))
+    rows = []
+    for case in range(40):
+        for trial in range(3):
+            steps, tone = float(rng.integers(3, 20)), ["formal", "casual", "rude"][rng.integers(0, 3)]
+            rows.append((case, steps, tone))
+            found = [Score("steps", steps, unit="steps"), Score("tone", label=tone)]
+            for stats in (whole, first if case % 2 else second):
+                stats.update(case, trial, None, found)
+    first.merge(second)
+    metrics = whole.to_metrics()
+    assert first.to_metrics() == metrics
+    table = pd.DataFrame(rows, columns=["case", "steps", "tone"])
+    means = table.groupby("case")["steps"].mean()
+    steps, tone = metrics.scores["steps"], metrics.scores["tone"]
+    assert steps.mean == pytest.approx(means.mean())
+    clusters = None if groups is None else groups.tolist()
+    assert steps.mean_ci95 == pytest.approx(StudentMean(means.to_numpy(), clusters).interval())
+    shares = pd.crosstab(table["case"], table["tone"], normalize="index")
+    assert tone.shares == pytest.approx(shares.mean().to_dict())
+    for label in shares:
+        numbers = range(40) if clusters is None else clusters
+        expected = BoundedMean.over_groups(shares[label].to_numpy(), list(numbers)).interval()
+        assert tone.shares_ci95[label] == pytest.approx(expected)

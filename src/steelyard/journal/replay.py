@@ -196,7 +196,7 @@ class Replay:
             if entry.status != "ok" or entry.error is not None:
                 return False
             for score in entry.scores:
-                if score.value is None or score.errors:
+                if score.value is None or score.errors:  # a label has none, and is looked at one by one
                     return False
         fingerprints, scored = [entry.case_fp for entry in entries], [entry.scored_by for entry in entries]
         return self._slots.all_current(slots, fingerprints, scored)
@@ -229,7 +229,7 @@ class Replay:
             self._kinds.remove(slot)
         self.stats.update(entry)
         self.spending.update(entry)
-        lacking = [score for score in entry.scores if score.value is None or score.errors]
+        lacking = [score for score in entry.scores if score.is_lacking]
         # A score could not be made, or a judge gave fewer samples than it should.
         if self._slots.needs_scoring(slot, entry.scored_by, bool(lacking)):
             self.states[slot] = _UNSCORED

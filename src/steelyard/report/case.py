@@ -14,7 +14,7 @@ from steelyard.journal.manifest import read_manifest
 from steelyard.records import EvalCase, Record, Score
 from steelyard.report.records import Expectations, RunRecords, open_suite, state_of
 from steelyard.scoring.trajectory import ToolCall, tool_calls
-from steelyard.stats.formatting import escape_invisible, format_seconds, without_commands
+from steelyard.stats.formatting import escape_invisible, format_number, format_seconds, without_commands
 from steelyard.suite.evalset import EvalSet
 from steelyard.workspace.places import CALLS, safe_name
 from steelyard.workspace.recording import CallLine, read_calls
@@ -163,12 +163,16 @@ def _indented(text: str, margin: str = "    ") -> Iterator[str]:
 
 def _score(score: Score) -> Iterator[str]:
     verdict = {True: "passed", False: "failed", None: ""}[score.passed]
-    value = "–" if score.value is None else f"{score.value:.3f}"
+    value = score.label or "–" if score.value is None else f"{score.value:.3f}"
+    if score.value is not None and score.is_number:
+        value = " ".join(filter(None, (format_number(score.value), score.unit, score.label)))
     spread = "" if score.std_dev is None else f" ± {score.std_dev:.3f}"
     marks = [name for name in ("escalated", "overruled", "advisory") if getattr(score, name)]
     by = f" by {score.by}" if score.by else ""
     yield " ".join(part for part in (f"  score {score.name}: {value}{spread}", verdict, *marks) if part) + by
     yield from _indented(score.reason or "")
+    if score.extracted is not None:
+        yield f"    extracted: {' '.join(score.extracted.split())}"
     errors = iter(score.errors)  # each is of a sample that has no value, in their order
     for sample, reason in zip(score.samples or [], score.reasons or [], strict=False):
         text = (reason if sample is not None else next(errors, reason)) or ""

@@ -38,6 +38,7 @@ _FIELDS = (
     "response_text",
 )
 _OF_A_SCORE = ("value", "passed", "reason")
+"""The columns of a score; its value is the label, where it has no other."""
 
 # What a spreadsheet may take for the beginning of a formula; the last four are the wide forms that Excel takes too.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -72,7 +73,7 @@ def _row(run: Path, record: Record, names: Sequence[str]) -> list[Any]:
 
 
 def _parts(score: Score | None) -> list[Any]:
-    return [None] * len(_OF_A_SCORE) if score is None else [getattr(score, part) for part in _OF_A_SCORE]
+    return [None] * len(_OF_A_SCORE) if score is None else [score.shown_value, score.passed, score.reason]
 
 
 def csv_line(values: Sequence[Any]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
 from steelyard.errors import ConfigurationError, nearest, suggestion
 from steelyard.report.compare.compare import notes, ratio_of_times
@@ -22,6 +23,7 @@ from steelyard.stats.metrics import Metrics, figure_of, figures, fixed_figures, 
 from steelyard.stats.paired import PairedDifference, non_inferiority, paired_difference
 from steelyard.stats.rules import COMPARISONS, Rule, is_unit, read_rule, show, show_distinctly, unit_problem
 
+_OF_A_MEAN = ("mean", "mean.ci_low", "mean.ci_high", "ci_low", "ci_high")
 _CORRECTED = ("pass_rate_corrected", "pass_rate_corrected.ci_low")
 _PRICES = "give the suite `prices`, or pip install 'steelyard[prices]' for a list of public ones"
 GATE_VERSION = 1
@@ -85,7 +87,8 @@ def check_rule(
     rule: Rule, metrics: Metrics, known: Mapping[str, float | None], allowed: Collection[str] = ()
 ) -> CheckedRule:
     """Whether the rule is kept, and why not in words; ConfigurationError for a name that no figure has."""
-    value = known[rule.name] if rule.name in known else _absent(rule, known)
+    value = known[rule.name] if rule.name in known else _absent(rule, metrics, known)
+    _refuse_share_above_1(rule, metrics)
     reason = _not_usable(rule, value, metrics, allowed)
     if reason is None:
         assert value is not None
@@ -94,6 +97,14 @@ def check_rule(
             found += " although the client was late, which can only add to it"
         return CheckedRule(rule=rule.text, ok=rule.holds(value), value=value, reason=found)
     return CheckedRule(rule=rule.text, ok=False, value=value, reason=reason)
+
+
+def _refuse_share_above_1(rule: Rule, metrics: Metrics) -> None:
+    """Refuse a limit that no mean of this score can have: only a measurement's may be above 1."""
+    for name, score in metrics.scores.items():
+        if rule.limit > 1 and score.max is UNSET and rule.name in (f"score.{name}.{part}" for part in _OF_A_MEAN):
+            meant = "" if rule.unit else f"; did you mean {rule.limit:g}%?"
+            raise ConfigurationError(f"{rule.text!r}: that is a share above 1{meant}")
 
 
 def check_caveats(
@@ -140,9 +151,11 @@ def bottleneck(metrics: Metrics) -> str | None:
     return f"the client was the bottleneck: {client.reason or 'it had no time to spare'}"
 
 
-def _absent(rule: Rule, known: Mapping[str, float | None]) -> float:
+def _absent(rule: Rule, metrics: Metrics, known: Mapping[str, float | None]) -> float:
     if rule.name.startswith(("errors.", "error_kinds.")):
         return 0.0  # errors of a kind that did not come up
+    if rule.name.startswith(tuple(f"score.{name}.share." for name, score in metrics.scores.items() if score.labels)):
+        return 0.0  # a label that no answer got
     hint = _hint(rule.name, known)
     raise ConfigurationError(f"rule {rule.text!r}: no metric of this run is named {rule.name!r}; {hint}")
 
@@ -411,6 +424,8 @@ def _values(pairs: Pairs, name: str) -> Values:
     if not name.startswith("score.") or score not in names:
         known = ["pass_rate", "error_rate", *(f"score.{one}" for one in sorted(names))]
         raise ConfigurationError(f"{name!r} cannot be compared with the baseline; {suggestion(name, known)}")
+    if pairs.measured(score)[0] is not None:
+        raise ConfigurationError(f"{name} is a measurement, not a share: check it with a rule, {name}.mean<=…")
     return pairs.both(pairs.baseline.score(score), pairs.other.score(score))
 
 

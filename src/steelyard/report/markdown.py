@@ -12,7 +12,7 @@ from steelyard.records import Record
 from steelyard.report.case import as_text, question
 from steelyard.report.headline import notices
 from steelyard.report.records import Expectations, RunRecords, SuiteCase, open_suite, state_of, why_failed
-from steelyard.report.summary import interval_of
+from steelyard.report.summary import interval_of, score_rows
 from steelyard.run.result import Result
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import counted, format_number, format_time, one_line
@@ -93,13 +93,10 @@ def _figures(metrics: Metrics) -> Iterator[list[str]]:
     if metrics.unscored:
         yield ["unscored", f"{metrics.unscored:,}", ""]
     for name, score in metrics.scores.items():
-        mean = "–" if score.mean is None else f"{score.mean:.3f}"
         advisory = ", advisory" if score.advisory else ""
-        yield [
-            f"score {code(name, 60)}{advisory}",
-            f"{mean} (n {score.n:,})",
-            _interval(score.mean_ci95, "{:.3f}"),
-        ]
+        for label, value, part, note in score_rows(score):
+            named = f"score {code(name, 60)}{label and ' '}{code(label, 60)}{advisory}"
+            yield [named, f"{value or '–'} ({part})", _escaped(note.removeprefix("95 % CI "))]
     trials = metrics.trials
     if trials and trials.trials > 1 and trials.cases:
         yield ["flaky cases", f"{trials.flaky:,} of {trials.cases:,} in {trials.trials:,} trials", ""]

@@ -137,7 +137,12 @@ def table_columns(records: Iterable[Record]) -> dict[str, Column]:
     columns["passed"] = Column("flag", [record.passed for record in rows])
     for name in dict.fromkeys(name for row in scores for name in row):
         found = [row.get(name) for row in scores]
-        columns[f"score.{name}"] = Column("number", [None if one is None else one.value for one in found])
+        values = [None if one is None else one.value for one in found]
+        labels = [None if one is None else one.label for one in found]
+        if any(label is not None for label in labels):
+            columns[f"score.{name}.label"] = Column("text", labels)
+        if not any(labels) or any(value is not None for value in values):
+            columns[f"score.{name}"] = Column("number", values)
         columns[f"score.{name}.passed"] = Column("flag", [None if one is None else one.passed for one in found])
         columns[f"score.{name}.reason"] = Column("text", [None if one is None else one.reason for one in found])
     return columns | fields

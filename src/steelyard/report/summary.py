@@ -58,6 +58,8 @@ _FEWEST_CASES = 10
 """Below this many cases a mean score is said to be of too few."""
 _WIDTH = 80
 _MAX_ID_CHARS = 40
+_MAX_LABELS = 8
+"""Labels of a score that a summary shows: `metrics.json` has them all."""
 
 
 def summary(metrics: Metrics, place: str | None = None) -> str:
@@ -152,8 +154,15 @@ def _quality(metrics: Metrics) -> list[str]:
     if metrics.scoring_errors:
         rows.append(("scoring errors", "", f"{metrics.scoring_errors:,}", "--retry-errors scores again"))
     for name, score in metrics.scores.items():
-        mean = "" if score.mean is None else f"{score.mean:.3f}"
-        rows.append((f"score {safe_text(name)}", mean, f"n {score.n:,}", _interval(score.mean_ci95, percent=False)))
+        rows += [
+            (
+                trim(f"score {safe_text(name)}{label and ' '}{safe_text(label)}", _MAX_ID_CHARS),
+                value,
+                part,
+                safe_text(note),
+            )
+            for label, value, part, note in score_rows(score)
+        ]
     width = max((len(row[0]) for row in rows), default=0)
     share = max((len(row[2]) for row in rows), default=0)
     lines = [f"  {label:<{width}}  {value:>6}  {part:>{share}}  {note}".rstrip() for label, value, part, note in rows]
@@ -185,9 +194,31 @@ def _pass_rates(metrics: Metrics) -> list[tuple[str, str, str, str]]:
     return rows
 
 
+def score_rows(score: ScoreMetrics) -> list[tuple[str, str, str, str]]:
+    """A score in words, a row for each of its labels: the label, the figure, of how many, and the interval or range."""
+    if score.labels and score.shares and score.shares_ci95:
+        rows = [
+            (label, _percent(score.shares[label]), f"{count:,} of {score.n:,}", _interval(score.shares_ci95[label]))
+            for label, count in list(score.labels.items())[:_MAX_LABELS]
+        ]
+        if len(score.labels) > _MAX_LABELS:
+            rows.append((f"and {len(score.labels) - _MAX_LABELS:,} more", "", "", ""))
+        return rows
+    if score.mean is None:
+        return [("", "", f"n {score.n:,}", "")]
+    if score.min is UNSET or score.max is UNSET:
+        return [("", f"{score.mean:.3f}", f"n {score.n:,}", _interval(score.mean_ci95, percent=False))]
+    unit = f" {score.unit}" if score.unit else ""
+    sure = "" if score.mean_ci95 is None else f"95 % CI {' – '.join(map(format_number, score.mean_ci95))}{unit}"
+    least, most = (format_number(end or 0.0) for end in (score.min, score.max))
+    return [
+        ("", format_number(score.mean), f"n {score.n:,}", ", ".join(filter(None, (sure, f"{least} to {most}{unit}"))))
+    ]
+
+
 def _cases_of(metrics: Metrics, score: str) -> int:
     """How many cases a mean score is of."""
-    if metrics.trials and score in metrics.trials.scores:
+    if metrics.trials and score in metrics.trials.scores and not metrics.scores[score].labels:
         return metrics.trials.scores[score].cases
     return metrics.scores[score].n
 

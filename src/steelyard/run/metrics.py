@@ -191,4 +191,6 @@ def _named_scores(
         score, found = named[name], over_cases[name]
         score.mean, score.mean_ci95 = found.mean, found.mean_ci95
         score.pass_rate, score.pass_rate_ci95 = found.pass_rate, found.pass_rate_ci95
+        if score.shares is not UNSET:
+            score.shares, score.shares_ci95 = found.shares, found.shares_ci95
     return named

@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import inspect
 import json
-import math
 import numbers
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,7 +20,7 @@ from steelyard.errors import ConfigurationError, describe
 from steelyard.masking import user_traceback
 from steelyard.plugins import find
 from steelyard.protocols import Identity, Scorer, ScoreResult, ScoringContext
-from steelyard.records import EvalCase, InvocationResponse, Score
+from steelyard.records import MAX_NUMBER, EvalCase, InvocationResponse, Score
 from steelyard.units import parse_duration
 
 _MAX_STORED_TEXT = 10_000
@@ -32,6 +31,7 @@ ScorerFunction: TypeAlias = Callable[..., Any]
 _MAX_SHOWN = 200
 _RETRIED = "scorer retries: "
 _MAX_REASON = 1_000
+MAX_LABEL = 200
 
 
 class ScorerLimits(msgspec.Struct, frozen=True):
@@ -342,6 +342,10 @@ def _is_plain(score: Score) -> bool:
         and score.reasons is None
         and score.by is None
         and score.error_traceback is None
+        and score.label is None
+        and score.unit is None
+        and score.better is None
+        and score.extracted is None
     )
 
 
@@ -349,15 +353,13 @@ def _plain(score: Score, name: str) -> Score:
     if _is_plain(score):
         return score
     if score.value is None:
-        if not score.errors:
-            raise ValueError(f"scorer {name!r} returned a score with neither a value nor errors")
+        if not score.errors and score.label is None:
+            raise ValueError(f"scorer {name!r} returned a score with neither a value, a label nor errors")
         value = None
     else:
-        value = float(score.value)
-        if not (math.isfinite(value) and 0.0 <= value <= 1.0):
-            raise ValueError(f"scorer {name!r} returned the value {value}, which is not within 0..1")
+        value = _checked_value(score, name)
     passed = None if score.passed is None else bool(score.passed)
-    if passed is None and value is not None:
+    if passed is None and value is not None and not score.is_number and score.label is None:
         passed = value >= 0.5
     return Score(
         name=str(score.name or name),
@@ -377,7 +379,35 @@ def _plain(score: Score, name: str) -> Score:
         calibrated=bool(score.calibrated),
         votes=score.votes,
         error_traceback=None if score.error_traceback is None else str(score.error_traceback)[:_MAX_STORED_TEXT],
+        label=None if score.label is None else _label(score.label, name),
+        unit=None if score.unit is None else str(score.unit)[:MAX_LABEL],
+        better=score.better,
+        extracted=score.extracted,
     )
+
+
+def _checked_value(score: Score, name: str) -> float:
+    """The value as a float: within 0..1 or, of a measurement, any that sums and squares of stay finite."""
+    assert score.value is not None
+    value = float(score.value)
+    if score.better not in (None, "higher", "lower"):
+        raise ValueError(f"scorer {name!r}: better must be 'higher' or 'lower', got {score.better!r}")
+    if score.is_number:
+        if not abs(value) <= MAX_NUMBER:
+            raise ValueError(f"scorer {name!r} returned the value {value}, which is not within ±{MAX_NUMBER:g}")
+    elif not 0.0 <= value <= 1.0:
+        raise ValueError(
+            f"scorer {name!r} returned the value {value}, which is not within 0..1: "
+            "a measurement needs a unit, or better='lower' or 'higher'"
+        )
+    return value
+
+
+def _label(label: object, name: str) -> str:
+    text = " ".join(str(label).split())
+    if not text:
+        raise ValueError(f"scorer {name!r} returned an empty label")
+    return text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,7 +140,7 @@ STATS: Mapping[str, Figure] = {
 }
 """The figures of `stats`, which rules name without a prefix."""
 
-_GROUPS = {"scores": "score"}
+_GROUPS = {"scores": "score", "shares": "share", "shares_ci95": "share_ci95"}
 """What rules call a group of figures, where that is not its key."""
 
 

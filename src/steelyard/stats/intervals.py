@@ -196,6 +196,48 @@ class BoundedMean:
         return min(1.0, 2 * min(self.chance_below(null), self.chance_above(null)))
 
 
+class StudentMean:
+    """The mean of observations without known bounds, such as steps or words: its interval is Student's.
+
+    With `groups` the observations of a group count together, and there are as many degrees of freedom as groups less
+    one. Nothing is known of how far a mean may be off that is of one observation, or of equal ones.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[float] | Floats,
+        groups: Sequence[Hashable] | npt.NDArray[Any] | None = None,
+    ) -> None:
+        observed: Floats = np.asarray(values, dtype=np.float64)
+        self.mean = math.fsum(observed) / len(observed) if len(observed) else math.nan
+        residuals: Floats = observed - self.mean
+        if groups is not None:
+            numbers: dict[Hashable, int] = {}
+            member_of = np.fromiter((numbers.setdefault(one, len(numbers)) for one in groups), np.int64, len(observed))
+            residuals = np.bincount(member_of, residuals, len(numbers)).astype(np.float64)
+        self.n = len(residuals)
+        """How many observations, or groups of them, there are."""
+        squares = float((residuals**2).sum())
+        spread = math.sqrt(squares * self.n / (self.n - 1)) / len(observed) if self.n > 1 else 0.0
+        # What is left of equal values is rounding.
+        self.std_error = spread if len(observed) and spread > _ROUNDING * float(np.abs(observed).max()) else 0.0
+
+    def interval(self, confidence: float = 0.95) -> Interval | None:
+        """The two-sided interval; None with fewer than two observations, and where all are equal."""
+        _check_confidence(confidence)
+        if not self.std_error:
+            return None
+        reach = student_quantile(0.5 + confidence / 2, self.n - 1) * self.std_error
+        return self.mean - reach, self.mean + reach
+
+    def p_value(self, null: float) -> float:
+        """The two-sided p of "the mean is `null`"; 1 where nothing is known."""
+        if not self.std_error:
+            return 1.0
+        t, freedom = (self.mean - null) / self.std_error, self.n - 1
+        return beta_cdf(freedom / (freedom + t * t), freedom / 2, 0.5)
+
+
 def bounded_mean_interval(
     values: Sequence[float] | Floats,
     *,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from steelyard.records import Better
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.correction import Correction
 from steelyard.stats.figures import STATS, Figure, as_expression, patterns, values
@@ -27,6 +28,10 @@ _COUNT = Figure("count")
 _FAULTS = Figure("count", "lower")
 _PASS_RATE = Figure("share", "higher", "quality", "the pass rate")
 _QUALITY = Figure("share", "higher", "quality")
+_MEAN = Figure("ratio", "higher", "quality")
+"""Of a score within 0..1, or of a measurement, which has no bounds."""
+_MEASURED = Figure("number", None, "quality")
+_SHARE = Figure("share", None, "quality")
 _SPREAD = Figure("share", "lower", "quality")
 _TIME = Figure("seconds", "lower", "speed", lateness_adds=True)
 _COST = Figure("money", "lower", "cost")
@@ -96,8 +101,19 @@ class ScoreMetrics(msgspec.Struct, kw_only=True):
     """What one scorer found over all records."""
 
     n: Annotated[int, _COUNT]
-    mean: Annotated[float | None, _QUALITY]
-    mean_ci95: Annotated[Interval | None, _QUALITY] = None
+    mean: Annotated[float | None, _MEAN]
+    mean_ci95: Annotated[Interval | None, _MEAN] = None
+    unit: str | UnsetType = UNSET
+    """Of a measurement, as are the four below: what it is measured in."""
+    better: Better | UnsetType = UNSET
+    min: Annotated[float | UnsetType | None, _MEASURED] = UNSET
+    p50: Annotated[float | UnsetType | None, _MEASURED] = UNSET
+    max: Annotated[float | UnsetType | None, _MEASURED] = UNSET
+    labels: Annotated[dict[str, int] | UnsetType, _COUNT] = UNSET
+    """Of a label: how often each came, the most frequent first."""
+    shares: Annotated[dict[str, float | None] | UnsetType, _SHARE] = UNSET
+    """Of a label: the share of each."""
+    shares_ci95: Annotated[dict[str, Interval | None] | UnsetType, _SHARE] = UNSET
     passed: Annotated[int, _COUNT] = 0
     pass_rate: Annotated[float | None, _QUALITY] = None
     pass_rate_ci95: Annotated[Interval | None, _QUALITY] = None
@@ -215,11 +231,14 @@ class TrialScoreMetrics(msgspec.Struct, kw_only=True):
     """A score by case, over its trials."""
 
     cases: Annotated[int, _COUNT]
-    mean: Annotated[float | None, _QUALITY]
-    mean_ci95: Annotated[Interval | None, _QUALITY]
+    mean: Annotated[float | None, _MEAN]
+    mean_ci95: Annotated[Interval | None, _MEAN]
     pass_rate: Annotated[float | None, _QUALITY] = None
     pass_rate_ci95: Annotated[Interval | None, _QUALITY] = None
-    spread: Annotated[float | None, _SPREAD]
+    shares: Annotated[dict[str, float | None] | UnsetType, _SHARE] = UNSET
+    """Of a label: the mean over cases of the share of a case's trials that have it."""
+    shares_ci95: Annotated[dict[str, Interval | None] | UnsetType, _SHARE] = UNSET
+    spread: Annotated[float | None, Figure("ratio", "lower", "quality")]
     variance: VarianceMetrics
 
 

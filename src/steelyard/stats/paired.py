@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.stats.distributions import normal_quantile
-from steelyard.stats.intervals import BoundedMean, Interval, percentile_ranks
+from steelyard.stats.intervals import BoundedMean, Interval, StudentMean, percentile_ranks
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -87,6 +87,25 @@ def paired_difference(
     if not len(differences):
         return None
     return _paired(paired_mean(differences, groups), len(differences))
+
+
+def measured_difference(
+    differences: Sequence[float] | Floats, groups: Sequence[Hashable] | None = None
+) -> PairedDifference | None:
+    """The same for a measurement, whose differences have no bounds, by Student's paired t.
+
+    Where all differ by as much, their signs alone tell how sure it is. None without cases, and where one case, or one
+    group, differs: of that nothing is known.
+    """
+    mean = StudentMean(differences, groups)
+    interval, p = mean.interval(), mean.p_value(0.0)
+    if interval is None:
+        if mean.n < 1 or (mean.n == 1 and mean.mean):
+            return None
+        p = 2.0 ** (1 - mean.n) if mean.mean else 1.0
+        near = mean.mean if p < SIGNIFICANT else 0.0
+        interval = min(near, mean.mean), max(near, mean.mean)
+    return PairedDifference(cases=len(differences), groups=mean.n, difference=mean.mean, ci95=interval, p=p)
 
 
 def non_inferiority(

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET
 
-from steelyard.records import Score, verdict
-from steelyard.stats.intervals import Interval, bounded_mean_interval, clopper_pearson
+from steelyard.records import Better, Score, verdict
+from steelyard.stats.intervals import Interval, StudentMean, bounded_mean_interval, clopper_pearson
 from steelyard.stats.metrics import JuryMetrics, ScoreMetrics
 from steelyard.stats.sketch import Blocks
 
 _SEAL_EVERY = 1024
 _MAX_EXAMPLE = 300
+MAX_LABELS = 100
+"""How many labels of a scorer are counted each for itself: the most frequent ones."""
+MAX_KNOWN_LABELS = 10_000
+"""How many are told apart while the run goes on."""
+OTHER_LABELS = "(other)"
 
 
 def is_scoring_error(score: Score) -> bool:
@@ -49,7 +55,18 @@ def _is_plain(score: Score) -> bool:
         and score.by is None
         and not score.overruled
         and not score.advisory
+        and score.label is None
+        and not score.is_number
     )
+
+
+def top_labels(counts: Mapping[str, int]) -> dict[str, int]:
+    """The most frequent labels with their counts, and all others together as `(other)`."""
+    ordered = sorted(counts.items(), key=lambda one: (one[0] == OTHER_LABELS, -one[1], one[0]))
+    kept = dict(ordered[:MAX_LABELS])
+    if rest := sum(count for _, count in ordered[MAX_LABELS:]):
+        kept[OTHER_LABELS] = kept.get(OTHER_LABELS, 0) + rest
+    return kept
 
 
 class _NamedScores:
@@ -72,6 +89,10 @@ class _NamedScores:
         self.agreeing_pairs = 0
         self.voted = 0
         self.unanimous = 0
+        self.labels: Counter[str] = Counter()
+        self.is_number = False
+        self.unit: str | None = None
+        self.better: Better | None = None
         self.judges: set[str] = set()
         self.spreads = Blocks()
         self.values: Blocks = Blocks()
@@ -91,10 +112,24 @@ class _NamedScores:
         if score.passed is not None:
             self.decided += 1
             self.passed += score.passed
+        if score.label is not None:
+            self._count_label(score.label, 1)
+        if score.is_number:
+            self._note_number(score.unit, score.better)
         if value is not None and -math.inf < value < math.inf:
             self.values.append(value)
             if not self.n % _SEAL_EVERY:
                 self.values.seal()
+
+    def _count_label(self, label: str, count: int) -> None:
+        known = label in self.labels or len(self.labels) < MAX_KNOWN_LABELS
+        self.labels[label if known else OTHER_LABELS] += count
+
+    def _note_number(self, unit: str | None, better: Better | None) -> None:
+        """Keep the alphabetically first of units that differ, which does not depend on the order of records."""
+        self.is_number = True
+        self.unit = min(filter(None, (self.unit, unit)), default=None)
+        self.better = self.better if better is None or self.better == "higher" else better
 
     def take_all(self, values: list[float], decided: int, passed: int) -> None:
         """Add plain scores: all have a finite value, none is a judge's."""
@@ -123,6 +158,10 @@ class _NamedScores:
         self.agreeing_pairs += other.agreeing_pairs
         self.voted += other.voted
         self.unanimous += other.unanimous
+        for label, count in other.labels.items():
+            self._count_label(label, count)
+        if other.is_number:
+            self._note_number(other.unit, other.better)
         self.judges |= other.judges
         self.spreads.extend(other.spreads.joined())
         self.values.extend(other.values.joined())
@@ -133,13 +172,21 @@ class _NamedScores:
         metrics = ScoreMetrics(
             n=self.n,
             mean=_mean(values),
-            mean_ci95=bounded_mean_interval(values),
+            mean_ci95=StudentMean(values).interval() if self.is_number else bounded_mean_interval(values),
             passed=self.passed,
             pass_rate=_rate(self.passed, self.decided),
             pass_rate_ci95=clopper_pearson(self.passed, self.decided),
             errors=self.errors,
             error_example=UNSET if self.error_example is None else self.error_example,
         )
+        if self.is_number:
+            metrics.unit, metrics.better = self.unit or UNSET, self.better or UNSET
+            found = [float(value) for value in np.percentile(values, (0, 50, 100))] if len(values) else [None] * 3
+            metrics.min, metrics.p50, metrics.max = found
+        if self.labels:
+            metrics.labels, total = top_labels(self.labels), self.labels.total()
+            metrics.shares = {label: count / total for label, count in metrics.labels.items()}
+            metrics.shares_ci95 = {label: clopper_pearson(n, total) for label, n in metrics.labels.items()}
         if self.judges:
             metrics.by = sorted(self.judges)
             metrics.std_dev = _mean(self.spreads.joined())

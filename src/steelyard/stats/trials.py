@@ -15,8 +15,9 @@ from msgspec import UNSET
 from steelyard.records import Score
 from steelyard.stats.distributions import student_quantile
 from steelyard.stats.formatting import counted
-from steelyard.stats.intervals import BoundedMean, Floats, Interval
+from steelyard.stats.intervals import BoundedMean, Floats, Interval, StudentMean
 from steelyard.stats.metrics import FlakyCase, TrialMetrics, TrialScoreMetrics, VarianceMetrics
+from steelyard.stats.scores import MAX_KNOWN_LABELS, OTHER_LABELS, top_labels
 
 Counts: TypeAlias = npt.NDArray[np.int32]
 Digests: TypeAlias = npt.NDArray[np.uint64]
@@ -171,6 +172,10 @@ class Clusters:
             distinct, counts = np.unique(values, return_counts=True)
             return BoundedMean.of_counts(distinct, counts.astype(np.float64))
         return BoundedMean.over_groups(values, self._numbers[chosen].tolist())
+
+    def unbounded_interval(self, values: Floats, chosen: Mask) -> Interval | None:
+        """The interval of the mean over the chosen cases of what each has, where that has no bounds."""
+        return StudentMean(values, None if self._numbers is None else self._numbers[chosen].tolist()).interval()
 
     def rate(self, part: Counts, whole: Counts) -> BoundedMean | None:
         """The mean over cases of a share of each case's trials; None where no case has any."""
@@ -333,7 +338,8 @@ class VarianceSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialScores:
-    """One scorer's values by slot (case × trial): 9 bytes a slot, and 10 more once a judge gives several samples."""
+    """One scorer's values by slot (case × trial): 9 bytes a slot, 10 more once a judge gives several samples, and 2
+    where it gives labels."""
 
     def __init__(self, slots: int) -> None:
         self._values = _missing(slots)
@@ -343,6 +349,10 @@ class TrialScores:
         self._means: array[float] | None = None
         """The means of the samples, kept only where an aggregator makes the value something else."""
         self._judged = False
+        self._is_number = False
+        self._labels: array[int] | None = None
+        """The number of each slot's label; 0 where it has none."""
+        self._label_numbers: dict[str, int] = {}
 
     def put(self, slot: int, score: Score) -> None:
         """Set this slot's score, replacing what was there."""
@@ -353,13 +363,26 @@ class TrialScores:
             self._values[slot] = value
         if score.by is not None:
             self._judged = True
+        self._is_number = self._is_number or score.is_number
+        if score.label is not None:
+            if self._labels is None:
+                self._labels = array("H", bytes(2 * len(self._values)))
+            self._labels[slot] = self._label_number(score.label)
         if score.samples is not None:
             self._put_samples(slot, [s for s in score.samples if s is not None and math.isfinite(s)])
+
+    def _label_number(self, label: str) -> int:
+        numbers = self._label_numbers
+        if label not in numbers and len(numbers) >= MAX_KNOWN_LABELS:
+            label = OTHER_LABELS
+        return numbers.setdefault(label, len(numbers) + 1)
 
     def clear(self, slot: int) -> None:
         """Clear this slot."""
         self._values[slot] = math.nan
         self._verdicts[slot] = 0
+        if self._labels is not None:
+            self._labels[slot] = 0
         if self._variances is not None:
             self._variances[slot] = math.nan
         if self._runs is not None:
@@ -391,6 +414,8 @@ class TrialScores:
         """Make room for this many more slots."""
         self._values.extend(_missing(slots))
         self._verdicts.frombytes(bytes(slots))
+        if self._labels is not None:
+            self._labels.frombytes(bytes(2 * slots))
         if self._variances is not None:
             self._variances.extend(_missing(slots))
         if self._runs is not None:
@@ -403,6 +428,12 @@ class TrialScores:
         slots = len(self._values)
         theirs = other or TrialScores(slots)
         self._judged |= theirs._judged
+        self._is_number |= theirs._is_number
+        if self._labels is not None or theirs._labels is not None:
+            none = array("H", bytes(2 * slots))
+            numbers = np.array([0, *map(self._label_number, theirs._label_numbers)], dtype=np.uint16)
+            renumbered = array("H", numbers[np.asarray(theirs._labels or none)].tobytes())
+            self._labels = _overlaid(self._labels or none, renumbered, seen)
         np.asarray(self._values)[seen] = np.asarray(theirs._values)[seen]
         np.asarray(self._verdicts)[seen] = np.asarray(theirs._verdicts)[seen]
         if self._variances is not None or theirs._variances is not None:
@@ -418,17 +449,42 @@ class TrialScores:
         valued, several = counts > 0, counts > 1
         verdicts = np.asarray(self._verdicts).reshape(cases, trials)
         passed = (verdicts == _PASSED).sum(axis=1, dtype=np.int32)
-        mean = clusters.mean(means[valued], valued)
         rate = clusters.rate(passed, (verdicts >= _FAILED).sum(axis=1, dtype=np.int32))
+        if self._is_number:
+            interval = clusters.unbounded_interval(means[valued], valued)
+        else:
+            mean = clusters.mean(means[valued], valued)
+            interval = None if mean is None else mean.interval()
+        shares = self._shares(cases, trials, clusters)
         return TrialScoreMetrics(
             cases=int(valued.sum()),
             mean=mean_or_none(means[valued]),
-            mean_ci95=None if mean is None else mean.interval(),
+            mean_ci95=interval,
+            shares={label: share for label, (share, _) in shares.items()} or UNSET,
+            shares_ci95={label: found for label, (_, found) in shares.items()} or UNSET,
             pass_rate=None if rate is None else rate.mean,
             pass_rate_ci95=None if rate is None else rate.interval(),
             spread=mean_or_none(np.sqrt(squares[several] / counts[several])),
             variance=self.split(cases, trials, flaky=flaky).to_metrics(),
         )
+
+    def _shares(self, cases: int, trials: int, clusters: Clusters) -> dict[str, tuple[float | None, Interval | None]]:
+        """The share of each label, the most frequent first: the mean over cases, clustered."""
+        if self._labels is None:
+            return {}
+        table = np.asarray(self._labels).reshape(cases, trials)
+        counts = np.bincount(table.ravel(), minlength=len(self._label_numbers) + 1)
+        kept = top_labels({label: int(counts[number]) for label, number in self._label_numbers.items()})
+        labelled = (table > 0).sum(axis=1, dtype=np.int32)
+        found, rest = {}, labelled.copy()
+        for label in kept:
+            if label != OTHER_LABELS:
+                part = (table == self._label_numbers[label]).sum(axis=1, dtype=np.int32)
+                rest -= part
+                found[label] = clusters.rate(part, labelled)
+        if OTHER_LABELS in kept:
+            found[OTHER_LABELS] = clusters.rate(rest, labelled)
+        return {name: (None, None) if one is None else (one.mean, one.interval()) for name, one in found.items()}
 
     def split(self, cases: int, trials: int, *, flaky: int = 0) -> VarianceSplit:
         """The variance between trials, split into the agent's and the judge's."""

@@ -28,7 +28,14 @@ from steelyard.report.compare.comparison import (
 from steelyard.report.compare.pairs import TIMES, Counts, Floats, Pairs, RunCases, Values
 from steelyard.stats.formatting import one_line
 from steelyard.stats.metrics import uncalibrated
-from steelyard.stats.paired import holm, median_interval, paired_difference, shown_outcome, smallest_detectable
+from steelyard.stats.paired import (
+    holm,
+    measured_difference,
+    median_interval,
+    paired_difference,
+    shown_outcome,
+    smallest_detectable,
+)
 
 MAX_LISTED = 20
 PERCENTILES = (50, 90, 99)
@@ -56,9 +63,13 @@ def compare_runs(runs: Sequence[Path], *, with_edited: bool = False, most: int |
     return Comparison(baseline=_facts(baseline, labels[0]), currency=currency, against=against)
 
 
-def change_of(values: Values, *, lower_is_better: bool = False) -> Change | None:
-    """The mean of the differences between two runs of the same cases; None without any."""
-    found = paired_difference(values.differences, values.groups)
+def change_of(values: Values, *, lower_is_better: bool = False, measured: bool = False) -> Change | None:
+    """The mean of the differences between two runs of the same cases; None without any.
+
+    `measured` says that they have no bounds, as of a number of steps.
+    """
+    difference = measured_difference if measured else paired_difference
+    found = difference(values.differences, values.groups)
     if found is None:
         return None
     return Change(
@@ -160,7 +171,9 @@ def _tested_rows(one: Against) -> Iterator[tuple[Change, bool]]:
     rows = [] if one.pass_rate is None else [(one.pass_rate, False)]
     rows.append((one.error_rate, True))
     rows += [
-        (score, False) for score in one.scores.values() if one.pass_rate is None or not _is_same(score, one.pass_rate)
+        (score, score.better == "lower")
+        for score in one.scores.values()
+        if (one.pass_rate is None or not _is_same(score, one.pass_rate)) and score.better is not None
     ]
     yield from (row for row in rows if row[0].changed)
 
@@ -175,8 +188,13 @@ def _scores(pairs: Pairs) -> tuple[dict[str, Change], int]:
     names = sorted(a.keys() & b.keys(), key=lambda name: (-a[name], name))
     changes = {}
     for name in names[:_MAX_SCORES]:
-        change = change_of(pairs.both(pairs.baseline.score(name), pairs.other.score(name)))
+        unit, better = pairs.measured(name)
+        values = pairs.both(pairs.baseline.score(name), pairs.other.score(name))
+        change = change_of(values, measured=unit is not None, lower_is_better=better == "lower")
         if change is not None:
+            change.unit, change.better = unit, better
+            if better is None:
+                change.outcome = "no difference"
             changes[name] = change
     return changes, max(len(names) - _MAX_SCORES, 0)
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from steelyard.stats.formatting import counted, format_seconds
+from steelyard.records import Better
+from steelyard.stats.formatting import counted, format_number, format_seconds
 from steelyard.stats.intervals import Interval
 from steelyard.stats.prices import format_money
 
@@ -45,6 +46,10 @@ class Change(msgspec.Struct, kw_only=True):
     """Raised (Holm) for the number of rows, of all runs, that carry a verdict."""
     outcome: str
     """`better`, `worse` or `no difference`."""
+    unit: str | None = None
+    """Of a measurement: what it is measured in, which may be empty; its interval is Student's."""
+    better: Better | None = "higher"
+    """Which direction is better; None for a measurement that does not say."""
 
 
 class Split(msgspec.Struct, kw_only=True):
@@ -267,6 +272,18 @@ def _points(label: str, change: Change) -> Row:
 
 
 def _score(name: str, change: Change) -> Row:
+    if change.unit is not None:
+        sign = "+" if change.difference > 0 else ""
+        ends = change.ci95 if change.changed else ()
+        return Row(
+            label="score",
+            name=f"{name}, {change.unit}" if change.unit else name,
+            baseline=format_number(change.baseline),
+            run=format_number(change.run),
+            change=f"{sign}{format_number(change.difference)}".replace("-", "−"),
+            interval=" – ".join(format_number(end).replace("-", "−") for end in ends),
+            outcome=_shown_outcome(change),
+        )
     return Row(
         label="score",
         name=name,

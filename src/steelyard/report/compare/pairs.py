@@ -12,13 +12,14 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from steelyard.disk import open_regular
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import FAILED, PASSED, ROWS, Rows, short_fingerprint
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import RecordReader, bad_line, check_line, counted_rows
-from steelyard.records import Record, id_digest
+from steelyard.records import Better, Record, id_digest
 from steelyard.run.result import Result
 from steelyard.stats.errors import error_name, ranked
 
@@ -239,6 +240,14 @@ class Pairs:
         present = ~(np.isnan(a) | np.isnan(b))
         groups = None if self._groups is None else self._groups[present].tolist()
         return Values(a[present], b[present], groups)
+
+    def measured(self, name: str) -> tuple[str | None, Better | None]:
+        """The unit of a score that is a measurement, and its better direction; a plain score has no unit."""
+        for cases in (self.other, self.baseline):
+            score = cases.metrics.scores.get(name)
+            if score is not None and score.max is not UNSET:
+                return score.unit or "", score.better or None
+        return None, "higher"
 
     def scored(self) -> tuple[Counts, Counts]:
         """The pairs in which both have a verdict."""
