@@ -521,7 +521,7 @@ def test_a_share_above_1_would_hold_always_or_never_and_is_refused(rule: str, me
 
 @pytest.mark.parametrize("rule", ["score.exact.mean>=75", "score.exact.ci_low>=75"])
 def test_so_is_a_mean_above_1_of_a_score_that_is_no_measurement(metrics: dict[str, Any], rule: str) -> None:
-    with pytest.raises(ConfigurationError, match="a share above 1; did you mean 75%?"):
+    with pytest.raises(ConfigurationError, match="a share above 1; did you mean 75%"):
         checked(rule, metrics)
 
 
