@@ -113,6 +113,15 @@ def test_verdicts_are_coloured_and_nothing_else(monkeypatch) -> None:
     ]
 
 
+def test_no_errors_are_not_red(monkeypatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    show("  errors         0.0%    0 of 200", in_colour=True)
+    assert "\x1b" not in stream.getvalue()
+
+
 def test_a_broken_gate_is_red_on_a_terminal(monkeypatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")

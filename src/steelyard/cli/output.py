@@ -25,7 +25,7 @@ _PAINTED = (
     (re.compile(r"(?<=done, )complete$"), "green"),
     (re.compile(r"(?<=done, )not complete$"), "yellow"),
     (re.compile(r"^  passed +[\d.]+%"), "bold"),
-    (re.compile(r"^  errors +(?!0\.0%).*"), "red"),
+    (re.compile(r"^  errors ++\S++ ++(?!0 of).*"), "red"),
     (re.compile(r"^  (?:scoring errors|cut off|stopped:|the client was the bottleneck).*"), "yellow"),
     (re.compile(r"^ok(?= {6}\S)"), "green"),
     (re.compile(r"^broken(?= {2}\S)"), "red"),
