@@ -185,3 +185,50 @@ def test_the_package_declares_the_plugin_and_loading_it_imports_little() -> None
         "steelyard.integrations",
         "steelyard.integrations.pytest",
     }
+
+
+MARKED = """
+import pytest
+from steelyard import EvalCase
+
+CASES = [EvalCase(id=name, prompt=name, expected=name) for name in ("a", "b", "c")]
+
+@pytest.mark.steelyard(cases=CASES, scorers=["exact"], parallelism=3, retries=0)
+async def test_letters(case):
+    with open("calls.txt", "a") as file:
+        file.write(case.id + "\\n")
+    if case.id == "c":
+        raise KeyError("missing")
+    return "a"
+
+@pytest.mark.steelyard(cases="more.jsonl", scorers=["exact"])
+def test_more(case):
+    return case.prompt
+"""
+
+
+def test_a_marked_function_is_a_test_per_case_that_it_answers(tmp_path: Path) -> None:
+    (tmp_path / "test_marked.py").write_text(MARKED)
+    (tmp_path / "more.jsonl").write_text('{"id": "x", "prompt": "1", "expected": "1"}\n')
+    code, shown = run_pytest(tmp_path, "-vv")
+    assert code == 1
+    for line in ("test_letters::a PASSED", "test_letters::b FAILED", "test_letters::c FAILED", "test_more::x PASSED"):
+        assert f"test_marked.py::{line}" in shown, shown
+    assert "expected: b" in shown
+    assert "KeyError" in shown
+    assert sorted((tmp_path / "calls.txt").read_text().split()) == ["a", "b", "c"]
+
+
+def test_k_limits_what_a_marked_function_is_called_with(tmp_path: Path) -> None:
+    (tmp_path / "test_marked.py").write_text(MARKED)
+    (tmp_path / "more.jsonl").write_text('{"id": "x", "prompt": "1", "expected": "1"}\n')
+    code, _ = run_pytest(tmp_path, "test_marked.py::test_letters::a")
+    assert code == 0
+    assert (tmp_path / "calls.txt").read_text() == "a\n"
+
+
+def test_a_marked_functions_missing_file_is_an_error_of_collection(tmp_path: Path) -> None:
+    (tmp_path / "test_marked.py").write_text(MARKED)
+    code, shown = run_pytest(tmp_path)
+    assert code != 0
+    assert "more.jsonl" in shown

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from steelyard import ConfigurationError, EvalCase, EvalSet, InvocationResponse, Result, Runner
+from steelyard import ConfigurationError, EvalCase, EvalSet, InvocationResponse, Result, Runner, Sweep
+from steelyard.report import compare_runs
 from steelyard.report.notebook import table_columns, to_pandas
 
 CASES = [EvalCase(id=f"c{number}", prompt=f"<b>{number}</b>", expected="1") for number in range(9)]
@@ -141,3 +142,23 @@ def test_a_library_that_is_absent_is_named(result: Result, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(ConfigurationError, match="pip install polars"):
         result.to_polars()
+
+
+def test_a_sweep_shows_its_advice_its_plot_and_its_levels(tmp_path: Path) -> None:
+    runner = Runner(answer, EvalSet("<i>suite</i>", CASES[:2]), ["exact"], progress="off")
+    swept = Sweep(runner, levels=[1, 2], requests=20, output_path=tmp_path / "sweep").run_sync()
+    page = swept._repr_html_()
+    assert 'src="data:image/svg+xml;base64,' in page
+    assert swept.recommendation.describe()[:20] in page
+    assert page.count("<tr>") == 3
+    assert "<i>" not in page
+    assert swept.summary().splitlines()[0] in (swept.report("text").read_text())
+
+
+def test_a_comparison_shows_verdict_and_figures(tmp_path: Path) -> None:
+    run(tmp_path / "a<b>")
+    run(tmp_path / "b")
+    page = compare_runs([tmp_path / "a<b>", tmp_path / "b"])._repr_html_()
+    assert "no difference" in page
+    assert "passed" in page
+    assert "<b>" not in page

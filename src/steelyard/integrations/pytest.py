@@ -6,7 +6,7 @@ Nothing of Steelyard is imported until a suite is collected or the fixture is us
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from steelyard.records import EvalCase, Record
     from steelyard.run.result import Result
+    from steelyard.run.runner import Runner
+    from steelyard.suite.evalset import EvalSet
 
 RUNS = "runs/pytest"
 """Where run directories go, relative to pytest's root directory."""
@@ -35,7 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "steelyard(**options): run options for the fixture `steelyard_run`")
+    config.addinivalue_line(
+        "markers",
+        "steelyard(cases=…, scorers=…, **options): one test per case, answered by the function that is marked; without "
+        "cases, options for the fixture `steelyard_run`",
+    )
     config.stash[_WANTED] = _named_suites(config) if config.getoption("steelyard") else set()
 
 
@@ -87,19 +93,41 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return SuiteTests.from_parent(parent, path=file_path)
 
 
-class SuiteTests(pytest.File):
-    """A suite file: one test per case. The first test that runs has the selected cases called, all in one run."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> pytest.Collector | None:
+    """Make a function that is marked with cases into one test per case."""
+    marks = getattr(obj, "pytestmark", None)
+    if not isinstance(marks, list) or not callable(obj) or not isinstance(collector, pytest.Module):
+        return None
+    given = {key: value for mark in marks if mark.name == "steelyard" for key, value in mark.kwargs.items()}
+    if "cases" not in given:
+        return None
+    return MarkedTests.from_parent(collector, name=name, function=obj, given=given)
+
+
+class SuiteCollector(pytest.Collector):
+    """A suite: one test per case. The first test that runs has the selected cases called, all in one run."""
 
     _records: dict[str, list[Record]] | None = None
     _problem: BaseException | None = None
 
+    def cases(self) -> Iterable[EvalCase]:
+        """The cases of the suite."""
+        raise NotImplementedError
+
+    def runner(self, wanted: Callable[[EvalSet], EvalSet], place: Path) -> Runner:
+        """A runner of those of its cases that are `wanted`, whose results go to `place`."""
+        raise NotImplementedError
+
+    def run_name(self) -> str:
+        """The name of the run directory."""
+        raise NotImplementedError
+
     def collect(self) -> Iterator[CaseTest]:
         from steelyard.errors import SteelyardError
-        from steelyard.suite.suite_file import read_suite_file
 
         try:
-            cases = read_suite_file(self.path).cases
-            for case in cases:
+            for case in self.cases():
                 yield CaseTest.from_parent(self, name=case.id, case=case)
         except SteelyardError as error:
             raise self.CollectError(str(error)) from error
@@ -120,7 +148,7 @@ class SuiteTests(pytest.File):
         """Run the cases whose tests are selected, or take what another worker of pytest-xdist has run."""
         from filelock import FileLock
 
-        place = Path(self.config.rootpath, self.config.getoption("steelyard_runs"), self.path.stem)
+        place = Path(self.config.rootpath, self.config.getoption("steelyard_runs"), self.run_name())
         place.parent.mkdir(parents=True, exist_ok=True)
         session = getattr(self.config, "workerinput", {}).get("testrunuid")
         done = place.with_name(f"{place.name}.session")
@@ -140,20 +168,39 @@ class SuiteTests(pytest.File):
         return records
 
     def _call(self, place: Path) -> Result:
+        from steelyard.suite.evalset import EvalSet
+
+        names = {item.name for item in self.session.items if isinstance(item, CaseTest) and item.parent is self}
+
+        def wanted(suite: EvalSet) -> EvalSet:
+            return EvalSet(suite.id, lambda: (case for case in suite if case.id in names))
+
+        return _run_again(self.runner(wanted, place))
+
+
+class SuiteTests(SuiteCollector, pytest.File):
+    """The tests of a suite file."""
+
+    def cases(self) -> Iterable[EvalCase]:
+        from steelyard.suite.suite_file import read_suite_file
+
+        return read_suite_file(self.path).cases
+
+    def run_name(self) -> str:
+        return self.path.stem
+
+    def runner(self, wanted: Callable[[EvalSet], EvalSet], place: Path) -> Runner:
         from steelyard.run.config import build_suite
         from steelyard.run.options import RunOptions
         from steelyard.run.runner import Runner
         from steelyard.shutdown import CALLS_SECONDS
-        from steelyard.suite.evalset import EvalSet
 
-        wanted = {item.name for item in self.session.items if isinstance(item, CaseTest) and item.parent is self}
         built = build_suite(self.path)
-        selected = EvalSet(built.suite.id, lambda: (case for case in built.suite if case.id in wanted))
         options = RunOptions().replace(**{**built.options, "output_path": place, "progress": "off"})
         engine = built.engine.make(self.path.parent, CALLS_SECONDS)
-        runner = Runner(
+        return Runner(
             built.target,
-            selected,
+            wanted(built.suite),
             built.scorers,
             workspace=built.workspace,
             case_limits=built.case_limits,
@@ -161,10 +208,47 @@ class SuiteTests(pytest.File):
             options=options,
             engine=engine,
         )
-        return _run_again(runner)
 
 
-def _run_again(runner: Any) -> Result:
+class MarkedTests(SuiteCollector):
+    """The tests of `@pytest.mark.steelyard(cases=…)`: the function that is marked answers the cases."""
+
+    def __init__(self, *, function: Callable[..., object], given: dict[str, Any], **more: Any) -> None:
+        super().__init__(**more)
+        self._function = function
+        self._given = given
+
+    def cases(self) -> Iterable[EvalCase]:
+        return self._suite()
+
+    def _suite(self) -> EvalSet:
+        """The cases: an EvalSet, a list, or the path of a file, relative to the test's."""
+        from steelyard.suite.evalset import EvalSet
+
+        cases = self._given["cases"]
+        if isinstance(cases, EvalSet):
+            return cases
+        if isinstance(cases, str | Path):
+            return EvalSet.from_file(self.path.parent / cases)
+        return EvalSet(self.name, list(cases))
+
+    def run_name(self) -> str:
+        return _safe(self.nodeid)
+
+    def runner(self, wanted: Callable[[EvalSet], EvalSet], place: Path) -> Runner:
+        from steelyard.run.runner import Runner
+
+        options = {name: value for name, value in self._given.items() if name not in ("cases", "scorers")}
+        options = {"progress": "off", **options, "output_path": place}
+        return Runner(self._function, wanted(self._suite()), self._given.get("scorers", ()), **options)
+
+
+def _safe(nodeid: str) -> str:
+    """A test's id as the name of a folder."""
+    return re.sub(r"[^\w.-]+", "-", nodeid).strip("-.")
+
+
+def _run_again(runner: Runner) -> Result:
     """Resume an unfinished run; replace a complete one, or one of other cases or another target."""
     from steelyard.errors import RunFinished, RunMismatch
 
@@ -183,7 +267,7 @@ class CaseTest(pytest.Item):
         self.case = case
 
     def runtest(self) -> None:
-        assert isinstance(self.parent, SuiteTests)
+        assert isinstance(self.parent, SuiteCollector)
         records = self.parent.records_of(self.name)
         if not records:
             raise CaseFailed("the run ended before this case was called")
@@ -252,8 +336,7 @@ def steelyard_run(request: pytest.FixtureRequest) -> Any:
     marked: dict[str, Any] = {}
     for mark in reversed(list(request.node.iter_markers("steelyard"))):
         marked |= mark.kwargs
-    name = re.sub(r"[^\w.-]+", "-", request.node.nodeid).strip("-.")
-    place = Path(request.config.rootpath, request.config.getoption("steelyard_runs"), name)
+    place = Path(request.config.rootpath, request.config.getoption("steelyard_runs"), _safe(request.node.nodeid))
 
     def run(target: object, cases: Any, scorers: Iterable[object] | None = None, **options: Any) -> Result:
         from steelyard.run.runner import Runner

@@ -71,6 +71,26 @@ class SweepResult(msgspec.Struct, kw_only=True):
         """Whether every requested level has been measured."""
         return self.stopped is None
 
+    def summary(self) -> str:
+        """What the command line prints at the end of a sweep."""
+        from steelyard.report.sweep.table import sweep_table
+
+        return sweep_table(self.to_metrics(), str(self.path))
+
+    def report(self, form: str = "html", output: str | Path | None = None) -> Path:
+        """Write a report and return where it is: html, md, text, csv or json; by default into the sweep's folder."""
+        from steelyard.report.formats import SUFFIXES, report_pieces, write_pieces
+
+        place = self.path / f"report.{SUFFIXES.get(form, form)}" if output is None else Path(output)
+        write_pieces(place, report_pieces([self.path], form))
+        return place
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from steelyard.report.notebook import sweep_html
+
+        return sweep_html(self.to_metrics(), str(self.path))
+
     def to_metrics(self) -> dict[str, Any]:
         """Return the content of sweep.json."""
         return {

@@ -5,7 +5,8 @@ Tables are those of pandas, polars or Arrow: a row for each record, text stays t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib import import_module
 from itertools import islice
@@ -22,7 +23,7 @@ from steelyard.stats.metrics import correction_note
 from steelyard.stats.prices import format_money
 
 if TYPE_CHECKING:
-    from steelyard.records import Record
+    from steelyard.report.compare.comparison import Comparison
     from steelyard.run.result import Result
     from steelyard.stats.metrics import Metrics
 
@@ -51,6 +52,52 @@ def result_html(result: Result) -> str:
             place=None if result.path is None else str(result.path),
         )
     )
+
+
+def sweep_html(sweep: Mapping[str, Any], place: str | None) -> str:
+    """A sweep: the advice, the plot of error rate against throughput, and a row for each level."""
+    from steelyard.report.chart import chart_file
+    from steelyard.report.sweep.charts import error_rate_chart
+    from steelyard.report.sweep.table import HEADINGS, level_cells, with_goodput
+
+    named = " on ".join(str(name) for name in (sweep["suite"], sweep["model_id"]) if name)
+    plot = chart_file("Error rate against throughput", named, [error_rate_chart(sweep)]) if sweep["levels"] else ""
+    return str(
+        render(
+            "notebook_table.html",
+            title=named + ("" if sweep["complete"] else ", not complete"),
+            lines=[sweep["recommendation"]["says"]] if sweep["levels"] else [],
+            plot=b64encode(plot.encode()).decode(),
+            tables=[
+                {
+                    "title": "",
+                    "head": with_goodput(sweep, HEADINGS),
+                    "rows": [level_cells(sweep, level) for level in sweep["levels"]],
+                }
+            ],
+            place=place,
+        )
+    )
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """Runs against a baseline: the verdict and a row for each figure."""
+    from steelyard.report.compare.comparison import outcome_of, rows, verdict_of
+
+    head = ("", comparison.baseline.label, "run", "change", "95 % CI", "")
+    tables = [
+        {
+            "title": f"{one.run.label}: {outcome_of(one)}. {verdict_of(one, raised=True)}",
+            "head": head,
+            "rows": [
+                (f"{row.label} {row.name}".strip(), row.baseline, row.run, row.change, row.interval, row.outcome)
+                for row in rows(one, comparison.currency)
+            ],
+        }
+        for one in comparison.against
+    ]
+    title = f"Compared with {comparison.baseline.label}"
+    return str(render("notebook_table.html", title=title, lines=[], plot="", tables=tables, place=None))
 
 
 def _figures(metrics: Metrics) -> list[tuple[str, str]]:

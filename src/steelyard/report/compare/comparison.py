@@ -134,6 +134,12 @@ class Comparison(msgspec.Struct, kw_only=True):
     currency: str
     against: list[Against]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from steelyard.report.notebook import comparison_html
+
+        return comparison_html(self)
+
 
 def outcome_of(one: Against) -> str:
     """What is shown of a run: errors count as well as verdicts, and where they point both ways it is mixed."""

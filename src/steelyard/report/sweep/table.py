@@ -17,7 +17,7 @@ _MAX_KINDS = 4
 _MISSING = "–"
 _WIDTH = 94
 _WIDTHS = (7, 10, 6, 9, 8, *(8,) * 6, 10, 8)
-_HEADINGS = ("level", "answers/s", "95 %", "goodput", "errors", *PERCENTILES, *PERCENTILES, "tokens/s", "passed")
+HEADINGS = ("level", "answers/s", "95 %", "goodput", "errors", *PERCENTILES, *PERCENTILES, "tokens/s", "passed")
 _GOODPUT = 3
 """Its place in a row; left out where no objective is about a time."""
 
@@ -48,7 +48,7 @@ def _table(sweep: Mapping[str, Any]) -> list[str]:
     widths = with_goodput(sweep, _WIDTHS)
     before, times = sum(widths[:-8]), sum(widths[-8:-5])
     over = " " * before + f"{'time to first token':>{times}}{'time to last token':>{times}}{'output':>{widths[-2]}}"
-    rows = [with_goodput(sweep, _HEADINGS), *(level_cells(sweep, level) for level in levels)]
+    rows = [with_goodput(sweep, HEADINGS), *(level_cells(sweep, level) for level in levels)]
     marks = ["  ", *("* " if level["level"] == recommended else _mark(level) for level in levels)]
     return [
         f"  {over}",
@@ -148,7 +148,7 @@ def _percent(rate: float | None) -> str:
     return _MISSING if rate is None else f"{rate:.1%}"
 
 
-_MARKDOWN_HEADINGS = (
+_MARKDOWNHEADINGS = (
     *("level", "answers/s", "95 %", "goodput", "errors", "first token p50", "p90", "p99"),
     *("last token p50", "p90", "p99", "tokens/s", "passed"),
 )
@@ -164,7 +164,7 @@ def sweep_markdown(sweep: Mapping[str, Any], place: str) -> str:
         parts.append(f"> [!WARNING]\n> **Not complete.** {words(sweep['stopped'])}")
     if levels:
         rows = (_marked(level_cells(sweep, level), level["level"] == best) for level in levels)
-        parts.append(markdown_table(with_goodput(sweep, _MARKDOWN_HEADINGS), rows, numbers=True))
+        parts.append(markdown_table(with_goodput(sweep, _MARKDOWNHEADINGS), rows, numbers=True))
     listed = [
         f"- **{level_name(sweep, level)}**: {words('; '.join(notes))}"
         for level in levels
