@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from steelyard import CaseLimits, EvalCase, EvalSet, Runner, Workspace
+from steelyard import CaseLimits, Engine, EvalCase, EvalSet, LocalEngine, ProcessEngine, Runner, Workspace
 from steelyard.errors import ConfigurationError
 from steelyard.run.config import build_suite
 from steelyard.run.options import RunOptions
@@ -32,8 +32,15 @@ def _places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", REAL_KEY)
 
 
-def test_the_example_of_twenty_tasks_is_recorded_call_by_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_mock(key=REAL_KEY, tool_call_rate=1.0) as mock:
+def engine_of(workers: int) -> Engine:
+    return ProcessEngine(workers) if workers else LocalEngine()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_example_of_twenty_tasks_is_recorded_call_by_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    with running_mock(key=REAL_KEY, tool_call_rate=1.0) as mock, engine_of(workers) as engine:
         monkeypatch.setenv("OPENAI_BASE_URL", mock.base_url)
         built = build_suite(EXAMPLE / "gateway.yaml")
         options = RunOptions().replace(**{**built.options, "progress": "off", "output_path": str(tmp_path / "run")})
@@ -44,6 +51,7 @@ def test_the_example_of_twenty_tasks_is_recorded_call_by_call(tmp_path: Path, mo
             workspace=built.workspace,
             case_limits=built.case_limits,
             options=options,
+            engine=engine,
         )
         result = runner.run_sync()
         received = mock.stats()
@@ -79,11 +87,11 @@ def an_agent(mock_url: str, more_steps: int, **options: Any) -> Agent:
     )
 
 
-def run_one(target: Agent, limits: CaseLimits, tmp_path: Path) -> Any:
+def run_one(target: Agent, limits: CaseLimits, tmp_path: Path, engine: Engine | None = None) -> Any:
     suite = EvalSet("s", [EvalCase(id="add-signs", prompt="Fix the bug in task.py.")])
     workspace = Workspace(str(EXAMPLE / "fixtures" / "add-signs"))
     options: dict[str, Any] = {"progress": "off", "output_path": str(tmp_path / "run"), "retries": 0, "prices": PRICES}
-    runner = Runner(target, suite, workspace=workspace, case_limits=limits, **options)
+    runner = Runner(target, suite, workspace=workspace, case_limits=limits, engine=engine, **options)
     (record,) = runner.run_sync().iter_responses()
     return record
 
@@ -117,15 +125,16 @@ def test_an_agent_over_its_budget_ends_within_one_call_of_its_limit(
         assert sum(call.line.response.cost for call in before) < limits.cost <= record.cost
 
 
-def test_the_agent_works_in_a_sandbox_that_reaches_the_gateway_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_agent_works_in_a_sandbox_that_reaches_the_gateway_alone(tmp_path: Path, workers: int) -> None:
     try:
         Bubblewrap().check()
     except ConfigurationError as error:
         pytest.skip(str(error))
     walls = {"network": "gateway", "read_only": ["model_agent.py", "agent.py"], "disk": "100M"}
-    with running_mock(key=REAL_KEY, tool_call_rate=1.0) as mock:
+    with running_mock(key=REAL_KEY, tool_call_rate=1.0) as mock, engine_of(workers) as engine:
         target = an_agent(mock.base_url, 0, sandbox={"bubblewrap": walls})
-        record = run_one(target, CaseLimits(turns=20), tmp_path)
+        record = run_one(target, CaseLimits(turns=20), tmp_path, engine)
     assert (record.error, record.num_turns) == (None, 3)
     patch = (tmp_path / "run" / "artifacts" / "add-signs" / "0" / "workspace.patch").read_text()
     assert "+    return a + b" in patch

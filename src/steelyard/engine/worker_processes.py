@@ -237,7 +237,7 @@ class ProcessPool:
                 try:
                     self._processes[number].shake_hands()
                 except BaseException:
-                    self._processes.pop(number).kill()
+                    self._processes.pop(number).wait_for_end(0.0)
                     raise
 
     async def worker(self, number: int) -> tuple[ProcessConnection, WorkerInfo]:
