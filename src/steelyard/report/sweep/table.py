@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from steelyard._version import __version__
@@ -15,8 +17,8 @@ from steelyard.stats.formatting import counted, format_number, format_time, safe
 _MAX_ERROR_CHARS = 160
 _MAX_KINDS = 4
 _MISSING = "–"
-_WIDTH = 94
-_WIDTHS = (7, 10, 6, 9, 8, *(8,) * 6, 10, 8)
+_WIDTH = 80
+_HEADS = (*("",) * 5, *("first token",) * 3, *("last token",) * 3, "output", "")
 HEADINGS = ("level", "answers/s", "95 %", "goodput", "errors", *PERCENTILES, *PERCENTILES, "tokens/s", "passed")
 _GOODPUT = 3
 """Its place in a row; left out where no objective is about a time."""
@@ -44,16 +46,28 @@ def _headline(sweep: Mapping[str, Any]) -> list[str]:
 
 
 def _table(sweep: Mapping[str, Any]) -> list[str]:
+    """The rows, within the width of a terminal: p90 and tokens/s are left out where they do not fit."""
     levels, recommended = sweep["levels"], sweep["recommendation"]["level"]
-    widths = with_goodput(sweep, _WIDTHS)
-    before, times = sum(widths[:-8]), sum(widths[-8:-5])
-    over = " " * before + f"{'time to first token':>{times}}{'time to last token':>{times}}{'output':>{widths[-2]}}"
+    heads = with_goodput(sweep, _HEADS)
     rows = [with_goodput(sweep, HEADINGS), *(level_cells(sweep, level) for level in levels)]
+    widths = [max(len(row[column]) for row in rows) + 2 for column in range(len(heads))]
+    for name in ("p90", "tokens/s"):
+        if sum(widths) + 2 > _WIDTH:
+            kept = [column for column, heading in enumerate(rows[0]) if heading != name]
+            rows = [[row[column] for column in kept] for row in rows]
+            heads, widths = [heads[column] for column in kept], [widths[column] for column in kept]
     marks = ["  ", *("* " if level["level"] == recommended else _mark(level) for level in levels)]
-    return [
-        f"  {over}",
-        *(mark + _row(cells, widths) for mark, cells in zip(marks, rows, strict=True)),
-    ]
+    table = (mark + _row(cells, widths) for mark, cells in zip(marks, rows, strict=True))
+    return [_over(heads, widths), *table]
+
+
+def _over(heads: Sequence[str], widths: Sequence[int]) -> str:
+    """The line above the headings: what the percentiles are of, at the right of their columns."""
+    line, reached = "  ", 0
+    for name, group in groupby(zip(heads, widths, strict=True), key=itemgetter(0)):
+        reached += sum(width for _, width in group)
+        line = line.ljust(2 + reached - len(name)) + name if name else line
+    return line.rstrip()
 
 
 def with_goodput(sweep: Mapping[str, Any], row: Sequence[Any]) -> list[Any]:
