@@ -16,25 +16,9 @@ from steelyard.errors import ConfigurationError
 from steelyard.report.headline import read_headline
 from steelyard.run.audit import draw, labelled_strata
 from steelyard.stats.correction import corrected_rate
+from tests.support.audited import CASES, audited_run, right
 from tests.support.cli import run_cli
-from tests.support.judged import Agent, Assessor, run, suite_of
-
-CASES = 160
-
-
-def right(case_id: str) -> bool:
-    """What people would say: all that the scorer passed, and a third of what it failed."""
-    number = int(case_id[1:])
-    return number % 2 == 0 or number % 3 == 0
-
-
-def audited_run(folder: Path) -> Path:
-    """Half is passed by the scorer; of the other half the judge passes everything but each fifth."""
-    agent = Agent(lambda case, context: "yes" if int(case.id[1:]) % 2 == 0 else "=maybe")
-    lenient = Assessor(lambda case_id, *_: 0.0 if int(case_id[1:]) % 5 == 0 else 1.0)
-    scorers = ["exact", lenient.judge(when="failed")]
-    run(agent, suite_of(CASES, expected="yes"), scorers, output_path=folder / "RUN")
-    return folder / "RUN"
+from tests.support.judged import Agent, run, suite_of
 
 
 def drawn_file(folder: Path, count: int = 30) -> list[dict[str, str]]:

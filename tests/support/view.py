@@ -86,6 +86,8 @@ class Served:
 
     port: int
     folder: Path
+    address: str = ""
+    """What the server prints: with its token, where it asks for one."""
     open: list[socket.socket] = field(default_factory=list)
 
     @property
@@ -136,14 +138,14 @@ def read_all(follower: Follower) -> Follower:
 
 
 @contextlib.contextmanager
-def served(folder: Path, port: int = 0) -> Iterator[Served]:
+def served(folder: Path, port: int = 0, labeller: str | None = None) -> Iterator[Served]:
     """A view of the folder, for as long as the block lasts."""
     ready, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
     started: list[Served] = []
 
     async def serve() -> None:
-        async with ViewServer(folder, port=port) as server:
-            started.append(Served(server.port, folder))
+        async with ViewServer(folder, port=port, labeller=labeller) as server:
+            started.append(Served(server.port, folder, server.url))
             ready.set()
             await stop.wait()
 

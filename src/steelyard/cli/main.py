@@ -99,6 +99,7 @@ COMMANDS = {
     "view": "Show runs as a page in a browser, live while one is written.",
     "gate": "Is a run good enough? An exit code for CI.",
     "check": "Check the tasks of an agent's suite: solutions pass, untouched workspaces fail.",
+    "label": "Label answers of a run by hand, blind, for its judges to be compared with.",
     "calibrate": "Compare a run's judges with people's labels: may they be trusted?",
     "cache": "Look at a cache of answers, or empty it.",
     "sweep": "Measure a suite at several parallelisms: where is the knee?",

@@ -64,7 +64,7 @@ def command(runs: tuple[Path, ...], form: str, output: str | None, case_id: str 
 
     html is one file a run that needs no network; where several runs are reported, -o names a folder for them.
     """
-    cases = None if suite is None else _cases_of(suite)
+    cases = None if suite is None else cases_of(suite)
     if case_id is not None:
         return _show_case(runs, form, output, case_id, cases)
     if form == "html":
@@ -153,7 +153,7 @@ def _to_stdout(pieces: Iterable[str | bytes]) -> None:
         stream.flush()
 
 
-def _cases_of(suite: str) -> EvalSet:
+def cases_of(suite: str) -> EvalSet:
     """The cases of a suite that was named: its file is read, or its Python code run."""
     if Path(suite).suffix.lower() in (".yaml", ".yml"):
         from steelyard.suite.suite_file import read_suite_file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import signal
 import sys
@@ -32,18 +33,35 @@ from steelyard.errors import ConfigurationError
     default=None,
     help="Open a browser [default: where there is a desktop to open it on].",
 )
-def command(place: Path, port: int, host: str, opening: bool | None) -> int:
+@click.option(
+    "--label", is_flag=True, help="Let answers be labelled too, as `steelyard label`: on this machine, with a token."
+)
+@click.option("--labeller", metavar="NAME", help="Who labels, with --label [default: the user's name].")
+def command(
+    place: Path, port: int, host: str, opening: bool | None, label: bool = False, labeller: str | None = None
+) -> int:
     """Show the runs in DIR (default: runs), or one RUN, as a page in a browser: live while a run is being written.
 
-    Prints its address on stdout. It only reads: nothing can be changed through it.
+    Prints its address on stdout. It only reads: nothing can be changed through it, except that with --label answers
+    can be labelled.
     """
+    if labeller is not None and not label:
+        raise click.UsageError("--labeller needs --label")
+    name = (labeller if labeller is not None else user_name()) if label else None
+    return serve(place, name, host=host, port=port, opening=opening)
+
+
+def serve(
+    place: Path, labeller: str | None = None, *, host: str = "127.0.0.1", port: int = 0, opening: bool | None = None
+) -> int:
+    """Serve runs until a signal comes; for labels too where there is a labeller."""
     try:
         from steelyard.view.server import ViewServer
     except ImportError as error:
         raise ConfigurationError(f"view needs {error.name}: pip install 'steelyard[view]'") from error
     if not place.is_dir() and place == RUNS:
         raise ConfigurationError(f"there is no folder {RUNS} here; steelyard run SUITE makes one")
-    server = ViewServer(place, host=host, port=port)
+    server = ViewServer(place, host=host, port=port, labeller=labeller)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(server, _has_desktop() if opening is None else opening))
     return 0
@@ -65,6 +83,14 @@ async def _serve(server: object, opening: bool) -> None:
         if opening:
             _open(server.url)
         await stopped.wait()
+
+
+def user_name() -> str:
+    """The name of who is logged in."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in some containers
+        return "labeller"
 
 
 def _has_desktop() -> bool:

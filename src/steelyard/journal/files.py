@@ -23,6 +23,8 @@ ANSWERS = "answers.jsonl"
 METRICS = "metrics.json"
 CORRECTION = "correction.json"
 """What labels by people make of the pass rate."""
+LABELS = "labels.jsonl"
+"""What people said of the answers: `steelyard label`."""
 PARTIAL = "partial.json"
 CASES = "cases.jsonl"
 DAMAGED = "damaged.jsonl"
@@ -118,6 +120,7 @@ def _new_folder(parent: Path, name: str) -> Path:
 _ALL_FILES = (
     METRICS,
     CORRECTION,
+    LABELS,
     OUTPUTS,
     INDEX,
     ANSWERS,

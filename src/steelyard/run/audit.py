@@ -14,7 +14,7 @@ from msgspec import UNSET
 from steelyard.errors import ConfigurationError
 from steelyard.journal.files import CORRECTION, read_json_object
 from steelyard.protocols import derived_rng
-from steelyard.records import Record, verdict
+from steelyard.records import Record, Score, verdict
 from steelyard.stats.correction import (
     MIN_AUDIT,
     Correction,
@@ -25,8 +25,13 @@ from steelyard.stats.correction import (
 )
 from steelyard.stats.metrics import Metrics
 
-STRATA = {"passed": True, "failed": False, "judge overruled": True, "judge confirmed": False}
-"""The ways an answer goes through the scorers, and whether it passes: without a `when: failed` judge the first two."""
+_DECIDED = {"passed": True, "failed": False, "judge overruled": True, "judge confirmed": False}
+_ADVICE = {"advised pass": True, "advised fail": False}
+STRATA = _DECIDED | _ADVICE | {f"{name}, {advice}": _DECIDED[name] for name in _DECIDED for advice in _ADVICE}
+"""The ways an answer goes through the scorers, and whether it passes: without a `when: failed` judge the first two.
+
+Where a judge only advises, what it says divides them further; where nothing else decides, it is all there is.
+"""
 
 
 class Drawn(msgspec.Struct, frozen=True):
@@ -34,32 +39,58 @@ class Drawn(msgspec.Struct, frozen=True):
 
     id: str
     trial: int
-    stratum: str
+    stratum: str | None
+    """None in a draw from answers that nothing has scored."""
     answer: str
 
 
 def stratum_of(record: Record) -> str | None:
-    """The stratum of a record; None for one without a verdict."""
-    passed = verdict(record.scores) if record.status == "ok" else None
-    if passed is None:
+    """The stratum of a record; None for one without a verdict and without advice."""
+    if record.status != "ok":
         return None
+    passed, advice = verdict(record.scores), _advice(record.scores)
+    if passed is None:
+        is_open = not any(score.passed is not None or score.errors for score in record.scores if not score.advisory)
+        return advice if is_open else None
     if any(score.escalated and score.value is not None and not score.advisory for score in record.scores):
-        return "judge overruled" if passed else "judge confirmed"
-    return "passed" if passed else "failed"
+        stratum = "judge overruled" if passed else "judge confirmed"
+    else:
+        stratum = "passed" if passed else "failed"
+    return stratum if advice is None else f"{stratum}, {advice}"
 
 
-def draw(records: Iterable[Record], count: int, seed: int) -> tuple[list[Drawn], dict[str, int]]:
+def _advice(scores: Iterable[Score]) -> str | None:
+    """What judges that decide nothing say of an answer together."""
+    said = [score.passed for score in scores if score.advisory and score.passed is not None]
+    return None if not said else "advised pass" if all(said) else "advised fail"
+
+
+def judge_strata(strata: Iterable[Stratum], *, advisory: bool, escalated: bool) -> list[Stratum]:
+    """The strata as one judge divides them: those that it decided, or was heard in, by what it said."""
+    if advisory:
+        return [
+            msgspec.structs.replace(stratum, passed=stratum.name.endswith("advised pass"))
+            for stratum in strata
+            if stratum.name.endswith(tuple(_ADVICE))
+        ]
+    return [stratum for stratum in strata if stratum.name.startswith("judge ")] if escalated else list(strata)
+
+
+def draw(
+    records: Iterable[Record], count: int, seed: int, *, unscored: bool = False
+) -> tuple[list[Drawn], dict[str | None, int]]:
     """Draw `count` answers at random from each stratum, and count how large the strata are.
 
-    The draw depends on the seed and on the answers' ids alone, not on their order. Memory holds what is drawn.
+    The draw depends on the seed and on the answers' ids alone, not on their order; a larger one holds a smaller one.
+    With `unscored`, answers without a verdict are a stratum too: None. Memory holds what is drawn.
     """
     if count < MIN_AUDIT:
         raise ConfigurationError(f"an audit draws at least {MIN_AUDIT} answers from each stratum, got {count}")
-    sizes: Counter[str] = Counter()
-    kept: dict[str, list[tuple[float, str, int, str]]] = {}
+    sizes: Counter[str | None] = Counter()
+    kept: dict[str | None, list[tuple[float, str, int, str]]] = {}
     for record in records:
         stratum = stratum_of(record)
-        if stratum is None:
+        if stratum is None and not (unscored and record.status == "ok"):
             continue
         sizes[stratum] += 1
         # The answers with the smallest of these numbers are a random sample, whatever comes first.
@@ -71,12 +102,12 @@ def draw(records: Iterable[Record], count: int, seed: int) -> tuple[list[Drawn],
         else:
             heapq.heappushpop(heap, entry)
     drawn = [
-        (lot, Drawn(case_id, trial, stratum, answer))
-        for stratum, heap in kept.items()
-        for lot, case_id, trial, answer in heap
+        Drawn(case_id, trial, stratum, answer) for stratum, heap in kept.items() for _, case_id, trial, answer in heap
     ]
-    # In random order, so that the strata cannot be told apart while labelling.
-    return [one for _, one in sorted(drawn, key=lambda pair: pair[0])], dict(sizes)
+    # In an order of its own, so that the strata cannot be told apart while labelling: of a large stratum all drawn
+    # numbers are small.
+    drawn.sort(key=lambda one: derived_rng(seed, one.id, one.trial, "order").random())
+    return drawn, dict(sizes)
 
 
 def labelled_strata(sizes: Mapping[str, int], labels: Iterable[tuple[str, bool]]) -> list[Stratum]:
@@ -93,7 +124,11 @@ def labelled_strata(sizes: Mapping[str, int], labels: Iterable[tuple[str, bool]]
 
 
 def correct(metrics: Metrics, strata: list[Stratum]) -> Correction:
-    """The run's pass rate corrected by labels of an audit of this run's strata."""
+    """The run's pass rate corrected by labels of an audit of this run's strata.
+
+    Answers on which there is only advice are in no pass rate, and left out.
+    """
+    strata = [stratum for stratum in strata if stratum.name not in _ADVICE]
     found, errors = corrected_rate(strata), weighted_error_rates(strata)
     empty = ", ".join(stratum.name for stratum in strata if stratum.size and not stratum.labelled)
     why_not = None if found is not None else f"no label in: {empty}" if empty else "no answer has a verdict"

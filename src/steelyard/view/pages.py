@@ -29,10 +29,16 @@ def list_page(about: dict[str, Any]) -> HTMLResponse:
     return _page("list.html", "Runs", _script(_LIST_SCRIPTS, ("list.js",)), about=script_json(about))
 
 
-def run_page(about: dict[str, Any]) -> HTMLResponse:
-    """One run: live, or its report."""
+def run_page(about: dict[str, Any], *, label: bool = False) -> HTMLResponse:
+    """One run: live, or its report; with `label`, a link to where its answers are labelled."""
     script = _script(SHARED_SCRIPTS, ("remote.js", "live.js", "run.js"))
-    return _page("run.html", about["name"], script, about=script_json(about))
+    return _page("run.html", about["name"], script, about=script_json(about), label=label, id=about["id"])
+
+
+def label_page(about: dict[str, Any]) -> HTMLResponse:
+    """The answers of a run, one at a time, for a person to label."""
+    script = _script(("dom.js", "theme.js", "tip.js"), ("label.js",))
+    return _page("label.html", f"Label {about['name']}", script, about=script_json(about))
 
 
 def document_page(kind: str, title: str, markup: Markup) -> HTMLResponse:

@@ -3,12 +3,16 @@
 A web site that a browser also has open must not read runs through it. So the name that a request gives this server
 must be one of its names (a site can point its own name at 127.0.0.1), a request that another site's page makes is
 turned away, nothing but reading is served, and on an address that others can reach a token is asked for.
+
+A server for labels also takes what a person says of an answer: only on this machine, only with the token, and only
+from a page of its own, which knows a second secret that no other site can read.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import socket
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, quote
@@ -19,6 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _COOKIE = "steelyard-view-"
+CSRF_HEADER = "x-steelyard-csrf"
+_LABELS = re.compile(r"/api/runs/[\w.~-]+/label")
+"""The one address that may be written to."""
 _HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -51,8 +58,12 @@ def is_loopback(host: str) -> bool:
 class Guard:
     """Lets through what a page of this server asks, and turns the rest away."""
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, *, host: str, port: int, token: str | None, csrf: str | None = None) -> None:
+        if csrf is not None and (token is None or not is_loopback(host)):
+            raise ValueError("what can be written to needs a token and an address of this machine")
         self._app = app
+        self._csrf = csrf
+        """What a page of this server sends with each label; None where nothing is taken."""
         self._port = port
         self._token = token
         self._cookie = f"{_COOKIE}{port}"
@@ -76,14 +87,17 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Why a request is not answered; None when it is."""
-        if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("this server only shows\n", 405, {"allow": "GET, HEAD"})
         headers = Headers(scope=scope)
+        writes = scope["method"] not in ("GET", "HEAD")
+        if writes and not (self._csrf is not None and scope["method"] == "POST" and _LABELS.fullmatch(scope["path"])):
+            return PlainTextResponse("this server only shows\n", 405, {"allow": "GET, HEAD"})
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_mine(hosts[0]):
             return PlainTextResponse("this server does not go by that name\n", 421)
         if not self._is_same_site(headers, hosts[0]):
             return PlainTextResponse("asked by a page of another site\n", 403)
+        if writes and not self._is_own_page(headers):
+            return PlainTextResponse("a label is taken from a page of this server alone: load it again\n", 403)
         return self._token_refusal(scope, headers) if self._token is not None else None
 
     def _is_mine(self, host: str) -> bool:
@@ -101,6 +115,12 @@ class Guard:
         site = headers.get("sec-fetch-site", "same-origin")
         followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
         return site in ("same-origin", "none") or (followed and not origins)
+
+    def _is_own_page(self, headers: Headers) -> bool:
+        """Whether a page of this server asks for something to be written: it says so and knows the secret."""
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        known = _same(headers.get(CSRF_HEADER, ""), self._csrf or "")
+        return bool(headers.getlist("origin")) and kind == "application/json" and known
 
     def _token_refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Ask for the token: in the address the first time, in a cookie from then on."""

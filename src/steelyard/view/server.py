@@ -29,9 +29,11 @@ from steelyard.errors import ConfigurationError, RunRefused, SteelyardError
 from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import ROWS, Rows
 from steelyard.journal.reader import belonging_rows, index_rows
+from steelyard.report.labels import checked_name
 from steelyard.report.page.data import body
 from steelyard.view import pages
 from steelyard.view.cases import MAX_ROWS, MEASURED, CaseTable, SearchResult, search, terms_of
+from steelyard.view.label import Labelling
 from steelyard.view.live import Watches
 from steelyard.view.pages import charts, in_case_order
 from steelyard.view.runs import MAX_COMPARED, Comparisons, Overviews, Runs, Suites, Sweeps, stat_of
@@ -53,21 +55,29 @@ class _Server(uvicorn.Server):
 class ViewServer:
     """A page over the runs in a folder: `async with ViewServer(folder) as server: ... server.url`.
 
-    On an address that others can reach it asks for a token, which is part of `url`.
+    On an address that others can reach it asks for a token, which is part of `url`. With a `labeller` answers can also
+    be labelled, by whom the name is of at first: then it asks for the token on this machine too, and serves no other.
     """
 
-    def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int = 0, labeller: str | None = None) -> None:
         if not 0 <= port <= 65_535:
             raise ConfigurationError(f"port must be between 0 and 65535, got {port}")
+        if labeller is not None and not is_loopback(host):
+            raise ConfigurationError(
+                f"labels are taken on this machine alone, and {host} is an address that others reach"
+            )
         self._runs = Runs(folder)
         self._host, self._asked_port = host, port
-        self.token = None if is_loopback(host) else secrets.token_urlsafe(24)
+        self._labeller = None if labeller is None else checked_name(labeller)
+        self._csrf = None if labeller is None else secrets.token_urlsafe(24)
+        self.token = None if is_loopback(host) and labeller is None else secrets.token_urlsafe(24)
 
     async def __aenter__(self) -> ViewServer:
         listening = self._listen()
         self.port = listening.getsockname()[1]
-        self._view = View(self._runs, Suites(self._runs.root, Path.cwd()))
-        guard = Guard(self._view.app, host=self._host, port=self.port, token=self.token)
+        labels = None if self._labeller is None or self._csrf is None else (self._labeller, self._csrf)
+        self._view = View(self._runs, Suites(self._runs.root, Path.cwd()), labels)
+        guard = Guard(self._view.app, host=self._host, port=self.port, token=self.token, csrf=self._csrf)
         self._server = _Server(
             uvicorn.Config(
                 guard,
@@ -97,7 +107,8 @@ class ViewServer:
         """The address to open."""
         host = "127.0.0.1" if self._host in ("0.0.0.0", "::") else self._host
         shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{self.port}/" + (f"?token={self.token}" if self.token else "")
+        page = f"run/{self._runs.id_of(self._runs.root)}/label" if self._labeller and self._runs.is_run else ""
+        return f"http://{shown}:{self.port}/{page}" + (f"?token={self.token}" if self.token else "")
 
     def _listen(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -127,9 +138,12 @@ log = logging.getLogger("steelyard")
 
 
 class View:
-    """The application: the runs of one folder, and the suites that may be read beside them."""
+    """The application: the runs of one folder, and the suites that may be read beside them.
 
-    def __init__(self, runs: Runs, suites: Suites) -> None:
+    `labels` are the first labeller's name and the secret of the pages that may send labels; None: it only shows.
+    """
+
+    def __init__(self, runs: Runs, suites: Suites, labels: tuple[str, str] | None = None) -> None:
         self.runs = runs
         self._suites = suites
         self._overviews = Overviews(suites)
@@ -152,8 +166,12 @@ class View:
             "/api/runs/{run}/cases": self._cases,
             "/api/runs/{run}/case": self._case,
         }
+        self._labelling = None if labels is None else Labelling(runs, suites, *labels, self._read)
         self.app = Starlette(
-            routes=[Route(path, handler) for path, handler in routes.items()],
+            routes=[
+                *(Route(path, handler) for path, handler in routes.items()),
+                *(() if self._labelling is None else self._labelling.routes()),
+            ],
             exception_handlers={SteelyardError: _refused, OSError: _refused, Exception: _broken},
         )
 
@@ -167,7 +185,7 @@ class View:
     async def _run(self, request: Request) -> Response:
         place = await self._place(request)
         about = {"id": request.path_params["run"], "name": self.runs.name_of(place), "run": str(place)}
-        return pages.run_page(about)
+        return pages.run_page(about, label=self._labelling is not None)
 
     async def _compare(self, request: Request) -> Response:
         asked = request.query_params.getlist("run")[:MAX_COMPARED]
