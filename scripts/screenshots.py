@@ -8,6 +8,7 @@ Needs Playwright and a Chromium, as the browser tests do, and the extra `view`. 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -103,6 +104,18 @@ def shoot_view(studio: Studio, folder: Path) -> None:
             studio.take(seen, "view-runs")
 
 
+def shoot_labels(studio: Studio, run: Path) -> None:
+    """An answer to label, after a few others; the labels stay in a copy of the run."""
+    copy = Path(shutil.copytree(run, run.parent.parent / "to-label" / run.name))
+    with served(copy, labeller="anna") as server, studio.open(server.address, "html[data-ready]", height=760) as seen:
+        for key in "pfpps":
+            before = seen.page.locator("html").get_attribute("data-ready")
+            seen.page.keyboard.press(key)
+            seen.page.wait_for_function("before => document.documentElement.dataset.ready !== before", arg=before)
+        seen.page.keyboard.press("e")
+        studio.take(seen, "label")
+
+
 def written(path: Path, pieces: Iterable[str], place: Path) -> Path:
     """A page in a file, without the folder that only this script knows."""
     path.write_text("".join(piece.replace(f"{place}/", "") for piece in pieces), encoding="utf-8")
@@ -138,6 +151,7 @@ def main(folder: Path) -> int:
         shoot_report(studio, report)
         shoot_documents(studio, documents)
         shoot_view(studio, place)
+        shoot_labels(studio, place / "runs" / "support-answers")
     return 0
 
 

@@ -12,6 +12,7 @@ import pytest
 from steelyard import EvalCase, EvalSet, InvocationContext, Judge, Metrics, Record, Runner, Score
 from steelyard.journal import files
 from steelyard.journal.answers import JudgeCall
+from steelyard.journal.labels import GivenLabel, LabelSettings
 from steelyard.journal.lock import Holder
 from steelyard.journal.manifest import Launch, Manifest
 from steelyard.records import Sample, StoredSample
@@ -65,6 +66,8 @@ def test_the_fields_of_a_score_are_those_on_the_page() -> None:
         (StoredSample, "`answers.jsonl`"),
         (Sample, "`answers.jsonl`"),
         (JudgeCall, "`answers.jsonl`"),
+        (LabelSettings, "`labels.jsonl`"),
+        (GivenLabel, "`labels.jsonl`"),
         (Holder, "What is promised"),
         *((kind, "Calls") for kind in (SessionLine, CallLine, EndLine, RequestDelta)),
     ],

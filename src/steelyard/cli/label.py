@@ -1,4 +1,4 @@
-"""`steelyard label RUN`: people's labels for a run's answers, a key each, without seeing what the judges said."""
+"""`steelyard label RUN`: people's labels for a run's answers, a key each, without seeing the judges' verdicts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steelyard.cli.output import say, show
 from steelyard.cli.report import cases_of
 from steelyard.cli.view import serve, user_name
 from steelyard.errors import ConfigurationError
-from steelyard.journal.labels import DEFAULT_COUNT, MAX_GRADES, PASS_FAIL, parse_scale
+from steelyard.journal.labels import DEFAULT_COUNT, MAX_GRADES, PASS_FAIL, LabelLog, parse_scale
 from steelyard.report.formats import write_text
 from steelyard.report.labels import LabelItem, LabelProgress, LabelSession
 from steelyard.stats.correction import MIN_AUDIT
@@ -37,7 +37,7 @@ _QUIT = ("q", "\x04", "\x1b")
 @click.option(
     "--scale",
     metavar="SCALE",
-    help=f"What can be said: pass/fail, numbers such as 1-5, or up to {MAX_GRADES} words from the worst to the best, "
+    help=f"The scale: pass/fail, numbers such as 1-5, or up to {MAX_GRADES} words from the worst to the best, "
     "such as bad,fair,good [default: pass/fail, or what those before used].",
 )
 @click.option(
@@ -70,7 +70,7 @@ def command(
     status: bool,
     export: Path | None,
 ) -> int:
-    """Label answers of RUN by hand, without seeing what scorers and judges said of them.
+    """Label answers of RUN by hand, without seeing the verdicts of scorers and judges.
 
     The answers are drawn at random from each stratum and shown in random order. Each label is saved at once to
     RUN/labels.jsonl; the next start continues where this one ended. Then `steelyard calibrate RUN` compares the judges
@@ -78,6 +78,8 @@ def command(
     """
     if not run.is_dir():
         raise ConfigurationError(f"there is no run directory {run}")
+    if (status or export is not None) and not LabelLog(run).exists:
+        raise ConfigurationError(f"{run} has no labels yet: `steelyard label {run}` asks for them")
     grades = None if scale is None else parse_scale(scale)
     name = labeller if labeller is not None else user_name()
     cases = None if suite is None else cases_of(suite)
@@ -103,7 +105,7 @@ def command(
 
 
 def _on_screen(session: LabelSession) -> int:
-    """Label with single keys on a screen of its own."""
+    """Label with single keys on a separate screen."""
     with _alternate_screen():
         shown = _Shown()
         while (item := session.current) is not None:
@@ -195,11 +197,13 @@ def _text(item: LabelItem, shown: _Shown, width: int) -> list[str]:
 def _so_far(progress: LabelProgress) -> str:
     counts = [(safe_line(grade), count) for grade, count in reversed(progress.counts.items()) if count]
     if list(progress.counts) == list(PASS_FAIL):
-        said = [f"{count:,} {grade}" for grade, count in counts]
+        parts = [f"{count:,} {grade}" for grade, count in counts]
     else:
-        said = [f"{grade} ×{count:,}" for grade, count in counts]
-    said += [f"{progress.skipped:,} skipped"] if progress.skipped else []
-    return f"{progress.labelled + progress.skipped:,} of {progress.total:,}" + (f": {', '.join(said)}" if said else "")
+        parts = [f"{grade} ×{count:,}" for grade, count in counts]
+    parts += [f"{progress.skipped:,} skipped"] if progress.skipped else []
+    return f"{progress.labelled + progress.skipped:,} of {progress.total:,}" + (
+        f": {', '.join(parts)}" if parts else ""
+    )
 
 
 def _keys(session: LabelSession, item: LabelItem, shown: _Shown) -> str:

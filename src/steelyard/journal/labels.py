@@ -1,7 +1,7 @@
-"""`labels.jsonl`: what people said of a run's answers, a line each, on the disk as soon as it was said.
+"""`labels.jsonl`: labels of a run's answers by people, a line each, on the disk as soon as it was given.
 
 The first line says how the answers were drawn. Several people may write at once: each line is appended under a lock
-of the file. A line that a crash cut off is skipped, and the next one begins on a line of its own.
+of the file. A line that a crash cut off is skipped, and the next one begins on a new line.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ Action = Literal["label", "skip", "undo"]
 
 
 class LabelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the answers to label are drawn and what may be said of them: the same for all who label a run."""
+    """How the answers to label are drawn and the scale: the same for all who label a run."""
 
     v: int
     count: int
     """How many are drawn from each stratum."""
     seed: int
     grades: tuple[str, ...]
-    """What can be said, from the worst to the best."""
+    """The scale, from the worst to the best."""
 
 
 class GivenLabel(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """What one person did about one answer: gave a label, skipped it, or took back what they had said."""
+    """What one person did about one answer: gave a label, skipped it, or took back what they had done."""
 
     v: int
     id: str
@@ -123,7 +123,7 @@ class LabelLog:
 
     @property
     def current(self) -> dict[str, Given]:
-        """What each labeller has said and not taken back, in the order in which it was said."""
+        """What each labeller did and has not taken back, in that order."""
         self._refresh()
         return self._current
 
@@ -154,7 +154,7 @@ class LabelLog:
             return wanted
 
     def append(self, given: GivenLabel) -> None:
-        """Write down what was said; it is on the disk when this returns."""
+        """Write down what a person did; it is on the disk when this returns."""
         try:
             line = _encode(given)
         except UnicodeEncodeError:
@@ -224,10 +224,10 @@ class LabelLog:
             given = _decode_given(line)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
-        said = self._current.setdefault(given.labeller, {})
-        said.pop((given.id, given.trial), None)
+        given_labels = self._current.setdefault(given.labeller, {})
+        given_labels.pop((given.id, given.trial), None)
         if given.action != "undo":
-            said[given.id, given.trial] = given
+            given_labels[given.id, given.trial] = given
         return True
 
 

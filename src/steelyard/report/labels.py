@@ -55,9 +55,9 @@ class LabelProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LabelSession:
-    """One person labelling one run. Whatever is said is on the disk before the next answer is shown.
+    """One person labelling one run. Each label is on the disk before the next answer is shown.
 
-    The sample is the run's: whoever labels gets the same answers in the same order. `count`, `seed` and `grades` are
+    The sample is the run's: each labeller gets the same answers in the same order. `count`, `seed` and `grades` are
     for the first who does; a larger `count` later adds answers. With `skipped`, those that were skipped come again.
     Questions and what is expected are taken from `suite`, else from the run's own, or as `asked` finds them.
     """
@@ -99,22 +99,22 @@ class LabelSession:
         return {grade if plain else str(number + 1): number for number, grade in enumerate(self.grades)}
 
     @property
-    def _said(self) -> dict[tuple[str, int], GivenLabel]:
-        """What this person has said of the answers as they are now, the latest last."""
-        said = self._log.current.get(self.labeller, {})
-        return {place: one for place, one in said.items() if self._digests.get(place) == one.answer}
+    def _own(self) -> dict[tuple[str, int], GivenLabel]:
+        """This person's labels of the answers as they are now, the latest last."""
+        own = self._log.current.get(self.labeller, {})
+        return {place: one for place, one in own.items() if self._digests.get(place) == one.answer}
 
     @property
     def progress(self) -> LabelProgress:
         """How far this person has come."""
-        said = self._said.values()
-        counts = Counter(one.grade for one in said if one.action == "label")
+        own = self._own.values()
+        counts = Counter(one.grade for one in own if one.action == "label")
         return LabelProgress(
-            labelled=sum(one.action == "label" for one in said),
-            skipped=sum(one.action == "skip" for one in said),
+            labelled=sum(one.action == "label" for one in own),
+            skipped=sum(one.action == "skip" for one in own),
             total=len(self._drawn),
             counts={grade: counts[grade] for grade in self.grades},
-            can_undo=bool(said),
+            can_undo=bool(own),
         )
 
     @property
@@ -124,11 +124,11 @@ class LabelSession:
         return None if drawn is None else self._item(drawn)
 
     def _next(self) -> Drawn | None:
-        said = self._said
-        left = (one for one in self._drawn if (one.id, one.trial) not in said)
+        own = self._own
+        left = (one for one in self._drawn if (one.id, one.trial) not in own)
         found = next(left, None)
         if found is None and self._again:
-            skipped = (place for place, one in said.items() if one.action == "skip" and place not in self._passed_over)
+            skipped = (place for place, one in own.items() if one.action == "skip" and place not in self._passed_over)
             found = next((self._places[place] for place in skipped), None)
         return found
 
@@ -139,13 +139,13 @@ class LabelSession:
         self._append(place, "label", comment, grade)
 
     def skip(self, place: tuple[str, int], comment: str = "") -> None:
-        """Write down that this person would rather not say."""
+        """Write down that this person skips an answer."""
         self._append(place, "skip", comment)
         self._passed_over.add(place)
 
     def undo(self) -> bool:
-        """Take back what was said last; whether there was anything."""
-        place = next(reversed(self._said), None)
+        """Take back the last label or skip; whether there was anything."""
+        place = next(reversed(self._own), None)
         if place is None:
             return False
         self._append(place, "undo")
@@ -166,7 +166,7 @@ class LabelSession:
         """All labels of all labellers, as `steelyard calibrate --labels` reads them."""
         labels = labels_of_sample(self._drawn, self._sizes, self._log)
         current = self._log.current
-        labellers = [name for name, said in current.items() if any(one.label is not None for one in said.values())]
+        labellers = [name for name, own in current.items() if any(one.label is not None for one in own.values())]
         alone = len(current) == 1
         columns = [LABEL] if alone else [f"{LABELLER}{name}" for name in labellers]
         comments = ["comment"] if alone else [f"comment_{name}" for name in labellers]
@@ -174,10 +174,10 @@ class LabelSession:
         def cells(one: Drawn) -> list[object]:
             place = (one.id, one.trial)
             votes = labels[place].votes
-            said = [current[name].get(place) for name in labellers]
+            own = [current[name].get(place) for name in labellers]
             return [
                 *(self._shown(votes[column]) if column in votes else "" for column in columns),
-                *(cell(given.comment or "") if given is not None else "" for given in said),
+                *(cell(given.comment or "") if given is not None else "" for given in own),
             ]
 
         rows = [one for one in self._drawn if (one.id, one.trial) in labels]

@@ -61,8 +61,8 @@ def stratum_of(record: Record) -> str | None:
 
 def _advice(scores: Iterable[Score]) -> str | None:
     """What judges that decide nothing say of an answer together."""
-    said = [score.passed for score in scores if score.advisory and score.passed is not None]
-    return None if not said else "advised pass" if all(said) else "advised fail"
+    advice = [score.passed for score in scores if score.advisory and score.passed is not None]
+    return None if not advice else "advised pass" if all(advice) else "advised fail"
 
 
 def judge_strata(strata: Iterable[Stratum], *, advisory: bool, escalated: bool) -> list[Stratum]:
@@ -104,7 +104,7 @@ def draw(
     drawn = [
         Drawn(case_id, trial, stratum, answer) for stratum, heap in kept.items() for _, case_id, trial, answer in heap
     ]
-    # In an order of its own, so that the strata cannot be told apart while labelling: of a large stratum all drawn
+    # In an independent order, so that the strata cannot be told apart while labelling: of a large stratum all drawn
     # numbers are small.
     drawn.sort(key=lambda one: derived_rng(seed, one.id, one.trial, "order").random())
     return drawn, dict(sizes)

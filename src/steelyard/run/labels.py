@@ -95,8 +95,8 @@ def labels_of_sample(drawn: list[Drawn], sizes: dict[str, int], log: LabelLog) -
     labels: Labels = {}
     for number, one in enumerate(drawn, 1):
         digest, votes = answer_digest(one.answer), {}
-        for labeller, said in by_labeller.items():
-            given = said.get((one.id, one.trial))
+        for labeller, theirs in by_labeller.items():
+            given = theirs.get((one.id, one.trial))
             if given is not None and given.label is not None and given.answer == digest:
                 votes[LABEL if len(by_labeller) == 1 else f"{LABELLER}{labeller}"] = given.label
         if votes:

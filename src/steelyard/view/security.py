@@ -5,7 +5,7 @@ must be one of its names (a site can point its own name at 127.0.0.1), a request
 turned away, nothing but reading is served, and on an address that others can reach a token is asked for.
 
 A server for labels also takes what a person says of an answer: only on this machine, only with the token, and only
-from a page of its own, which knows a second secret that no other site can read.
+from its own page, which knows a second secret that no other site can read.
 """
 
 from __future__ import annotations
