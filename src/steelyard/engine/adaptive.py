@@ -288,6 +288,38 @@ class AdaptivePermits:
             callback()
 
 
+class PermitsShare:
+    """Permits that several runs share, as one of them sees them: it hears of the answers to its own cases alone."""
+
+    def __init__(self, shared: AdaptivePermits) -> None:
+        self.shared = shared
+        self.on_change = shared.on_change
+        self._on_answered: list[Callable[[str, int], None]] = []
+
+    @property
+    def allowed(self) -> int:
+        return self.shared.allowed
+
+    @property
+    def has_room(self) -> bool:
+        """Whether fewer calls are on the wire than are allowed."""
+        return self.shared.has_room
+
+    @property
+    def history(self) -> list[tuple[float, int, str]]:
+        """How many were allowed, from when on, and why."""
+        return self.shared.history
+
+    def on_answered(self, callback: Callable[[str, int], None]) -> None:
+        """Have this called with the id and trial of each case of this run that has its answer."""
+        self._on_answered.append(callback)
+
+    def answered(self, case_id: str, trial: int) -> None:
+        """Report that a case of this run has its answer."""
+        for callback in self._on_answered:
+            callback(case_id, trial)
+
+
 class LatencySample:
     """The answers at one level: how many, and mean and spread of the logarithms of their latencies."""
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from steelyard.engine.adaptive import AdaptivePermits
+from steelyard.engine.adaptive import AdaptivePermits, PermitsShare
 from steelyard.engine.base import Engine
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Cancellation, Emit, InFlight, Pace, Permits, Tally, Work
@@ -51,13 +51,16 @@ class LocalEngine(Engine):
             raise ConfigurationError(f"parallelism must be >= 1, got {parallelism}")
         if token.cancelled:
             return Tally()
-        gate = JobGate(permits, pace) if permits is not None or pace is not None else None
-        pool = _Pool(work, jobs, emit, token, gate)
+        pool = _Pool(work, jobs, emit, token, self._gate(parallelism, permits, pace))
         self._runs.append(pool)
         try:
             return await pool.run(parallelism, self._grace)
         finally:
             self._runs.remove(pool)
+
+    def _gate(self, parallelism: int, permits: Permits | None, pace: Pace | None) -> JobGate | None:  # noqa: ARG002
+        """What workers pass before each job; None where each may take its next job at once."""
+        return JobGate(permits, pace) if permits is not None or pace is not None else None
 
     def in_flight(self) -> InFlight:
         """Return how many calls are in flight, and which has been so longest."""
@@ -280,10 +283,11 @@ class JobGate:
         self._unanswered: set[tuple[str, int]] = set()
         self._queue: deque[asyncio.Future[None]] = deque()
         self._closed = False
-        self._adaptive = permits if isinstance(permits, AdaptivePermits) else None
-        if self._adaptive is not None:
-            self._adaptive.on_room(self._let_in)
-            self._adaptive.on_answered(self._answered)
+        self._adaptive: AdaptivePermits | PermitsShare | None = None
+        if isinstance(permits, AdaptivePermits):
+            self._adaptive = permits
+            permits.on_room(self._let_in)
+            permits.on_answered(self._answered)
         elif permits is not None:
             permits.on_change(self._let_in)
 
@@ -321,8 +325,11 @@ class JobGate:
             self._give_back()
 
     def _give_back(self) -> None:
-        self._inside -= 1
+        self._count(-1)
         self._let_in()
+
+    def _count(self, change: int) -> None:
+        self._inside += change
 
     async def _take(self, take: Callable[[], Awaitable[Job | None]]) -> Job | None:
         await self._permit()
@@ -343,11 +350,14 @@ class JobGate:
 
     async def _permit(self) -> None:
         if not self._queue and self._has_room():
-            self._inside += 1
+            self._count(1)
             return
+        await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
         await self._wait_in_line(self._queue.append)
         while not self._has_room(counted=1):  # fewer are allowed than when this one was let in
-            self._inside -= 1
+            self._count(-1)
             await self._wait_in_line(self._queue.appendleft)
 
     async def _wait_in_line(self, line_up: Callable[[asyncio.Future[None]], None]) -> None:
@@ -377,7 +387,10 @@ class JobGate:
 
     def _let_in(self) -> None:
         while self._queue and self._has_room():
-            self._inside += 1
-            place = self._queue.popleft()
-            if not place.done():  # else it was cancelled a moment ago
-                place.set_result(None)
+            self._let_first_in()
+
+    def _let_first_in(self) -> None:
+        self._count(1)
+        place = self._queue.popleft()
+        if not place.done():  # else it was cancelled a moment ago
+            place.set_result(None)
