@@ -60,6 +60,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     scored_from: str | None = None
     load: dict[str, Any] | None = None
     """Of a load run: how its requests were to be sent."""
+    variant: dict[str, str] = {}
+    """Of a run in a matrix: its value on each axis."""
     planned: int = 0
     scorers: list[dict[str, Any]] = []
     calibrations: dict[str, JudgeCalibration] = {}

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -32,7 +32,16 @@ from steelyard.protocols import (
     Tally,
     Target,
 )
-from steelyard.records import STOP_REASONS, CaseLimits, InvocationResponse, Job, Record, verdict
+from steelyard.records import (
+    STOP_REASONS,
+    CaseLimits,
+    InvocationResponse,
+    Job,
+    Record,
+    StoredSample,
+    UnscoredAnswer,
+    verdict,
+)
 from steelyard.run.case import CaseRunner
 from steelyard.run.directory import OpenMode, RunDirectory
 from steelyard.run.hooks import Hooks, RunInfo
@@ -41,7 +50,7 @@ from steelyard.run.options import RunOptions
 from steelyard.run.plan import Plan, cycling, manifest_of, plan_of, read_session
 from steelyard.run.recorder import Recorder
 from steelyard.run.result import Result, about_run
-from steelyard.run.send_policy import SendPolicy
+from steelyard.run.send_policy import Endpoints, SendPolicy
 from steelyard.run.stop_rules import DecidedStop, StopRules
 from steelyard.scoring.base import takes_context
 from steelyard.scoring.judge.calibration import calibration_of, is_trusted
@@ -50,7 +59,8 @@ from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.stats.figures import parse_progress_bar_stats
 from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.metrics import JudgeCalibration, LimitMetrics, Metrics
-from steelyard.stats.prices import over_budget
+from steelyard.stats.prices import SharedBudget, over_budget
+from steelyard.stats.running import RunningStats
 from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
 from steelyard.workspace.attempts import InWorkspace, Workspaces
@@ -66,12 +76,25 @@ log = logging.getLogger("steelyard")
 _REFRESH_SECONDS = 0.2
 
 
+class MatrixPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run takes from the matrix that it belongs to, and shares with the other runs in it."""
+
+    name: str
+    """The variant's, for messages."""
+    axes: dict[str, str]
+    endpoints: Endpoints
+    budget: SharedBudget | None
+    store: EvaluationDataStore | None
+    stats: RunningStats
+    """Of all runs together, for the display."""
+
+
 class Execution:
     """Runs a suite once: everything that one call of `Runner.run` holds while it runs.
 
     It stops when the caller's `token` is cancelled; what stops it for another reason does not cancel that token.
     `suite_file` and `scored_from` are for run.json: where the suite was read from, and the run whose answers are scored
-    again.
+    again. A run that is `part` of a matrix has no display of its own.
     """
 
     def __init__(
@@ -88,8 +111,10 @@ class Execution:
         token: CancellationToken | None = None,
         suite_file: str | None = None,
         scored_from: str | None = None,
+        part: MatrixPart | None = None,
     ) -> None:
         self._suite = suite
+        self._part = part
         self._workspace = workspace
         self._case_limits = case_limits
         self._workspaces: Workspaces | None = None
@@ -112,39 +137,84 @@ class Execution:
         self._decided: DecidedStop | None = None
         self._hooks = Hooks(hooks)
         self._result: Result | None = None
+        self._unfollow: Callable[[], None] | None = None
         self._session: Session | None = None
         self._store: EvaluationDataStore | None = None
         self._gateway = _gateway_of(target)
         upstreams = () if self._gateway is None else tuple(self._gateway.upstreams.values())
-        self._send_policy = SendPolicy(target, scorers, options, upstreams)
+        endpoints = None if part is None else part.endpoints
+        self._send_policy = SendPolicy(target, scorers, options, upstreams, endpoints)
+
+    @property
+    def _label(self) -> str:
+        """What messages about one variant of a matrix begin with."""
+        return "" if self._part is None else f"{safe_text(self._part.name)}: "
 
     @property
     def suite(self) -> EvalSet:
         """The suite; after a one-shot's cases were written to the run directory, as it is read from there."""
         return self._suite
 
+    @property
+    def has_directory(self) -> bool:
+        """Whether it writes to a run directory."""
+        return self._options.output_path is not None
+
     async def run(self, mode: OpenMode) -> Result:
         """Prepare off the event loop, then run the cases; a cancelled task still leaves a partial result."""
-        unfollow = self._follow(self._callers_token) if self._callers_token is not None else None
-        preparing = asyncio.create_task(DaemonThreads().run(self._prepare, mode))
+        await self.prepare(mode)
+        return await self.work()
+
+    async def prepare(self, mode: OpenMode) -> None:
+        """Do everything before the first call, off the event loop; to be followed by `work` or `close`."""
+        self._unfollow = self._follow(self._callers_token) if self._callers_token is not None else None
         try:
-            await asyncio.shield(preparing)
+            await self._off_the_loop(self._prepare, mode)
+        except BaseException as error:
+            await self._close_hooks(error)
+            self.close()
+            raise
+
+    async def _off_the_loop(self, step: Callable[..., None], *args: Any) -> None:
+        """Do a step that may block in a thread; a cancelled task waits for it, as it holds the directory."""
+        doing = asyncio.create_task(DaemonThreads().run(step, *args))
+        try:
+            await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            self._token.cancel("the task was cancelled")
+            await asyncio.wait([doing])
+            raise
+
+    @property
+    def is_complete_already(self) -> bool:
+        """Whether the run directory has the result, and nothing is to be done; known when it is prepared."""
+        return self._complete_already
+
+    @property
+    def recorder(self) -> Recorder:
+        """The counters, once it is prepared."""
+        return self._recorder
+
+    @property
+    def planned(self) -> int:
+        """How many records there are to be, once it is prepared."""
+        return self._plan.slots
+
+    async def work(self) -> Result:
+        """Run the cases that are left, once it is prepared."""
+        try:
             if self._complete_already:
                 return self._loaded()
+            await self._off_the_loop(self._begin)
             self._hooks.start(self._about())
             return await self._work()
-        except asyncio.CancelledError as error:
-            self._token.cancel("the task was cancelled")
-            await asyncio.wait([preparing])
-            await self._close_hooks(error)
-            raise
         except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                self._token.cancel("the task was cancelled")
             await self._close_hooks(error)
             raise
         finally:
-            self._close()
-            if unfollow is not None:
-                unfollow()
+            self.close()
 
     def _about(self) -> RunInfo:
         return RunInfo(
@@ -165,8 +235,10 @@ class Execution:
         """Do everything before the first call: the session, the cache, the plan, the lock, the recovery."""
         if self._options.initial_session_file is not None:
             self._session = read_session(self._options.initial_session_file)
-        if not self._options.is_load:
-            self._store = _open_cache(self._options.cache)
+        if self._part is not None:
+            self._store = self._part.store
+        elif not self._options.is_load:
+            self._store = open_cache(self._options.cache)
         self._send_policy.check()
         self._workspaces = self._open_workspaces()
         if self._case_limits is not None:
@@ -184,7 +256,11 @@ class Execution:
             scored_from=self._scored_from,
             case_limits=self._case_limits,
         )
-        manifest = msgspec.structs.replace(manifest, calibrations=_calibrations(self._scorers))
+        manifest = msgspec.structs.replace(
+            manifest,
+            calibrations=_calibrations(self._scorers),
+            variant={} if self._part is None else self._part.axes,
+        )
         if self._options.output_path is not None:
             self._directory = RunDirectory(Path(self._options.output_path), mode)
             manifest = self._directory.prepare(manifest, self._suite)
@@ -208,10 +284,13 @@ class Execution:
             if self._workspaces is not None:
                 self._workspaces.is_complete = True
             return
-        if self._directory is not None:
-            self._directory.begin_launch(self._manifest, self._recorder.done_before, self._recorder.left_out_lines)
         if self._recorder.resumed:
             log.info("resuming %s: %s", self._options.output_path, self._recorder.so_far())
+
+    def _begin(self) -> None:
+        """Note in the directory that another launch begins."""
+        if self._directory is not None:
+            self._directory.begin_launch(self._manifest, self._recorder.done_before, self._recorder.left_out_lines)
 
     def _open_workspaces(self) -> Workspaces | None:
         """Where agents work; None in a run that has no use for it."""
@@ -360,7 +439,7 @@ class Execution:
             initial=self._recorder.done_before,
             duration=self._options.duration,
             spec=self._spec,
-            mode=self._options.progress,
+            mode=self._options.progress if self._part is None else "off",
         )
         self._recorder.begin()
         self._send_policy.watch()
@@ -397,7 +476,7 @@ class Execution:
             self._engine.run(
                 work,
                 jobs,
-                self._recorder.emit,
+                self._recorder.emit if self._part is None else self._emit,
                 parallelism=send_policy.parallelism,
                 token=self._token,
                 permits=send_policy.permits,
@@ -417,21 +496,42 @@ class Execution:
         try:
             yield from jobs
         except SuiteError as error:
-            log.error("%s; stopping here, finished cases are kept", error)
+            log.error("%s%s; stopping here, finished cases are kept", self._label, error)
             self._stopped = str(error)
 
     def _until_spent(self, jobs: Iterator[Job | None], limit: float) -> Iterator[Job | None]:
         """Yield the jobs until the budget is spent; what is in flight is paid for, and may finish."""
         paid = self._scored_from is not None
         spending, engine = self._recorder.spending, self._engine
-        while (reason := over_budget(spending, limit, engine.in_flight().count, answers_are_paid=paid)) is None:
+        budget = None if self._part is None else self._part.budget
+        if budget is not None:
+            budget.join(spending, lambda: engine.in_flight().count)
+
+        def over() -> str | None:
+            in_flight = engine.in_flight().count
+            if budget is not None:
+                return budget.over(spending, in_flight)
+            return over_budget(spending, limit, in_flight, answers_are_paid=paid)
+
+        while (reason := over()) is None:
             try:
                 job = next(jobs)
             except StopIteration:
                 return
             yield job
-        log.warning("%s; stopping here, finished cases are kept", reason)
+        if budget is None or not budget.is_reported:
+            log.warning("%s; stopping here, finished cases are kept", reason)
+        if budget is not None:
+            budget.is_reported = True
         self._stopped = reason
+
+    def _emit(self, record: Record | UnscoredAnswer | StoredSample) -> None:
+        """Record it, and count it for the display of the whole matrix."""
+        recorder = self._recorder
+        before = recorder.stats.total_requests
+        recorder.emit(record)
+        if self._part is not None and isinstance(record, Record) and recorder.stats.total_requests != before:
+            self._part.stats.update(record)
 
     def _case_runner(self) -> CaseRunner:
         options, send_policy = self._options, self._send_policy
@@ -505,7 +605,7 @@ class Execution:
         path = self._directory.path.absolute() if self._directory is not None else None
         if excess := int(getattr(self._target, "excess", 0)):
             calls = counted(excess, "call")
-            log.warning("%s still running after the timeout: a thread cannot be stopped", calls)
+            log.warning("%s%s still running after the timeout: a thread cannot be stopped", self._label, calls)
         self._result = Result(
             metrics=metrics,
             path=path,
@@ -569,12 +669,16 @@ class Execution:
             return list(iter_records(self._directory.path))
         return sorted(self._recorder.kept, key=lambda record: (record.index, record.trial))
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Commit what was recorded and release everything; for every way out."""
+        if self._unfollow is not None:
+            self._unfollow()
+            self._unfollow = None
         if self._workspaces is not None:  # while the run directory is locked: the next launch has the same folder
             self._workspaces.close()
         if self._directory is not None:
             self._directory.close()
-        if self._store is not None and self._store is not self._options.cache and isinstance(self._store, ManagedStore):
+        if self._part is None and self._store is not self._options.cache and isinstance(self._store, ManagedStore):
             self._store.close()
         if self._scratch is not None:
             self._scratch.cleanup()
@@ -619,7 +723,7 @@ def _calibrations(scorers: Sequence[Scorer]) -> dict[str, JudgeCalibration]:
     return found
 
 
-def _open_cache(cache: object) -> EvaluationDataStore | None:
+def open_cache(cache: object) -> EvaluationDataStore | None:
     """The cache of a run; ConfigurationError, before anything is called, where it cannot be opened."""
     try:
         return open_store(cache)

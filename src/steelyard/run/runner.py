@@ -12,7 +12,7 @@ from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError
 from steelyard.records import CaseLimits
 from steelyard.run.directory import IfComplete, OpenMode
-from steelyard.run.execution import Execution
+from steelyard.run.execution import Execution, MatrixPart
 from steelyard.run.hooks import as_hooks
 from steelyard.run.options import RunChanges, RunOptions
 from steelyard.run.result import Result
@@ -90,6 +90,23 @@ class Runner:
         runner.suite_file = suite_file or self.suite_file
         return runner
 
+    def execution(self, options: RunOptions, engine: Engine | None = None, part: MatrixPart | None = None) -> Execution:
+        """One launch of the run, with these options; in another engine, or as a part of a matrix."""
+        return Execution(
+            self.target,
+            self.suite,
+            self.scorers,
+            _checked(options),
+            engine or self.engine or LocalEngine(),
+            workspace=self.workspace,
+            case_limits=self.case_limits,
+            hooks=self.hooks,
+            token=self.token,
+            suite_file=self.suite_file,
+            scored_from=self.scored_from,
+            part=part,
+        )
+
     async def run(
         self,
         *,
@@ -107,20 +124,7 @@ class Runner:
         aside and start over ("new"). `force` starts over whatever is there, `retry_errors` reopens a complete run.
         `salvage` continues a journal with damaged lines, `accept_edits` one with lines that were edited.
         """
-        options = _checked(self.options.replace(**changes))
-        execution = Execution(
-            self.target,
-            self.suite,
-            self.scorers,
-            options,
-            self.engine or LocalEngine(),
-            workspace=self.workspace,
-            case_limits=self.case_limits,
-            hooks=self.hooks,
-            token=self.token,
-            suite_file=self.suite_file,
-            scored_from=self.scored_from,
-        )
+        execution = self.execution(self.options.replace(**changes))
         try:
             return await execution.run(
                 OpenMode(
@@ -132,7 +136,7 @@ class Runner:
                 )
             )
         finally:
-            if options.output_path is not None:
+            if execution.has_directory:
                 self.suite = execution.suite  # a one-shot's cases are in the directory now: the next run reads them
 
     def run_sync(

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from steelyard.engine.adaptive import AdaptivePermits
+from steelyard.engine.adaptive import AdaptivePermits, PermitsShare
 from steelyard.engine.arrivals import Schedule, parse_arrivals
 from steelyard.engine.rate_limit import CallPermits, EndpointLimits, FixedPermits, RateLimited
 from steelyard.protocols import Pace, RemoteTarget, RepeatedJudge, Scorer, Tally, Target
@@ -21,8 +21,59 @@ from steelyard.tokens import estimate_input_tokens
 from steelyard.units import parse_rate
 
 
+class Endpoints:
+    """The endpoints that several runs call at the same time: each has one limit, and one pause, for all of them.
+
+    `parallelism` says how many calls may be in flight at the endpoints of the targets; at others, which only judges
+    call, as many as at the widest of them.
+    """
+
+    def __init__(self, options: RunOptions, parallelism: Mapping[str, int]) -> None:
+        self.limits: dict[str | int, EndpointLimits] = {}
+        self._parallelism = parallelism
+        self._max_parallelism = options.max_parallelism if options.parallelism == "auto" else None
+        self._permits: dict[str, FixedPermits | AdaptivePermits] = {}
+
+    def permits(self, endpoint: str) -> FixedPermits | AdaptivePermits:
+        """What bounds the calls in flight at an endpoint."""
+        if endpoint not in self._permits:
+            if self._max_parallelism is not None:
+                self._permits[endpoint] = AdaptivePermits(self._max_parallelism)
+            else:
+                widest = max(self._parallelism.values())
+                self._permits[endpoint] = FixedPermits(self._parallelism.get(endpoint, widest))
+        return self._permits[endpoint]
+
+    def adaptive(self, endpoint: str) -> AdaptivePermits | None:
+        """The same where the number is found as the runs go on."""
+        permits = self.permits(endpoint)
+        return permits if isinstance(permits, AdaptivePermits) else None
+
+
+LOCAL = "this machine"
+"""The endpoint, so to speak, of functions and programs: they share this machine."""
+
+
+def endpoint_of(target: Target) -> str:
+    """Where the calls of a target go to."""
+    return target.endpoint if isinstance(target, RemoteTarget) else LOCAL
+
+
+def parallelism_of(target: Target, options: RunOptions) -> int:
+    """How many calls a run may have in flight at most."""
+    wanted = options.parallelism
+    if isinstance(wanted, int):
+        return wanted
+    if wanted == "auto" or options.arrivals is not None:
+        return options.max_parallelism
+    return target.default_parallelism
+
+
 class SendPolicy:
-    """Everything that decides when a call is sent; one for each launch."""
+    """Everything that decides when a call is sent; one for each launch.
+
+    `endpoints` are those that other runs call at the same time.
+    """
 
     def __init__(
         self,
@@ -30,8 +81,10 @@ class SendPolicy:
         scorers: Iterable[Scorer],
         options: RunOptions,
         upstreams: Sequence[RemoteTarget] = (),
+        endpoints: Endpoints | None = None,
     ) -> None:
         self._options = options
+        self._endpoints = endpoints
         self._target = target
         self._targets = _all_targets(target, scorers)
         self._judged_places = _judged_places(scorers, options.num_runs)
@@ -40,13 +93,16 @@ class SendPolicy:
         self._rate = parse_rate(options.rate) if options.rate is not None else None
         self.price_list = read_prices(options.prices, target.model_id)
         self._prices: dict[int, Prices | None] = {}
-        self._limits: dict[str | int, EndpointLimits] = {}
+        self._limits: dict[str | int, EndpointLimits] = {} if endpoints is None else endpoints.limits
         self._monitor = LoopMonitor()
         self._load: ClientLoad | None = None
         self._sends: SendCounts | None = None
-        self.permits = AdaptivePermits(options.max_parallelism) if options.parallelism == "auto" else None
+        self.permits: AdaptivePermits | PermitsShare | None = None
+        if options.parallelism == "auto":
+            shared = None if endpoints is None else endpoints.adaptive(endpoint_of(target))
+            self.permits = AdaptivePermits(options.max_parallelism) if shared is None else PermitsShare(shared)
         self._schedule: Schedule | None = None
-        self.parallelism = self._max_parallelism()
+        self.parallelism = parallelism_of(target, options)
 
     def check(self) -> None:
         """Raise ConfigurationError, before any call, for what cannot be called, scheduled or paid. Blocks."""
@@ -91,7 +147,12 @@ class SendPolicy:
         options = self._options
         is_remote = isinstance(target, RemoteTarget)
         place = _place_of(target)
-        permits: CallPermits | None = self.permits if target is self._target else None
+        permits: CallPermits | None = None
+        if self._endpoints is not None and (is_remote or self.permits is not None):
+            # At an endpoint of several runs, only this keeps the calls of all of them to what -j says.
+            permits = self._endpoints.permits(endpoint_of(target))
+        elif target is self._target and isinstance(self.permits, AdaptivePermits):
+            permits = self.permits
         if permits is None and self.permits is not None:
             # A judge's endpoint has its own permits; nothing else bounds its calls, as scored cases hold no permit.
             permits = AdaptivePermits(options.max_parallelism)
@@ -175,6 +236,8 @@ class SendPolicy:
         load, median = self._load, stats["time_to_last_token-p50"]
         if peak >= wanted or load is None or self.permits is not None or self._schedule is not None:
             return None
+        if self._endpoints is not None:  # the others had the rest
+            return None
         found = f"asked for {self.parallelism:,} at a time, at most {peak:,} {'was' if peak == 1 else 'were'} in flight"
         if load.loop_lag_sustained >= LATE and load.seconds >= MIN_SECONDS:
             if isinstance(self._target, RemoteTarget):
@@ -200,14 +263,6 @@ class SendPolicy:
             warmup=warmed_up,
             sends=UNSET if self._sends is None else self._sends.really_sent(tally.started),
         )
-
-    def _max_parallelism(self) -> int:
-        wanted = self._options.parallelism
-        if isinstance(wanted, int):
-            return wanted
-        if wanted == "auto" or self._options.arrivals is not None:
-            return self._options.max_parallelism
-        return self._target.default_parallelism
 
 
 def load_of(options: RunOptions) -> dict[str, Any] | None:

@@ -352,11 +352,20 @@ def _has_list() -> bool:
     return find_spec("genai_prices") is not None
 
 
-def over_budget(spending: Spending, limit: float, in_flight: int = 0, *, answers_are_paid: bool = False) -> str | None:
+def over_budget(
+    spending: Spending,
+    limit: float,
+    in_flight: int = 0,
+    *,
+    answers_are_paid: bool = False,
+    elsewhere: float = 0.0,
+    expected: float = 0.0,
+) -> str | None:
     """Return why the budget is exhausted: the spending plus the expected cost of calls in flight reaches the limit.
 
     None while it does not. A budget cannot be kept when no answer has a known cost: that is a reason too. Answers that
-    are only scored again were already paid for: then only the judges count against the limit.
+    are only scored again were already paid for: then only the judges count against the limit. `elsewhere` is what
+    others under the same budget have spent, `expected` what their calls in flight will cost.
     """
     if answers_are_paid:
         total, per_call = spending.judges, spending.judges / spending.calls if spending.calls else 0.0
@@ -364,11 +373,33 @@ def over_budget(spending: Spending, limit: float, in_flight: int = 0, *, answers
         return f"max_cost {limit:g} cannot be kept: no answer has a known cost ({spending.unknown:,} so far)"
     else:
         total, per_call = spending.total, spending.per_call
-    if total + in_flight * per_call < limit:
+    if elsewhere + expected + total + in_flight * per_call < limit:
         return None
-    spent = format_money(total, spending.currency)
+    spent = format_money(elsewhere + total, spending.currency)
     under_way = f", with {in_flight:,} in flight" if in_flight else ""
-    return f"{spent} spent{under_way}: max_cost is {limit:g}"
+    return f"{spent} spent{' in the whole matrix' if elsewhere else ''}{under_way}: max_cost is {limit:g}"
+
+
+class SharedBudget:
+    """One budget for several runs; `before` is what runs that are over have spent of it."""
+
+    def __init__(self, limit: float, before: float = 0.0) -> None:
+        self.limit = limit
+        self._before = before
+        self._runs: list[tuple[Spending, Callable[[], int]]] = []
+        self.is_reported = False
+        """Whether it was already said that it is exhausted."""
+
+    def join(self, spending: Spending, in_flight: Callable[[], int]) -> None:
+        """Count what a run spends, and what its calls in flight will cost."""
+        self._runs.append((spending, in_flight))
+
+    def over(self, spending: Spending, in_flight: int) -> str | None:
+        """Why the run with this spending may ask no more; None while it may."""
+        others = [(other, count()) for other, count in self._runs if other is not spending]
+        elsewhere = self._before + math.fsum(other.total for other, _ in others)
+        expected = math.fsum(count * other.per_call for other, count in others)
+        return over_budget(spending, self.limit, in_flight, elsewhere=elsewhere, expected=expected)
 
 
 def check_budget(limit: float, target: Target, prices: PriceBook, judges: Iterable[Target] = ()) -> None:

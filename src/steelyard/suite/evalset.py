@@ -16,6 +16,7 @@ from steelyard.records import EvalCase
 from steelyard.suite.data_files import FrameRows, file_source, frame_columns, is_frame
 from steelyard.suite.examples import Examples
 from steelyard.suite.identity import BadCase, Marks, Occurrences, as_json, content_digest
+from steelyard.suite.prompts import Prompt
 from steelyard.suite.sources import Arrange, Cases, CsvSource, JsonlSource, MemorySource, Placed, Source, by_name
 
 
@@ -52,6 +53,7 @@ class EvalSet:
         self.system_prompt = system_prompt
         self._source = source
         self._examples = examples
+        self._prompt: Prompt | None = None
 
     @classmethod
     def from_source(
@@ -136,9 +138,10 @@ class EvalSet:
 
         `marks` collects digests of the blocks that are read, if the source reads blocks.
         """
+        as_read = self._examples is None and self._prompt is None
         for index, placed in enumerate(self._source.read(marks)):
             line, case = placed
-            if case.id and (self.system_prompt is None or case.system_prompt is not None) and self._examples is None:
+            if case.id and (self.system_prompt is None or case.system_prompt is not None) and as_read:
                 yield placed
                 continue
             try:
@@ -146,6 +149,14 @@ class EvalSet:
             except BadCase as error:
                 raise self.problem(str(error), index, line) from error
             yield line, complete
+
+    def with_prompt(self, prompt: Prompt) -> EvalSet:
+        """The same cases, with the same ids, asked with this prompt."""
+        suite = copy(self)
+        suite._prompt = prompt
+        if prompt.system_prompt is not None:
+            suite.system_prompt = prompt.system_prompt
+        return suite
 
     def problem(self, message: str, index: int, line: int | None) -> SuiteError:
         """Return a problem with one case as an error that names its place."""
@@ -173,7 +184,7 @@ class EvalSet:
     def _completed(self, case: EvalCase, occurrences: Occurrences) -> EvalCase:
         """Return a copy of the case with an id and a system prompt.
 
-        An automatic id leaves the suite's system prompt out, so that runs with another one can be compared.
+        An automatic id leaves the suite's prompts out, so that runs with others can be compared.
         """
         complete = copy(case)
         if not case.id:
@@ -181,7 +192,9 @@ class EvalSet:
             complete.id = f"{digest:012x}-{occurrences.count(digest)}"
         if case.system_prompt is None:
             complete.system_prompt = self.system_prompt
-        return complete if self._examples is None else self._examples.add_to(complete)
+        if self._examples is not None:
+            complete = self._examples.add_to(complete)
+        return complete if self._prompt is None else self._prompt.apply(complete)
 
 
 def arrangement(fields: Mapping[str, str] | None) -> Arrange:
