@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from steelyard.protocols import InvocationContext, Scorer, ScoringContext, Session, Target
     from steelyard.records import CaseLimits, EvalCase, InvocationResponse, Record, Score
     from steelyard.run.hooks import Hook, RunInfo
+    from steelyard.run.matrix_runner import MatrixResult, MatrixRunner
     from steelyard.run.options import RunOptions
     from steelyard.run.result import Result
     from steelyard.run.runner import Runner
@@ -62,6 +63,8 @@ _HOMES = {
     "Judge": "steelyard.scoring.judge.judge",
     "LocalEngine": "steelyard.engine.local",
     "LocalFileTaskResultStore": "steelyard.cache.files",
+    "MatrixResult": "steelyard.run.matrix_runner",
+    "MatrixRunner": "steelyard.run.matrix_runner",
     "Metrics": "steelyard.stats.metrics",
     "ProcessEngine": "steelyard.engine.worker_processes",
     "RayEngine": "steelyard.engine.ray.engine",
@@ -113,6 +116,8 @@ __all__ = [
     "Judge",
     "LocalEngine",
     "LocalFileTaskResultStore",
+    "MatrixResult",
+    "MatrixRunner",
     "Metrics",
     "ProcessEngine",
     "RayEngine",

@@ -32,7 +32,7 @@ class LocalEngine(Engine):
     """
 
     def __init__(self, *, grace: float = ENGINE_GRACE_SECONDS) -> None:
-        self._grace = grace
+        self.grace = grace
         self._runs: list[_Pool] = []
 
     async def run(
@@ -54,7 +54,7 @@ class LocalEngine(Engine):
         pool = _Pool(work, jobs, emit, token, self._gate(parallelism, permits, pace))
         self._runs.append(pool)
         try:
-            return await pool.run(parallelism, self._grace)
+            return await pool.run(parallelism, self.grace)
         finally:
             self._runs.remove(pool)
 

@@ -20,6 +20,7 @@ from steelyard.disk import read_regular
 from steelyard.errors import RunMismatch, RunRefused
 from steelyard.journal.files import (
     MANIFEST,
+    MATRIX,
     SWEEP,
     SWEEP_PARTIAL,
     RunState,
@@ -182,16 +183,26 @@ def sweep_manifest(sweep: dict[str, Any]) -> Manifest | None:
         return None
 
 
-def refuse_sweep(folder: Path) -> None:
-    """Raise RunRefused if a folder holds a sweep: a run written to it would mix the two."""
+def refuse_sweep(folder: Path, what: str = "a run") -> None:
+    """Raise RunRefused if a folder holds a sweep: what is written to it would mix the two."""
     if read_sweep(folder) is not None:
-        raise RunRefused(f"{folder} holds a sweep, not a run: ", "use {out} (steelyard sweep resumes it)", path=folder)
+        raise RunRefused(f"{folder} holds a sweep, not {what}: ", "use {out} (steelyard sweep resumes it)", path=folder)
 
 
-def refuse_run(folder: Path) -> None:
-    """Raise RunRefused if a folder holds a run: a sweep keeps its runs in subfolders."""
+def refuse_matrix(folder: Path, what: str = "a run") -> None:
+    """Raise RunRefused if a folder holds a matrix: its runs are in subfolders."""
+    if (folder / MATRIX).exists():
+        raise RunRefused(
+            f"{folder} holds a matrix, not {what}: ",
+            "use {out} (steelyard run resumes it, with its suite)",
+            path=folder,
+        )
+
+
+def refuse_run(folder: Path, what: str = "a sweep") -> None:
+    """Raise RunRefused if a folder holds a run: a sweep and a matrix keep their runs in subfolders."""
     if run_state(folder) is not RunState.FRESH:
-        raise RunRefused(f"{folder} holds a run, not a sweep: ", "use {out} (steelyard run resumes it)", path=folder)
+        raise RunRefused(f"{folder} holds a run, not {what}: ", "use {out} (steelyard run resumes it)", path=folder)
 
 
 class LeftOut:

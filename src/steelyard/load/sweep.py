@@ -27,7 +27,7 @@ from steelyard.journal.files import (
     write_json,
 )
 from steelyard.journal.lock import RunLock
-from steelyard.journal.manifest import PLOTS, compare, read_sweep, refuse_run, sweep_manifest
+from steelyard.journal.manifest import PLOTS, compare, read_sweep, refuse_matrix, refuse_run, sweep_manifest
 from steelyard.load.levels import Block, Level, Objective, make_level, parse_levels, parse_rates, parse_slo
 from steelyard.load.measure import LevelRun, LevelRuns, SweepBudget
 from steelyard.load.search import Recommendation, exclude, found_so_far, recommend, recommend_rate
@@ -368,6 +368,7 @@ class Sweep:
     def _prepare_folder(self, runs: LevelRuns, *, force: bool) -> None:
         """Refuse a finished sweep, or one of something else, unless `force` moves it aside; else resume it."""
         refuse_run(self._path)
+        refuse_matrix(self._path, "a sweep")
         manifest = runs.manifest(self.options)
         self._about = {"target": manifest.target, "seed": manifest.seed, "created": manifest.created}
         if force:

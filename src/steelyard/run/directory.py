@@ -42,6 +42,7 @@ from steelyard.journal.manifest import (
     metrics_lines,
     now,
     read_manifest,
+    refuse_matrix,
     refuse_sweep,
     write_manifest,
 )
@@ -124,6 +125,7 @@ class RunDirectory:
         with disk_errors(self.path):
             clear_drafts(self.path)
             refuse_sweep(self.path)
+            refuse_matrix(self.path)
             complete = run_state(self.path) is RunState.COMPLETE
             if complete and self._mode.if_complete == "new":
                 self._mode = msgspec.structs.replace(self._mode, force=True)

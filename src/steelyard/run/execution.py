@@ -82,7 +82,8 @@ class MatrixPart(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The variant's, for messages."""
     axes: dict[str, str]
-    endpoints: Endpoints
+    endpoints: Endpoints | None
+    """None where the runs do not run at the same time."""
     budget: SharedBudget | None
     store: EvaluationDataStore | None
     stats: RunningStats

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
 
 import msgspec
 
 from steelyard.disk import read_regular
-from steelyard.errors import ConfigurationError, RunRefused
-from steelyard.journal.files import MATRIX, PREVIOUS, write_json
-from steelyard.journal.manifest import now
+from steelyard.errors import ConfigurationError, RunFinished, RunMismatch, RunRefused, suggestion
+from steelyard.journal.files import (
+    CASES,
+    MATRIX,
+    PREVIOUS,
+    REPORT,
+    RunState,
+    clear_drafts,
+    disk_errors,
+    move_aside,
+    read_core,
+    run_state,
+    write_json,
+)
+from steelyard.journal.manifest import now, refuse_run, refuse_sweep
+from steelyard.run.directory import OpenMode
+from steelyard.stats.formatting import counted
 
 MATRIX_VERSION = 1
 MAX_VARIANTS = 64
@@ -113,3 +129,134 @@ def _directory(name: str, taken: set[str]) -> str:
     while chosen.casefold() in taken:
         chosen, number = f"{safe}-{number}", number + 1
     return chosen
+
+
+def select_variants(variants: Sequence[Variant], patterns: Iterable[str]) -> list[Variant]:
+    """The variants whose names match one of the patterns; all where there is none."""
+    patterns = list(patterns)
+    for pattern in patterns:
+        if not any(fnmatchcase(variant.name, pattern) for variant in variants):
+            names = [variant.name for variant in variants]
+            raise ConfigurationError(f"no variant is named {pattern!r}; {suggestion(pattern, names)}")
+    return [
+        variant
+        for variant in variants
+        if not patterns or any(fnmatchcase(variant.name, pattern) for pattern in patterns)
+    ]
+
+
+def enter_matrix(
+    folder: Path,
+    suite: str,
+    suite_file: str | None,
+    axes: Mapping[str, Sequence[str]],
+    selected: Sequence[str],
+    mode: OpenMode,
+) -> tuple[Matrix, dict[str, OpenMode]]:
+    """Make a locked folder ready for these variants, and write matrix.json; or refuse.
+
+    Returns the matrix, with the variants of earlier launches, and how each selected one is to be opened: those that are
+    complete are only read, unless the mode says otherwise.
+    """
+    with disk_errors(folder):
+        clear_drafts(folder)
+        refuse_run(folder, "a matrix")
+        refuse_sweep(folder, "a matrix")
+        old = _read_old(folder, suite, axes, mode)
+        variants = make_variants(axes, [] if old is None else old.variants)
+        chosen = [variant for variant in variants if variant.name in selected]
+        if old is not None:
+            mode = _with_new(folder, chosen, mode)
+            if mode.force and {variant.name for variant in old.variants} <= set(selected):
+                _move_all_aside(folder, old)
+                old = None
+        modes = {variant.name: _mode_of(folder / variant.directory, mode) for variant in chosen}
+        _refuse_finished(folder, chosen, mode)
+        earlier = [] if old is None else [one for one in old.variants if one.name not in {v.name for v in variants}]
+        begun = [] if old is None else [one.name for one in old.variants]
+        listed = [variant for variant in variants if variant.name in selected or variant.name in begun]
+        matrix = Matrix(
+            suite=suite,
+            suite_file=suite_file,
+            axes=_all_values(axes, {} if old is None else old.axes),
+            variants=[*listed, *earlier],
+            created=now() if old is None else old.created,
+        )
+        write_matrix(folder, matrix)
+    return matrix, modes
+
+
+def leave_if_unused(folder: Path) -> None:
+    """Take back the files of a matrix that was refused before any of its variants began."""
+    with contextlib.suppress(RunRefused, OSError):
+        places = read_matrix(folder).runs(folder).values()
+        if all(run_state(place) is RunState.FRESH for place in places):
+            (folder / MATRIX).unlink()
+            (folder / CASES).unlink(missing_ok=True)
+            for place in places:
+                with contextlib.suppress(OSError):  # never made, or something else is in it
+                    place.rmdir()
+
+
+def _read_old(folder: Path, suite: str, axes: Mapping[str, Sequence[str]], mode: OpenMode) -> Matrix | None:
+    """The matrix that is there, if it is of the same suite and axes; another one is moved aside, or refused."""
+    if not is_matrix(folder):
+        return None
+    old = read_matrix(folder)
+    differences = [] if old.suite == suite else [f"suite: {old.suite!r} there, {suite!r} now"]
+    if list(old.axes) != list(axes):
+        differences.append(f"axes: {', '.join(old.axes)} there, {', '.join(axes)} now")
+    if not differences:
+        return old
+    if not mode.force:
+        raise RunMismatch(
+            f"{folder} holds a matrix of something else: {'; '.join(differences)}\n",
+            "use {out}, or {force} to start over there",
+            path=folder,
+            differences=differences,
+        )
+    _move_all_aside(folder, old)
+    return None
+
+
+def _move_all_aside(folder: Path, matrix: Matrix) -> None:
+    """Move a matrix to previous/, its list last: until then what is left is still the old one."""
+    move_aside(folder, (REPORT, *(variant.directory for variant in matrix.variants), CASES, MATRIX))
+
+
+def _with_new(folder: Path, chosen: Sequence[Variant], mode: OpenMode) -> OpenMode:
+    """`if_complete="new"` starts over where all is complete, and resumes where not."""
+    complete = all(run_state(folder / variant.directory) is RunState.COMPLETE for variant in chosen)
+    return msgspec.structs.replace(mode, force=mode.force or (mode.if_complete == "new" and complete))
+
+
+def _mode_of(run: Path, mode: OpenMode) -> OpenMode:
+    """How one variant is to be opened; a complete one without errors has nothing to retry."""
+    core = None if mode.force else read_core(run)
+    if core is None:
+        return mode
+    errors = core.counts.error + core.scoring_errors
+    if mode.if_complete == "update" or (mode.retry_errors and errors):
+        return mode
+    return msgspec.structs.replace(mode, retry_errors=False, if_complete="load")
+
+
+def _refuse_finished(folder: Path, chosen: Sequence[Variant], mode: OpenMode) -> None:
+    """Raise RunFinished where every variant is complete, and nothing says what to do about it."""
+    if mode.force or mode.if_complete in ("load", "update"):
+        return
+    found = [read_core(folder / variant.directory) for variant in chosen]
+    cores = [core for core in found if core is not None]
+    errors = sum(core.counts.error + core.scoring_errors for core in cores)
+    if len(cores) < len(chosen) or (mode.retry_errors and errors):
+        return
+    records = counted(sum(core.n for core in cores), "record")
+    retry = f" {{retry_errors}} retries its {counted(errors, 'errored record')};" if errors else ""
+    remedy = f"{retry} {{update}} asks and scores what changed since; {{force}} starts over there"
+    message = f"{folder} is complete ({counted(len(chosen), 'variant')}, {records})."
+    raise RunFinished(message, remedy, path=folder, errors=errors)
+
+
+def _all_values(axes: Mapping[str, Sequence[str]], earlier: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The values on each axis, with those of earlier launches after today's."""
+    return {axis: list(dict.fromkeys([*values, *earlier.get(axis, ())])) for axis, values in axes.items()}

@@ -381,11 +381,12 @@ def over_budget(
 
 
 class SharedBudget:
-    """One budget for several runs; `before` is what runs that are over have spent of it."""
+    """One budget for several runs."""
 
     def __init__(self, limit: float, before: float = 0.0) -> None:
         self.limit = limit
-        self._before = before
+        self.before = before
+        """What runs that are over have spent of it."""
         self._runs: list[tuple[Spending, Callable[[], int]]] = []
         self.is_reported = False
         """Whether it was already said that it is exhausted."""
@@ -397,7 +398,7 @@ class SharedBudget:
     def over(self, spending: Spending, in_flight: int) -> str | None:
         """Why the run with this spending may ask no more; None while it may."""
         others = [(other, count()) for other, count in self._runs if other is not spending]
-        elsewhere = self._before + math.fsum(other.total for other, _ in others)
+        elsewhere = self.before + math.fsum(other.total for other, _ in others)
         expected = math.fsum(count * other.per_call for other, count in others)
         return over_budget(spending, self.limit, in_flight, elsewhere=elsewhere, expected=expected)
 
