@@ -105,6 +105,7 @@ COMMANDS = {
     "sweep": "Measure a suite at several parallelisms: where is the knee?",
     "init": "Write a small suite, its cases and a CI workflow to start from.",
     "plugins": "List the names that suites and commands can use, and where they come from.",
+    "schema": "Print the JSON Schema of a suite file, of metrics.json or of a record.",
     "mock": "Serve the APIs of OpenAI, Anthropic, Gemini and Bedrock with a simulated model.",
 }
 WIDEST = 100
