@@ -15,6 +15,7 @@ from steelyard import EvalCase, EvalSet, InvocationContext, InvocationResponse, 
 from steelyard.errors import TargetError
 from steelyard.protocols import derived_rng
 from steelyard.report.sweep.page import checked_sweep
+from steelyard.run.matrix import Matrix, make_variants, write_matrix
 from steelyard.scoring import Judge
 
 QUESTIONS = (
@@ -48,8 +49,8 @@ class Assistant:
 
     default_parallelism = 24
 
-    def __init__(self, model_id: str, right: float, pace: float = 0.006) -> None:
-        self.model_id, self.right, self.pace = model_id, right, pace
+    def __init__(self, model_id: str, right: float, pace: float = 0.006, price: float = 1.0) -> None:
+        self.model_id, self.right, self.pace, self.price = model_id, right, pace, price
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "demo", "model": self.model_id, "temperature": 0.4}
@@ -71,7 +72,7 @@ class Assistant:
             num_tokens_input=rng.randrange(240, 420),
             num_tokens_input_cached=160,
             num_tokens_output=tokens,
-            cost=(300 * 0.4 + tokens * 1.6) / 1e6,
+            cost=self.price * (300 * 0.4 + tokens * 1.6) / 1e6,
             stop_reason="stop",
             request_id=f"req_{rng.randrange(16**8):08x}",
         )
@@ -107,10 +108,30 @@ class Grader:
 def cases(rounds: int) -> list[EvalCase]:
     """The questions, each from a number of customers."""
     return [
-        EvalCase(id=f"{name}-{number:02}", prompt=f"{prompt} (customer {number})", expected=expected)
+        EvalCase(
+            id=f"{name}-{number:02}",
+            prompt=f"{prompt} (customer {number})",
+            expected=expected,
+            metadata={"topic": name.partition("-")[0], "customer": "new" if number % 3 else "regular"},
+        )
         for number in range(1, rounds + 1)
         for name, prompt, expected in QUESTIONS
     ]
+
+
+def compared(folder: Path) -> Path:
+    """A matrix of three models and two prompts, each case asked twice."""
+    axes = {"target": ["small", "medium", "large"], "prompt": ["brief", "careful"]}
+    rates, paces, prices = (0.6, 0.84, 0.88), (0.003, 0.006, 0.012), (0.3, 1.0, 4.0)
+    variants = make_variants(axes)
+    folder.mkdir()
+    write_matrix(folder, Matrix(suite="support-answers", axes=axes, variants=variants))
+    for variant in variants:
+        size, careful = axes["target"].index(variant.axes["target"]), variant.axes["prompt"] == "careful"
+        right, pace = rates[size] + 0.08 * careful, paces[size] * (1.5 if careful else 1.0)
+        model = Assistant(f"assistant-{variant.axes['target']}", right, pace, prices[size] * (1.4 if careful else 1.0))
+        evaluated(folder / variant.directory, model, trials=2)
+    return folder
 
 
 def evaluated(place: Path, assistant: Assistant, *, trials: int = 1) -> None:

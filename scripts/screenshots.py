@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from demo_runs import Assistant, evaluated, running, swept  # noqa: E402
+from demo_runs import Assistant, compared, evaluated, running, swept  # noqa: E402
 from tests.support.browser import Seen, browser, opened, why_no_browser  # noqa: E402
 from tests.support.cli import wait_until  # noqa: E402
 from tests.support.view import served  # noqa: E402
 
 from steelyard.report.compare.compare import compare_runs  # noqa: E402
 from steelyard.report.compare.page import compare_page  # noqa: E402
+from steelyard.report.matrix.page import matrix_page  # noqa: E402
+from steelyard.report.matrix.table import variants_in  # noqa: E402
 from steelyard.report.page.page import page  # noqa: E402
 from steelyard.report.sweep.page import checked_sweep, sweep_page  # noqa: E402
 
@@ -83,6 +85,24 @@ def shoot_report(studio: Studio, report: Path) -> None:
             studio.take(seen, f"report-case-{scheme}")
 
 
+def shoot_matrix(studio: Studio, place: Path) -> None:
+    """Several runs side by side: the leaderboard, the cases on which they differ, and one of these."""
+    for scheme in SCHEMES:
+        with studio.open(place.as_uri(), "html[data-ready=cases]", scheme, height=900) as seen:
+            if scheme == "light":
+                studio.take(seen, "matrix-light", full_page=True)
+            seen.page.keyboard.press("d")
+            seen.page.locator(".row").first.wait_for()
+            if scheme == "light":
+                studio.take(seen, "matrix-cases-light")
+                continue
+            seen.page.locator(".row", has_text="refund-sale-01").click()
+            seen.page.wait_for_selector("#drawer[data-record]")
+            for number, variant in enumerate(("0", "4")):
+                seen.page.locator(".compare-words select").nth(number).select_option(variant)
+            studio.take(seen, "matrix-case-dark")
+
+
 def shoot_documents(studio: Studio, documents: dict[str, Path]) -> None:
     """Pages whose content is there at once, as long as they are."""
     for name, path in documents.items():
@@ -130,10 +150,10 @@ def make_pages(place: Path) -> tuple[Path, dict[str, Path]]:
     evaluated(runs / "support-answers", Assistant("assistant-small", 0.83), trials=3)
     evaluated(runs / "assistant-small", Assistant("assistant-small", 0.78))
     evaluated(runs / "assistant-large", Assistant("assistant-large", 0.93, pace=0.009))
-    compared = compare_runs([runs / "assistant-small", runs / "assistant-large"], most=6)
+    against = compare_runs([runs / "assistant-small", runs / "assistant-large"], most=6)
     documents = {
         "sweep": written(place / "sweep.html", [sweep_page(checked_sweep(sweep) or {}, str(sweep))], place),
-        "compare": written(place / "compare.html", [compare_page(compared)], place),
+        "compare": written(place / "compare.html", [compare_page(against)], place),
     }
     return written(place / "report.html", page(runs / "support-answers"), place), documents
 
@@ -149,6 +169,9 @@ def main(folder: Path) -> int:
         report, documents = make_pages(place)
         shoot_chart(studio, place / "runs" / "support-sweep" / "error-rate.svg")
         shoot_report(studio, report)
+        shoot_matrix(
+            studio, written(place / "matrix.html", matrix_page(variants_in(compared(place / "matrix"))), place)
+        )
         shoot_documents(studio, documents)
         shoot_view(studio, place)
         shoot_labels(studio, place / "runs" / "support-answers")

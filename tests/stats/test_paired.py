@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -66,6 +68,18 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values: list[float]
     assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
     ranked = [adjusted[i] for i in sorted(range(len(p_values)), key=lambda i: p_values[i])]
     assert ranked == sorted(ranked)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_is_what_testing_every_group_of_them_by_bonferroni_gives(p_values: list[float]) -> None:
+    """The closure principle: a test is rejected if each set of tests that it belongs to is."""
+    numbers = range(len(p_values))
+    groups = [group for size in numbers for group in combinations(numbers, size + 1)]
+    expected = [
+        max(min(1.0, len(group) * min(p_values[i] for i in group)) for group in groups if number in group)
+        for number in numbers
+    ]
+    assert holm(p_values) == pytest.approx(expected)
 
 
 @given(st.lists(st.floats(-50, 50, width=16), min_size=2, max_size=40))

@@ -1,16 +1,13 @@
-"""`steelyard compare A B`: runs against a baseline, case by case."""
+"""`steelyard compare A B`: runs against a baseline, case by case; three or more side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from steelyard.cli.output import json_text, show, show_json
-
-if TYPE_CHECKING:
-    from steelyard.report.compare.comparison import Comparison
 
 
 @click.command("compare")
@@ -30,37 +27,65 @@ if TYPE_CHECKING:
 def command(
     baseline: Path, runs: tuple[Path, ...], form: str, output: Path | None, list_all: bool, with_edited: bool
 ) -> int:
-    """Compare each run B with the baseline A, case by case: what is better, what is worse, and how sure that is.
+    """Compare the run B with the baseline A, case by case: what is better, what is worse, and how sure that is.
+
+    Three or more runs get a leaderboard: the best, which cannot be told from it, and all of them side by side.
 
     Unfinished runs are compared as far as they have come.
     """
-    from steelyard.report.compare.compare import MAX_LISTED, compare_runs
-
-    comparison = compare_runs([baseline, *runs], with_edited=with_edited, most=None if list_all else MAX_LISTED)
+    made = _Pair if len(runs) == 1 else _Several
+    comparison = made([baseline, *runs], list_all=list_all, with_edited=with_edited)
     if form == "json" and output is None:
-        show_json(comparison)
+        show_json(comparison.found)
         return 0
-    text = _written(comparison, form)
+    pieces = iter([json_text(comparison.found) + "\n"]) if form == "json" else comparison.written(form)
     if output is None:
-        show(text.removesuffix("\n"))
+        show("".join(pieces).removesuffix("\n"))
     else:
-        from steelyard.report.formats import write_text
+        from steelyard.report.formats import write_pieces
 
-        write_text(output, text)
+        write_pieces(output, pieces)
     return 0
 
 
-def _written(comparison: Comparison, form: str) -> str:
-    if form == "json":
-        return json_text(comparison) + "\n"
-    if form == "html":
-        from steelyard.report.compare.page import compare_page
+class _Pair:
+    """A run against a baseline."""
 
-        return compare_page(comparison)
-    if form == "md":
-        from steelyard.report.compare.text import compare_markdown
+    def __init__(self, runs: list[Path], *, list_all: bool, with_edited: bool) -> None:
+        from steelyard.report.compare.compare import MAX_LISTED, compare_runs
 
-        return compare_markdown(comparison)
-    from steelyard.report.compare.text import compare_text
+        self.found = compare_runs(runs, with_edited=with_edited, most=None if list_all else MAX_LISTED)
 
-    return compare_text(comparison) + "\n"
+    def written(self, form: str) -> Iterator[str]:
+        if form == "html":
+            from steelyard.report.compare.page import compare_page
+
+            yield compare_page(self.found)
+            return
+        from steelyard.report.compare.text import compare_markdown, compare_text
+
+        yield compare_markdown(self.found) if form == "md" else compare_text(self.found) + "\n"
+
+
+class _Several:
+    """Three runs or more, side by side."""
+
+    def __init__(self, runs: list[Path], *, list_all: bool, with_edited: bool) -> None:
+        from steelyard.report.matrix.leaderboard import rank
+        from steelyard.report.matrix.table import variants_of
+        from steelyard.report.matrix.text import MAX_DIFFERING
+
+        self._variants = variants_of(runs)
+        self._most = None if list_all else MAX_DIFFERING
+        self.found = rank(self._variants, with_edited=with_edited)
+
+    def written(self, form: str) -> Iterator[str]:
+        if form == "html":
+            from steelyard.report.matrix.page import matrix_page
+
+            return matrix_page(self._variants, board=self.found)
+        from steelyard.report.matrix.text import leaderboard_markdown, leaderboard_text
+
+        if form == "md":
+            return leaderboard_markdown(self.found, self._variants, self._most)
+        return iter([leaderboard_text(self.found) + "\n"])

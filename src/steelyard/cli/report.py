@@ -17,7 +17,7 @@ from steelyard.cli.output import discard, paint, show, show_json, shows_colour
 from steelyard.errors import ConfigurationError, JournalError
 from steelyard.journal.files import REPORT
 from steelyard.plugins import BUILT_IN, find
-from steelyard.report.formats import report_metrics, report_pieces
+from steelyard.report.formats import report_metrics, report_pieces, single_runs
 from steelyard.stats.formatting import without_commands, xml_without_commands
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class _Format(_Choice):
 def command(runs: tuple[Path, ...], form: str, output: str | None, case_id: str | None, suite: str | None) -> int:
     """Show the result in each directory RUN. An unfinished run is read as far as it has come.
 
-    RUN may be the folder of a sweep, in every format but junit.
+    RUN may be the folder of a matrix, or of a sweep in every format but junit.
 
     html is one file a run that needs no network; where several runs are reported, -o names a folder for them.
     """
@@ -83,7 +83,7 @@ def _show_case(runs: tuple[Path, ...], form: str, output: str | None, case_id: s
         raise ConfigurationError(f"--case is shown as text or json, got -f {form}")
     if output is not None:
         raise ConfigurationError("--case goes to stdout: leave out -o")
-    found = [OneCase(run, case_id, cases) for run in runs]
+    found = [OneCase(run, case_id, cases) for run in single_runs(runs)]
     if form == "json":
         show_json(found[0].to_json() if len(found) == 1 else [one.to_json() for one in found])
     else:

@@ -8,10 +8,15 @@ from steelyard._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from steelyard.report.compare.compare import compare_runs
+    from steelyard.report.matrix.leaderboard import Leaderboard, leaderboard
 
-_HOMES = {"compare_runs": "steelyard.report.compare.compare"}
+_HOMES = {
+    "Leaderboard": "steelyard.report.matrix.leaderboard",
+    "compare_runs": "steelyard.report.compare.compare",
+    "leaderboard": "steelyard.report.matrix.leaderboard",
+}
 
-__all__ = ["compare_runs"]
+__all__ = ["Leaderboard", "compare_runs", "leaderboard"]
 
 # A report pays only for its own format.
 __getattr__ = lazy_exports(__name__, _HOMES, globals())

@@ -1,4 +1,4 @@
-"""The report formats by name: what each makes of runs and sweeps, piece by piece, in flat memory."""
+"""The report formats by name: what each makes of runs, sweeps and matrices, piece by piece, in flat memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from steelyard.errors import ConfigurationError, JournalError, SteelyardError, describe
 from steelyard.plugins import BUILT_IN, find
 from steelyard.report.sweep.page import checked_sweep
+from steelyard.run.matrix import is_matrix, read_matrix
 
 if TYPE_CHECKING:
+    from steelyard.report.matrix.leaderboard import Leaderboard
     from steelyard.suite.evalset import EvalSet
 
 SUFFIXES = {"text": "txt", "md": "md", "html": "html", "json": "json", "csv": "csv", "junit": "xml"}
@@ -47,8 +49,23 @@ def report_metrics(runs: Sequence[Path]) -> object:
     """The metrics of one run as they are, of several as a list."""
     from steelyard.run.result import Result
 
-    found = [checked_sweep(run) or Result.load(run).metrics for run in runs]
+    found = [_leaderboard(run) if is_matrix(run) else checked_sweep(run) or Result.load(run).metrics for run in runs]
     return found[0] if len(found) == 1 else found
+
+
+def single_runs(runs: Sequence[Path]) -> list[Path]:
+    """The runs, with those of its variants that have begun in place of a matrix."""
+    found = []
+    for run in runs:
+        variants = read_matrix(run).runs(run).values() if is_matrix(run) else [run]
+        found += [one for one in variants if one == run or one.is_dir()]
+    return found
+
+
+def _leaderboard(folder: Path) -> Leaderboard:
+    from steelyard.report.matrix.leaderboard import leaderboard
+
+    return leaderboard(folder)
 
 
 def _by_plugin(runs: Sequence[Path], form: str) -> Iterator[str | bytes]:
@@ -61,6 +78,8 @@ def _by_plugin(runs: Sequence[Path], form: str) -> Iterator[str | bytes]:
     for run in runs:
         if checked_sweep(run) is not None:
             raise ConfigurationError(f"{run} is a sweep: the format {form!r} shows runs; report one of its levels")
+        if is_matrix(run):
+            raise ConfigurationError(f"{run} is a matrix: the format {form!r} shows runs; report one of its variants")
         try:
             made = report(Result.load(run))
         except SteelyardError:
@@ -73,14 +92,23 @@ def _by_plugin(runs: Sequence[Path], form: str) -> Iterator[str | bytes]:
 
 
 def _rows(runs: Sequence[Path]) -> Iterator[str]:
-    """A table of records, or of levels: not both, as their columns are others."""
+    """A table of records, of levels or of variants: not of several kinds, as their columns are others."""
     from steelyard.report.csv import table_csv
+    from steelyard.report.matrix.text import leaderboard_csv
     from steelyard.report.sweep.table import sweep_csv
 
     sweeps = [(str(run), sweep) for run in runs if (sweep := checked_sweep(run)) is not None]
-    if sweeps and len(sweeps) < len(runs):
-        raise ConfigurationError(f"csv has other columns for a sweep than for a run: leave out {sweeps[0][0]}")
-    yield from sweep_csv(sweeps) if sweeps else table_csv(runs)
+    matrices = [run for run in runs if is_matrix(run)]
+    for kind, first, count in (
+        ("sweep", [name for name, _ in sweeps], len(sweeps)),
+        ("matrix", matrices, len(matrices)),
+    ):
+        if 0 < count < len(runs):
+            raise ConfigurationError(f"csv has other columns for a {kind} than for a run: leave out {first[0]}")
+    if matrices:
+        yield from leaderboard_csv([_leaderboard(folder) for folder in matrices])
+    else:
+        yield from sweep_csv(sweeps) if sweeps else table_csv(runs)
 
 
 def _tests(runs: Sequence[Path]) -> Iterator[str]:
@@ -89,13 +117,15 @@ def _tests(runs: Sequence[Path]) -> Iterator[str]:
     for run in runs:
         if checked_sweep(run) is not None:
             raise ConfigurationError(f"{run} is a sweep, which has no tests: report one of its levels as junit")
-    yield from junit(runs)
+    yield from junit(single_runs(runs))
 
 
 def _one(run: Path, form: str, cases: EvalSet | None) -> Iterator[str]:
     sweep = checked_sweep(run)
     if sweep is not None:
         yield _one_sweep(run, sweep, form)
+    elif is_matrix(run):
+        yield from _one_matrix(run, form)
     elif form == "md":
         from steelyard.report.markdown import markdown
 
@@ -113,11 +143,29 @@ def _one_sweep(run: Path, sweep: dict[str, Any], form: str) -> str:
     return sweep_markdown(sweep, str(run)) if form == "md" else sweep_table(sweep, str(run)) + "\n"
 
 
+def _one_matrix(run: Path, form: str) -> Iterator[str]:
+    from steelyard.report.matrix.leaderboard import rank
+    from steelyard.report.matrix.table import variants_in
+    from steelyard.report.matrix.text import leaderboard_markdown, leaderboard_text
+
+    variants = variants_in(run)
+    board = rank(variants)
+    if form == "md":
+        yield from leaderboard_markdown(board, variants)
+    else:
+        yield leaderboard_text(board) + "\n"
+
+
 def _page(run: Path, cases: EvalSet | None) -> Iterator[str]:
     if (sweep := checked_sweep(run)) is not None:
         from steelyard.report.sweep.page import sweep_page
 
         yield sweep_page(sweep, str(run))
+    elif is_matrix(run):
+        from steelyard.report.matrix.page import matrix_page
+        from steelyard.report.matrix.table import variants_in
+
+        yield from matrix_page(variants_in(run), cases)
     else:
         from steelyard.report.page.page import page
 

@@ -24,6 +24,7 @@ from steelyard.stats.prices import format_money
 
 if TYPE_CHECKING:
     from steelyard.report.compare.comparison import Comparison
+    from steelyard.report.matrix.leaderboard import Leaderboard
     from steelyard.run.result import Result
     from steelyard.stats.metrics import Metrics
 
@@ -98,6 +99,31 @@ def comparison_html(comparison: Comparison) -> str:
     ]
     title = f"Compared with {comparison.baseline.label}"
     return str(render("notebook_table.html", title=title, lines=[], plot="", tables=tables, place=None))
+
+
+def leaderboard_html(board: Leaderboard) -> str:
+    """Several runs of the same cases: the verdict, the Pareto front, and a row for each run."""
+    from steelyard.report.chart import chart_file
+    from steelyard.report.matrix.charts import scatter_charts
+    from steelyard.report.matrix.text import HEADINGS, against_words, cells, how_tested, shown_columns
+
+    kept, charts = shown_columns(board), scatter_charts(board)
+    title = "Pass rate against cost and latency"
+    plot = chart_file(title, board.suite, charts, width=480, height=300) if charts else ""
+    head = ("variant", *(HEADINGS[place] for place in kept), "against the best")
+    rows = [(one.name, *(cells(one)[place] for place in kept), against_words(one)) for one in board.variants]
+    marked = [f"* {one.name}: {sentence}" for one in board.variants for sentence in one.uncalibrated]
+    return str(
+        render(
+            "notebook_table.html",
+            title=board.suite,
+            lines=[line for line in (board.verdict, how_tested(board), *marked) if line],
+            plot=b64encode(plot.encode()).decode(),
+            plot_text=f"{title}, a point for each variant",
+            tables=[{"title": "", "head": head, "rows": rows}],
+            place=board.place,
+        )
+    )
 
 
 def _figures(metrics: Metrics) -> list[tuple[str, str]]:

@@ -30,17 +30,23 @@ function openCase(row, record) {
   remember("#case=" + encodeURIComponent(drawer.cases.id[record]));
 }
 
-document.getElementById("bar-name").textContent = escapeInvisible(page.about.suite);
-renderOverview(page, views.overview, go);
+const made = page.variants ? sideBySide() : ofOneRun();
+
+// What the page of one run is made of; that of several (side_by_side.js) has its overview in the markup.
+function ofOneRun() {
+  document.getElementById("bar-name").textContent = escapeInvisible(page.about.suite);
+  renderOverview(page, views.overview, go);
+  return { Cases, Table, Drawer, names: page.score_names };
+}
 
 document.addEventListener("DOMContentLoaded", loadCases);
 
 async function loadCases() {
   try {
     const blocks = await unpack(document.getElementById("columns"));
-    const cases = new Cases(blocks, page.score_names);
-    table = new Table(cases, views.cases, (row) => openCase(row, cases.lead[row]));
-    drawer = new Drawer(cases, page, views.cases, table);
+    const cases = new made.Cases(blocks, made.names);
+    table = new made.Table(cases, views.cases, (row) => openCase(row, cases.lead[row]));
+    drawer = new made.Drawer(cases, page, views.cases, table);
     document.getElementById("tab-count").textContent = number(cases.count);
     if (waitingFor) waitingFor();
     else if (location.hash.startsWith("#case=")) go.openId(decodeURIComponent(location.hash.slice(6)));

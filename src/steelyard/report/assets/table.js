@@ -25,6 +25,18 @@ class Table {
     this.apply();
   }
 
+  get chipNames() {
+    return CHIPS;
+  }
+
+  get hints() {
+    return HINTS;
+  }
+
+  get rowHeight() {
+    return ROW_HEIGHT;
+  }
+
   // A column has a key if it can be sorted by, and `from` if it is only shown in a table at least that wide.
   makeColumns() {
     const cases = this.cases;
@@ -61,7 +73,7 @@ class Table {
   build(root) {
     this.search = el("input", { type: "search", id: "search", placeholder: "Search ids, questions, answers, errors",
       "aria-label": "Search cases", autocomplete: "off", spellcheck: "false", oninput: () => this.apply() });
-    const offered = CHIPS.filter((name) => this.cases.counts[name] || ALWAYS.has(name));
+    const offered = this.chipNames.filter((name) => this.cases.counts[name] || ALWAYS.has(name));
     this.chipButtons = new Map(offered.map((name) => [name, this.chip(name)]));
     this.found = el("div", { class: "found", id: "found", "aria-live": "polite" });
     this.head = el("div", { class: "grid-head cols", role: "row", "aria-rowindex": "1" });
@@ -71,7 +83,7 @@ class Table {
       onscroll: () => this.paintSoon() }, this.head, this.body, this.empty);
     const chips = el("div", { class: "chips", role: "group", "aria-label": "Filters" }, ...this.chipButtons.values());
     const hints = el("div", { class: "hints", "aria-hidden": "true" },
-      ...HINTS.map(([name, what]) => el("span", {}, el("kbd", {}, name), " ", what)));
+      ...this.hints.map(([name, what]) => el("span", {}, el("kbd", {}, name), " ", what)));
     const tools = div("tools", div("search", this.search, el("kbd", { "aria-hidden": "true" }, "/")), chips);
     root.append(div("list", tools, this.grid, div("foot", this.found, hints)));
     new ResizeObserver(() => { this.fit(); this.paintSoon(); }).observe(this.grid);
@@ -174,7 +186,7 @@ class Table {
     const none = cases.count ? "No cases match. Press Esc to clear the filters." : "This run has no records yet.";
     this.empty.textContent = none;
     this.grid.setAttribute("aria-rowcount", String(this.rows.length + 1));
-    this.body.style.height = this.rows.length * ROW_HEIGHT + "px";
+    this.body.style.height = this.rows.length * this.rowHeight + "px";
     if (this.active < 0) this.grid.scrollTop = 0;
     this.paint();
   }
@@ -187,8 +199,8 @@ class Table {
 
   paint() {
     const top = this.grid.scrollTop, bottom = top + this.grid.clientHeight;
-    const first = Math.max(0, Math.floor(top / ROW_HEIGHT) - AROUND);
-    const last = Math.min(this.rows.length, Math.ceil(bottom / ROW_HEIGHT) + AROUND);
+    const first = Math.max(0, Math.floor(top / this.rowHeight) - AROUND);
+    const last = Math.min(this.rows.length, Math.ceil(bottom / this.rowHeight) + AROUND);
     const shown = [];
     for (let place = first; place < last; place++) shown.push(this.rowElement(place));
     this.body.replaceChildren(...shown);
@@ -205,7 +217,7 @@ class Table {
     const element = el("div", { class: isActive ? "row cols active" : "row cols", role: "row", id: "row-" + place,
       "aria-rowindex": place + 2, "aria-selected": String(isActive), "data-id": this.cases.id[this.cases.starts[row]],
       onclick: () => { this.activate(place); this.open(); } }, ...cells);
-    element.style.top = place * ROW_HEIGHT + "px";
+    element.style.top = place * this.rowHeight + "px";
     element.style.gridTemplateColumns = this.template;
     return element;
   }
@@ -215,9 +227,9 @@ class Table {
   activate(place) {
     if (!this.rows.length) return;
     this.active = Math.max(0, Math.min(place, this.rows.length - 1));
-    const top = this.active * ROW_HEIGHT, view = this.grid.clientHeight - this.head.offsetHeight;
+    const top = this.active * this.rowHeight, view = this.grid.clientHeight - this.head.offsetHeight;
     if (top < this.grid.scrollTop) this.grid.scrollTop = top;
-    else if (top + ROW_HEIGHT > this.grid.scrollTop + view) this.grid.scrollTop = top + ROW_HEIGHT - view;
+    else if (top + this.rowHeight > this.grid.scrollTop + view) this.grid.scrollTop = top + this.rowHeight - view;
     this.paint();
   }
 
@@ -235,6 +247,6 @@ class Table {
   }
 
   get perScreen() {
-    return Math.max(1, Math.floor(this.grid.clientHeight / ROW_HEIGHT) - 2);
+    return Math.max(1, Math.floor(this.grid.clientHeight / this.rowHeight) - 2);
   }
 }

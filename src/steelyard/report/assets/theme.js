@@ -21,10 +21,14 @@ function toggleTheme() {
   setTheme(next);
 }
 
+// Whether keys pressed there are for it: what is typed, or chosen from a list.
+function isField(target) {
+  return target instanceof HTMLInputElement || target instanceof HTMLSelectElement;
+}
+
 setTheme(storedTheme.get() || systemTheme());
 dark.addEventListener("change", () => { if (!storedTheme.get()) setTheme(systemTheme()); });
 document.getElementById("theme").addEventListener("click", toggleTheme);
 document.addEventListener("keydown", (event) => {
-  const typing = event.target instanceof HTMLInputElement;
-  if (event.key === "t" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) toggleTheme();
+  if (event.key === "t" && !isField(event.target) && !event.ctrlKey && !event.metaKey && !event.altKey) toggleTheme();
 });

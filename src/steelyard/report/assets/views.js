@@ -55,9 +55,9 @@ function closeOrClear(typing) {
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const typing = event.target instanceof HTMLInputElement;
+  const typing = isField(event.target);
   if (event.key === "Escape") { closeOrClear(typing); return; }
-  if (typing && (event.key === "Enter" || event.key === "ArrowDown") && table.rows.length) {
+  if (event.target === table?.search && (event.key === "Enter" || event.key === "ArrowDown") && table.rows.length) {
     event.preventDefault();
     table.grid.focus();
     table.activate(0);

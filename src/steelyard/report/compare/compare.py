@@ -47,7 +47,7 @@ def compare_runs(runs: Sequence[Path], *, with_edited: bool = False, most: int |
     """The first run against each of the others; `most` limits how many cases are listed, None lists all."""
     if len(runs) < 2:
         raise ConfigurationError(f"a comparison needs a baseline and at least one other run, got {len(runs)}")
-    labels = _labels(runs)
+    labels = run_labels(runs)
     baseline = RunCases(runs[0])
     against = []
     for run, label in zip(runs[1:], labels[1:], strict=True):
@@ -273,7 +273,7 @@ def _facts(run: RunCases, label: str) -> RunFacts:
     )
 
 
-def _labels(runs: Sequence[Path]) -> list[str]:
+def run_labels(runs: Sequence[Path]) -> list[str]:
     """A short name for each run: its folder's, or the whole path where that is not enough."""
     names = [run.name or str(run) for run in runs]
     return names if len(set(names)) == len(names) else [str(run) for run in runs]

@@ -258,6 +258,10 @@ class Pairs:
         """The share of trials that passed, by case, of the pairs in which both have a verdict."""
         return self.both(*(_share(cases.passed, cases.tried) for cases in (self.baseline, self.other)))
 
+    def pass_rates_all(self) -> Values:
+        """The share of all trials that passed, by case: an error counts as not passed."""
+        return self.both(*(_share(cases.passed, cases.records) for cases in (self.baseline, self.other)))
+
     def error_rates(self) -> Values:
         """The share of trials that brought no answer, by case."""
         return self.both(*(_share(cases.errors, cases.records) for cases in (self.baseline, self.other)))

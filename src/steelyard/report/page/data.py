@@ -5,8 +5,10 @@ Both are JSON, in blocks and chunks of bounded size, so that a run of any length
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -91,8 +93,8 @@ class TableColumns:
             "input": record.num_tokens_input,
             "output": record.num_tokens_output,
             "cost": _short(record.cost),
-            "prompt": _preview(question(record, asked.case if asked is not None else None)),
-            "answer": _preview(answer or ""),
+            "prompt": preview(question(record, asked.case if asked is not None else None)),
+            "answer": preview(answer or ""),
         }
         for name, value in row.items():
             self._block[name].append(value)
@@ -122,29 +124,40 @@ def flags_of(record: Record) -> int:
 
 def body(record: Record, offset: int, asked: SuiteCase | None, limit: int) -> bytes:
     """All that the drawer shows of a record, as JSON. A text beyond the limit is a pair: its beginning, its length."""
-    case = asked.case if asked is not None else None
+    return msgspec.json.encode({**answer_body(record, offset, asked, limit), **expected_body(asked, limit)})
+
+
+def answer_body(record: Record, offset: int, asked: SuiteCase | None, limit: int) -> dict[str, Any]:
+    """What a record has of that: the answer, its scores and how it came about."""
     found: dict[str, Any] = {
         "offset": offset,
         "turns": list(_turns(record, asked, limit)),
-        "answer": _cut(record.response_text, limit),
-        "error": _cut(record.error, limit),
+        "answer": cut(record.response_text, limit),
+        "error": cut(record.error, limit),
         "error_type": record.error_type,
         "scores": [_score(score, limit) for score in record.scores],
         "facts": dict(_facts(record)),
     }
     if record.error_traceback is not None:
-        found["traceback"] = _cut(record.error_traceback, limit)
+        found["traceback"] = cut(record.error_traceback, limit)
     if record.stderr is not None:
-        found["stderr"] = _cut(record.stderr, limit)
+        found["stderr"] = cut(record.stderr, limit)
     if record.retry_errors:
-        found["retried"] = [_cut(f"{failed.time:%H:%M:%S} {failed.error}", limit) for failed in record.retry_errors]
+        found["retried"] = [cut(f"{failed.time:%H:%M:%S} {failed.error}", limit) for failed in record.retry_errors]
+    return found
+
+
+def expected_body(asked: SuiteCase | None, limit: int) -> dict[str, Any]:
+    """What its case has of that: what was expected."""
+    found: dict[str, Any] = {}
+    case = asked.case if asked is not None else None
     if case is not None and case.expected is not None:
-        found["expected"] = [_cut(text, limit) for text in _accepted(case.expected)]
+        found["expected"] = [cut(text, limit) for text in _accepted(case.expected)]
     if case is not None and case.expected_trajectory is not None:
-        found["trajectory"] = _cut(as_text(case.expected_trajectory), limit)
+        found["trajectory"] = cut(as_text(case.expected_trajectory), limit)
     if asked is not None and asked.edited:
         found["edited"] = True
-    return msgspec.json.encode(found)
+    return found
 
 
 def _facts(record: Record) -> Iterator[tuple[str, Any]]:
@@ -168,7 +181,7 @@ def _turns(record: Record, asked: SuiteCase | None, limit: int) -> Iterator[dict
         if turn is spoken[-1] and turn.text and turn.text == record.response_text:
             shown["is_answer"] = True
         else:
-            shown["text"] = _cut(turn.text, limit)
+            shown["text"] = cut(turn.text, limit)
         if turn.calls:
             shown["calls"] = [_call(call, limit) for call in turn.calls]
         yield shown
@@ -180,7 +193,7 @@ def _call(call: ToolCall, limit: int) -> dict[str, Any]:
     arguments = as_text(call.arguments)
     return {
         "name": call.name,
-        "arguments": _cut(arguments, limit),
+        "arguments": cut(arguments, limit),
         **({"id": call.id} if call.id else {}),
         **({"malformed": True} if call.malformed else {}),
     }
@@ -193,22 +206,83 @@ def _score(score: Any, limit: int) -> dict[str, Any]:
             shown[name] = shown[name][:_MAX_SAMPLES]
     for name in ("reasons", "errors"):
         if name in shown:
-            shown[name] = [_cut(text, limit) for text in shown[name]]
+            shown[name] = [cut(text, limit) for text in shown[name]]
     for name in ("reason", "error_traceback"):
         if name in shown:
-            shown[name] = _cut(shown[name], limit)
+            shown[name] = cut(shown[name], limit)
     return shown
 
 
-def _cut(text: str | None, limit: int) -> str | list[Any] | None:
+def cut(text: str | None, limit: int) -> str | list[Any] | None:
+    """A text as a page holds it: beyond the limit a pair, its beginning and its length."""
     if text is None:
         return None
     text = _encodable(text)
     return text if len(text) <= limit else [text[:limit], len(text)]
 
 
-def _preview(text: str) -> str:
-    return " ".join(_encodable(text[: _PREVIEW * 2]).split())[:_PREVIEW]
+def preview(text: str, longest: int = _PREVIEW) -> str:
+    """The beginning of a text, on one line."""
+    return " ".join(_encodable(text[: longest * 2]).split())[:longest]
+
+
+_LEVEL = 6
+_COPIED_AT_ONCE = 3 << 18
+"""Bytes; a multiple of three, so that pieces in base64 can be joined."""
+
+
+class PackedCases:
+    """The cases, compressed as they come, in two files: their bodies in chunks, the table's columns in one stream."""
+
+    def __init__(self, bodies: IO[bytes], columns: IO[bytes]) -> None:
+        self.starts: list[int] = []
+        """Which body each chunk begins with."""
+        self._bodies_file, self._columns_file = bodies, columns
+        self._compress = zlib.compressobj(_LEVEL, wbits=-15)
+        self._blocks = self._count = 0
+        self._bodies: list[bytes] = []
+        self._size = 0
+
+    def put_body(self, body: bytes) -> None:
+        """Take in all that is shown of a record, or of a case, once it is opened."""
+        if not self._bodies:
+            self.starts.append(self._count)
+        self._bodies.append(body)
+        self._size += len(body)
+        self._count += 1
+        if len(self._bodies) >= CHUNK_RECORDS or self._size >= CHUNK_BYTES:
+            self._end_chunk()
+
+    def put_block(self, block: bytes) -> None:
+        """Take in some rows of the table, as JSON."""
+        self._columns_file.write(self._compress.compress((b"," if self._blocks else b"[") + block))
+        self._blocks += 1
+
+    def finish(self) -> None:
+        """Close what is still open."""
+        self._end_chunk()
+        self._columns_file.write(self._compress.compress(b"]" if self._blocks else b"[]") + self._compress.flush())
+
+    def data(self) -> Iterator[str]:
+        """The elements that hold the cases."""
+        yield '<script type="application/octet-stream" id="columns">'
+        self._columns_file.seek(0)
+        while piece := self._columns_file.read(_COPIED_AT_ONCE):
+            yield base64.b64encode(piece).decode()
+        yield "</script>\n"
+        self._bodies_file.seek(0)
+        while piece := self._bodies_file.read(_COPIED_AT_ONCE):
+            yield piece.decode()
+
+    def _end_chunk(self) -> None:
+        if not self._bodies:
+            return
+        packed = zlib.compress(b"[" + b",".join(self._bodies) + b"]", _LEVEL, wbits=-15)
+        name = f"chunk-{len(self.starts) - 1}"
+        element = b'<script type="application/octet-stream" id="%b">%b</script>\n'
+        self._bodies_file.write(element % (name.encode(), base64.b64encode(packed)))
+        self._bodies.clear()
+        self._size = 0
 
 
 def _encodable(text: str) -> str:

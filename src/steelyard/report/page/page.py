@@ -6,9 +6,7 @@ The policy in the file allows this one script and this one style sheet, by their
 
 from __future__ import annotations
 
-import base64
 import tempfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +18,7 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.report.headline import notices
 from steelyard.report.html import environment, head, script_json
 from steelyard.report.page.charts import Curves
-from steelyard.report.page.data import CHUNK_BYTES, CHUNK_RECORDS, TableColumns, body, text_limit
+from steelyard.report.page.data import PackedCases, TableColumns, body, text_limit
 from steelyard.report.records import Expectations, RunRecords, open_suite, shows_expected
 from steelyard.report.summary import summary
 from steelyard.run.result import Result
@@ -42,9 +40,6 @@ SHARED_SCRIPTS = (
 """The scripts that the report shares with the pages of `steelyard view`."""
 SCRIPTS = (*SHARED_SCRIPTS, "page.js")
 _MAX_FACT_CHARS = 2_000
-_LEVEL = 6
-_COPIED_AT_ONCE = 3 << 18
-"""Bytes; a multiple of three, so that pieces in base64 can be joined."""
 _DRAFT = "steelyard-report-"
 
 
@@ -83,20 +78,15 @@ def _note(packed: _Packed, manifest: Manifest | None, problem: str | None, absen
     return problem or (None if packed.has_expected else absent)
 
 
-class _Packed:
-    """The cases, compressed as they come, in two files: their bodies in chunks, the table's columns in one stream."""
+class _Packed(PackedCases):
+    """The cases of a run, and the curves that are drawn of them."""
 
     def __init__(self, bodies: IO[bytes], columns: IO[bytes], table: TableColumns, limit: int) -> None:
+        super().__init__(bodies, columns)
         self.curves = Curves()
         self.has_expected = False
         """Whether records have what was expected, so that the suite need not be there."""
-        self.starts: list[int] = []
-        """Which record each chunk begins with."""
-        self._bodies_file, self._columns_file, self._table, self._limit = bodies, columns, table, limit
-        self._compress = zlib.compressobj(_LEVEL, wbits=-15)
-        self._blocks = self._count = 0
-        self._bodies: list[bytes] = []
-        self._size = 0
+        self._table, self._limit = table, limit
 
     def add(self, record: Any, offset: int, expectations: Expectations) -> None:
         """Take in one record."""
@@ -104,46 +94,14 @@ class _Packed:
         self.has_expected = self.has_expected or (record.expected is not None and asked is not None)
         self.curves.add(record)
         self._table.add(record, asked)
-        if not self._bodies:
-            self.starts.append(self._count)
-        self._bodies.append(body(record, offset, asked, self._limit))
-        self._size += len(self._bodies[-1])
-        self._count += 1
-        if len(self._bodies) >= CHUNK_RECORDS or self._size >= CHUNK_BYTES:
-            self._end_chunk()
+        self.put_body(body(record, offset, asked, self._limit))
         if self._table.full:
-            self._end_block()
+            self.put_block(self._table.take())
 
     def finish(self) -> None:
         """Close what is still open."""
-        self._end_chunk()
-        self._end_block()
-        self._columns_file.write(self._compress.compress(b"]") + self._compress.flush())
-
-    def data(self) -> Iterator[str]:
-        """The elements that hold the cases."""
-        yield '<script type="application/octet-stream" id="columns">'
-        self._columns_file.seek(0)
-        while piece := self._columns_file.read(_COPIED_AT_ONCE):
-            yield base64.b64encode(piece).decode()
-        yield "</script>\n"
-        self._bodies_file.seek(0)
-        while piece := self._bodies_file.read(_COPIED_AT_ONCE):
-            yield piece.decode()
-
-    def _end_chunk(self) -> None:
-        if not self._bodies:
-            return
-        packed = zlib.compress(b"[" + b",".join(self._bodies) + b"]", _LEVEL, wbits=-15)
-        name = f"chunk-{len(self.starts) - 1}"
-        element = b'<script type="application/octet-stream" id="%b">%b</script>\n'
-        self._bodies_file.write(element % (name.encode(), base64.b64encode(packed)))
-        self._bodies.clear()
-        self._size = 0
-
-    def _end_block(self) -> None:
-        self._columns_file.write(self._compress.compress((b"," if self._blocks else b"[") + self._table.take()))
-        self._blocks += 1
+        self.put_block(self._table.take())
+        super().finish()
 
 
 def _assembled(overview: dict[str, Any], packed: _Packed) -> Iterator[str]:

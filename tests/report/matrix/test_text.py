@@ -1,0 +1,158 @@
+"""A leaderboard in a terminal, on a pull request and in a spreadsheet: it fits, and nothing in it is obeyed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from steelyard.report import Leaderboard, leaderboard
+from steelyard.report.matrix.leaderboard import rank
+from steelyard.report.matrix.table import VariantRuns
+from steelyard.report.matrix.text import MAX_DIFFERING, leaderboard_csv, leaderboard_markdown, leaderboard_text
+from tests.support.cli import run_cli
+from tests.support.compare import journal, outcome
+from tests.support.journal import write_journal
+from tests.support.matrix import matrix, matrix_of
+from tests.support.report import HOSTILE
+
+
+def measured(folder: Path) -> VariantRuns:
+    words = {"large": "p" * 38 + "ff", "medium": "p" * 36 + "ffff", "small": "p" * 15 + "f" * 23 + "ee"}
+    costs = {"large": 0.02, "medium": 0.01, "small": 0.0005}
+    return matrix_of(
+        folder,
+        {
+            name: [
+                outcome(one, n, cost=costs[name], time_to_last_token=costs[name] * 50, num_tokens_output=20 + n)
+                for n, one in enumerate(word)
+            ]
+            for name, word in words.items()
+        },
+    )
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> tuple[Leaderboard, VariantRuns]:
+    """Ids, answers and errors that try to be something else."""
+    records = {
+        name: [outcome(letter, n, id=f"{n} {text}", response_text=text) for n, text in enumerate(HOSTILE)]
+        for name, letter in (("a", "p"), ("b", "f"), ("c", "p"))
+    }
+    variants = matrix_of(tmp_path / "m", records)
+    return rank(variants), variants
+
+
+def test_the_text_names_the_best_those_like_it_and_the_worse(tmp_path: Path) -> None:
+    text = leaderboard_text(rank(measured(tmp_path)))
+    assert "large passed most: 95.0%; medium cannot be told from it; small is shown to" in text
+    assert re.search(r"^\* large +95\.0% 83\.1% – 99\.4% ", text, flags=re.M)
+    assert re.search(r"^= medium +−5\.0 points .* p = 0\.5\b", text, flags=re.M)
+    assert "cases would tell" in text
+    assert "Holm's correction counts all 3 pairs of variants" in text
+    assert "costs in USD" in text
+
+
+def test_the_text_fits_80_columns_also_with_errors_and_long_names(tmp_path: Path) -> None:
+    variants = measured(tmp_path / "short")
+    names = {one.name: "provider-of-models/" * 3 + one.name for one in variants.runs}
+    long = matrix_of(
+        tmp_path / "long",
+        {
+            names[name]: [outcome(one, n, cost=0.000123, time_to_last_token=12.3) for n, one in enumerate(word)]
+            for name, word in {"large": "pppe" * 9, "medium": "ppff" * 9, "small": "feef" * 9}.items()
+        },
+    )
+    for board in (rank(variants), rank(long)):
+        lines = leaderboard_text(board).splitlines()
+        assert max(len(line) for line in lines if not line.startswith("results in")) <= 80
+    assert all("…" in line for line in leaderboard_text(rank(long)).splitlines() if line.startswith(("* ", "= ")))
+
+
+def test_nothing_of_a_model_or_case_is_markup_in_markdown(hostile: tuple[Leaderboard, VariantRuns]) -> None:
+    text = "".join(leaderboard_markdown(*hostile))
+    for found in re.findall(r"<(/?\w+)", text):
+        assert found.strip("/") in ("code", "details", "summary", "sub")
+    assert "@everyone" not in text
+    assert "https://" not in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "differ on" in text
+    rows = [line for line in text.splitlines() if line.startswith("| <code>")]
+    assert {line.count("|") for line in rows[:MAX_DIFFERING]} >= {5}
+
+
+def test_markdown_lists_so_many_differing_cases_and_says_how_many_there_are(tmp_path: Path) -> None:
+    variants = matrix(tmp_path, {"a": "p" * 50, "b": "f" * 50, "c": "p" * 50}, response_text="x" * 5_000)
+    text = "".join(leaderboard_markdown(rank(variants), variants))
+    assert f"differ on 50 cases: the first {MAX_DIFFERING}" in text
+    assert text.count("✕") == MAX_DIFFERING
+    assert len(text) < 65_536
+    assert "".join(leaderboard_markdown(rank(variants), variants, None)).count("✕") == 50
+
+
+def test_a_comment_with_many_variants_stays_within_what_a_comment_may_hold(tmp_path: Path) -> None:
+    words = {f"model-{number}": "pf"[number % 2] * 60 for number in range(24)}
+    variants = matrix(tmp_path, words, response_text="word " * 2_000)
+    assert len("".join(leaderboard_markdown(rank(variants), variants))) < 65_536
+
+
+def test_the_csv_has_a_row_for_each_variant_and_no_formula(tmp_path: Path) -> None:
+    write_journal(tmp_path / "=1+1", [outcome("p", n) for n in range(8)])
+    journal(tmp_path / "b", "ppppffff")
+
+    rows = list(
+        csv.DictReader(io.StringIO("".join(leaderboard_csv([leaderboard([tmp_path / "=1+1", tmp_path / "b"])]))))
+    )
+    assert [row["name"] for row in rows] == ["'=1+1", "b"]
+    assert [float(row["pass_rate_all"]) for row in rows] == [1.0, 0.5]
+    assert float(rows[1]["against_best.difference"]) == -0.5
+
+
+def test_a_matrix_is_reported_in_every_format(tmp_path: Path) -> None:
+    measured(tmp_path / "m")
+    assert "large passed most" in run_cli(tmp_path, "report", "m").out
+    assert "## <code>letters</code>: 3 variants" in run_cli(tmp_path, "report", "m", "-f", "md").out
+    assert json.loads(run_cli(tmp_path, "report", "m", "-f", "json").out)["best"] == "large"
+    assert run_cli(tmp_path, "report", "m", "-f", "csv").out.count("\n") == 4
+    assert run_cli(tmp_path, "report", "m", "-f", "junit").out.count("<testsuite ") == 3
+    ended = run_cli(tmp_path, "report", "m", "-f", "html")
+    assert ended.out.strip() == "m/report.html"
+    assert (tmp_path / "m" / "report.html").read_text().startswith("<!doctype html>")
+    shown = run_cli(tmp_path, "report", "m", "--case", "c0").out
+    assert shown.count("c0: passed") == 3
+
+
+def test_a_matrix_and_a_run_have_no_common_columns(tmp_path: Path) -> None:
+    measured(tmp_path / "m")
+    journal(tmp_path / "run", "pf")
+    ended = run_cli(tmp_path, "report", "m", "run", "-f", "csv")
+    assert ended.code == 2
+    assert "csv has other columns for a matrix than for a run: leave out m" in ended.err
+
+
+def test_compare_shows_three_runs_as_a_leaderboard_and_two_as_before(tmp_path: Path) -> None:
+    for name, word in {"a": "p" * 30, "b": "f" * 30, "c": "pf" * 15}.items():
+        journal(tmp_path / name, word)
+    assert "against   b" in run_cli(tmp_path, "compare", "a", "b").out
+    several = run_cli(tmp_path, "compare", "c", "a", "b").out
+    assert "a passed most: 100.0%; c and b are shown to be worse" in several
+    assert json.loads(run_cli(tmp_path, "compare", "a", "b", "c", "-f", "json").out)["best"] == "a"
+    assert "differ on 30 cases: the first 20" in run_cli(tmp_path, "compare", "a", "b", "c", "-f", "md").out
+    assert run_cli(tmp_path, "compare", "a", "b", "c", "-f", "md", "--all").out.count("<code>c") >= 30
+    assert run_cli(tmp_path, "compare", "a", "b", "c", "-f", "html", "-o", "x.html").code == 0
+    assert 'id="chunk-0"' in (tmp_path / "x.html").read_text()
+
+
+def test_runs_with_the_same_folder_name_are_told_apart(tmp_path: Path) -> None:
+    for place in ("x/run", "y/run", "z/run"):
+        journal(tmp_path / place, "pf")
+    names = {
+        one["name"]
+        for one in json.loads(run_cli(tmp_path, "compare", "x/run", "y/run", "z/run", "-f", "json").out)["variants"]
+    }
+    assert names == {"x/run", "y/run", "z/run"}
