@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 
 NODE_PACKAGES := "axe-core@^4.10" "eslint@^9" "@eslint/js@^9" "globals@^16"
 
-.PHONY: demo quick test check lint-js node unit structure browser sandbox bench bench-real verify-statistics soak test-lowest peers docs screenshots format clean
+.PHONY: demo quick test check lint-js node unit structure browser sandbox bench bench-real verify-statistics soak test-lowest peers docs site screenshots format clean
 
 demo: $(VENV)/.run-ready
 	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is resumed
@@ -89,6 +89,12 @@ test-lowest: $(LOWEST)/.ready
 # The same jobs for other tools, each in a separate environment: an hour, and some gigabytes.
 peers: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks.peers
+
+# The documentation as a site, in strict mode, into site/VERSION; versions.json is what its version menu reads.
+site: $(VENV)/.dev-ready
+	@version=$$($(BIN)/python -c 'import steelyard; print(steelyard.__version__)'); \
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site/$$version && \
+	$(BIN)/python scripts/site_versions.py site && echo "site/$$version/index.html"
 
 docs: $(VENV)/.dev-ready
 	$(BIN)/python scripts/cli_reference.py
