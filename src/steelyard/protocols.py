@@ -12,6 +12,7 @@ import msgspec
 
 from steelyard.records import (
     CaseLimits,
+    EncodedRecords,
     EvalCase,
     FailedAttempt,
     InvocationResponse,
@@ -27,8 +28,10 @@ Identity: TypeAlias = Mapping[str, Any]
 """JSON-able facts that decide a target's or scorer's answers. Keys that start with `~` only warn when they change."""
 
 ScoreResult: TypeAlias = Score | list[Score] | None
-Emit: TypeAlias = Callable[[Record | UnscoredAnswer | StoredSample], None]
-"""Receives what work produces: an answer before it is scored, each sample of a judge, and the finished record."""
+Emit: TypeAlias = Callable[[Record | UnscoredAnswer | StoredSample | EncodedRecords], None]
+"""Receives what work produces: an answer before it is scored, each sample of a judge, and the finished record.
+
+From workers, records come as they encoded them, several at once, if the work has a method `encode`."""
 
 
 class Cancellation(Protocol):

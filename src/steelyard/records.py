@@ -377,6 +377,20 @@ class UnscoredAnswer(msgspec.Struct, frozen=True, gc=False):
     record: Record
 
 
+class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
+    """A finished record as a worker encoded it: a line of the journal without its checksum, its `run_time` still 0."""
+
+    id: str
+    trial: int
+    line: bytes
+
+
+class EncodedRecords(msgspec.Struct, frozen=True, gc=False):
+    """Several of them, which came at once: written by one call of the kernel."""
+
+    records: list[EncodedRecord]
+
+
 class Job(msgspec.Struct, gc=False):
     """One (case, trial) for the engine: to be asked, or, with a stored response, only to be scored."""
 

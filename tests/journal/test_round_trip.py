@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from steelyard import EvalCase, EvalSet, InvocationResponse, Result, Runner, Score
 from steelyard.journal.answers import AnswerLog
 from steelyard.journal.reader import Entry, decode_entry
-from steelyard.journal.writer import encode_record
+from steelyard.journal.writer import encode_record, encode_unsealed, seal_encoded, seal_record
 from steelyard.records import FailedAttempt, Record, Sample, StoredSample
 from tests.support.journal import CountedModel, a_record, cases, run_in, without_syncs
 
@@ -45,6 +45,27 @@ def read_back(record: Record) -> Record:
 
 def read_equal(one: object, other: object) -> bool:
     return msgspec.json.encode(one) == msgspec.json.encode(other)
+
+
+@given(
+    id=st.text(),
+    text=st.none() | st.text(),
+    metadata=st.dictionaries(st.text(), st.none() | st.text() | st.floats()),
+    run_time=st.floats(0, 1e9),
+)
+def test_a_record_that_was_encoded_elsewhere_becomes_the_same_line(id, text, metadata, run_time) -> None:
+    """A worker encodes it; the driver, which alone knows the time, fills that in and seals it."""
+    changes = {"id": id, "response_text": text, "metadata": {**metadata, "run_time": 0.0}}
+    there = encode_unsealed(a_record(**changes, run_time=0.0))
+    assert seal_encoded(there, run_time) == seal_record(a_record(**changes, run_time=run_time))
+
+
+@pytest.mark.parametrize("text", [',"run_time":0.0,', '{"run_time":0.0,"x":1}'])
+def test_a_text_that_looks_like_the_time_to_fill_in_is_left_alone(text) -> None:
+    record = a_record(id=text, case_fp=text, run_time=0.0)
+    line, _ = seal_encoded(encode_unsealed(record), 7.5)
+    read = msgspec.json.decode(line, type=Record)
+    assert (read.id, read.case_fp, read.run_time) == (text, text, 7.5)
 
 
 class Unreadable:

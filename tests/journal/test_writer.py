@@ -196,6 +196,21 @@ def test_a_short_write_is_carried_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "outputs.jsonl").read_bytes() == b"a longer line\n"
 
 
+def test_of_several_lines_that_do_not_all_fit_the_whole_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = writer_in(tmp_path)
+    writer.append(b"before\n")
+    lines = [b"one\n", b"two\n", b"three\n"]  # half of them ends within the second
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing_write(os.write, tmp_path / "outputs.jsonl", after=1, error=errno.ENOSPC))
+        with pytest.raises(JournalError):
+            writer.append(b"".join(lines))
+    with pytest.raises(JournalError):
+        writer.close()
+    assert (tmp_path / "outputs.jsonl").read_bytes() == b"before\none\n"
+
+
 @pytest.mark.parametrize("good_commits", [0, 1])
 def test_a_sync_that_fails_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good_commits: int) -> None:
     """After a failed fsync the kernel may have dropped the pages: going on would promise what is not kept."""
@@ -317,12 +332,12 @@ runner = Runner(answer, suite, ["exact"], parallelism=8)
 """
 
 
-def run_command(folder: Path, run: Path, **how: Any) -> subprocess.CompletedProcess[str]:
+def run_command(folder: Path, run: Path, *more: str, **how: Any) -> subprocess.CompletedProcess[str]:
     """`steelyard run` of 200 cases, in a process of its own."""
     suite = folder / "full.py"
     suite.write_text(textwrap.dedent(SUITE.format(log=str(folder / "calls"))))
     program = [sys.executable, "-c", "from steelyard.cli import main; main()"]
-    command = [*program, "run", f"{suite}:runner", "--out", str(run), "--no-progress"]
+    command = [*program, "run", f"{suite}:runner", "--out", str(run), "--no-progress", *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **how)
 
 
@@ -347,8 +362,11 @@ def limit_file_size() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
 
 
-def test_a_file_that_may_not_grow_stops_the_command_with_exit_3_and_a_resumable_run(tmp_path: Path) -> None:
-    full = run_command(tmp_path, tmp_path / "run", preexec_fn=limit_file_size)
+@pytest.mark.parametrize("more", [(), ("--workers", "2")])
+def test_a_file_that_may_not_grow_stops_the_command_with_exit_3_and_a_resumable_run(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    full = run_command(tmp_path, tmp_path / "run", *more, preexec_fn=limit_file_size)
     check_full_disk(tmp_path, tmp_path / "run", full)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -12,7 +13,7 @@ from typing import Any
 from steelyard.engine.base import Engine
 from steelyard.errors import TransientError
 from steelyard.protocols import Emit, InFlight, Tally
-from steelyard.records import EvalCase, InvocationResponse, Job, UnscoredAnswer
+from steelyard.records import EncodedRecord, EncodedRecords, EvalCase, InvocationResponse, Job, UnscoredAnswer
 from tests.support.board import Board
 from tests.support.journal import a_record
 
@@ -164,10 +165,12 @@ class Watched(Engine):
     async def run(self, work: Any, jobs: Any, emit: Emit, **options: Any) -> Tally:
         def noting(record: Any) -> None:
             emit(record)
-            time.sleep(self._seconds)
-            self._board.note("journalled", record.id)
-            self.taken += 1
-            self.nodes.add(record.node)
+            for one in record.records if isinstance(record, EncodedRecords) else [record]:
+                time.sleep(self._seconds)
+                self._board.note("journalled", one.id)
+                self.taken += 1
+                if isinstance(one, EncodedRecord):
+                    self.nodes.add(json.loads(one.line).get("node"))
             self._look()
 
         tally: Tally = await self._engine.run(work, jobs, noting, **options)

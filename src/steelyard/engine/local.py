@@ -13,7 +13,7 @@ from steelyard.engine.adaptive import AdaptivePermits, PermitsShare
 from steelyard.engine.base import Engine
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Cancellation, Emit, InFlight, Pace, Permits, Tally, Work
-from steelyard.records import EvalCase, Job, Record, StoredSample, UnscoredAnswer
+from steelyard.records import EncodedRecords, EvalCase, Job, Record, StoredSample, UnscoredAnswer
 from steelyard.shutdown import ENGINE_GRACE_SECONDS
 
 _MAX_TURN = 0.005
@@ -142,7 +142,7 @@ class _Pool:
         tally, calls, since, turn, token = self._tally, self.in_flight, self.since, self._turn, self._token
         work, emit, jobs, gate, monotonic = self._work, self._emit, self._jobs, self._gate, time.monotonic
 
-        def deliver(item: Record | UnscoredAnswer | StoredSample) -> None:
+        def deliver(item: Record | UnscoredAnswer | StoredSample | EncodedRecords) -> None:
             if self._over:  # the recorder and the journal may be closed by now
                 raise asyncio.CancelledError("the run has ended")
             emit(item)

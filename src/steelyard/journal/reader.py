@@ -66,6 +66,10 @@ def decode_entry(line: bytes) -> Entry | None:
     return entry if entry is not None and _is_as_written(line, entry.v) else None
 
 
+decode_trusted = _decoder.decode
+"""The entry in a line that this run has just written; its payload and messages are as they are in the line."""
+
+
 def _decode_any(line: bytes) -> Entry | None:
     """The entry in a line, whatever its checksum says."""
     try:
@@ -396,7 +400,7 @@ def _count_newlines(descriptor: int, end: int) -> int:
     return count
 
 
-_decode_record = msgspec.json.Decoder(Record).decode
+decode_record = msgspec.json.Decoder(Record).decode
 
 
 class RecordReader:
@@ -412,7 +416,7 @@ class RecordReader:
         line = self._file.readline()
         check_line(self._path, self._file.fileno(), offset, line.removesuffix(b"\n"))
         try:
-            return _decode_record(line)
+            return decode_record(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise bad_line(self._path, self._file.fileno(), offset) from error
 

@@ -47,10 +47,13 @@ class AppendOnlyFile:
         self._committer.start()
 
     def append(self, line: bytes) -> int:
-        """Hand one whole line to the kernel; returns where it begins. On failure the file ends where it did before."""
+        """Hand one whole line, or several, to the kernel; returns where the first begins.
+
+        On failure the file ends after the last line that is whole.
+        """
         if self._failure is not None:
             raise self._error(self._failure)
-        offset = self.size
+        offset, written = self.size, 0
         try:
             written = os.write(self._descriptor, line)
             while written < len(line):
@@ -61,7 +64,7 @@ class AppendOnlyFile:
         except OSError as error:
             self._failure = error
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, offset)
+                os.ftruncate(self._descriptor, offset + line.rfind(b"\n", 0, written) + 1)
             raise self._error(error) from error
         self.size = offset + len(line)
         if self._clean:
@@ -197,16 +200,33 @@ def seal_record(record: Record) -> tuple[bytes, int]:
 
     Values that JSON cannot hold are replaced in the record itself and noted there.
     """
+    return seal(encode_unsealed(record))
+
+
+def seal_encoded(encoded: bytes, run_time: float) -> tuple[bytes, int]:
+    """The same of a record that was encoded elsewhere, with the `run_time` that it gets here."""
+    # Keys come in the order of the fields, and quotes inside texts are escaped: the first one found is the record's.
+    head, key, tail = encoded.partition(_NO_RUN_TIME)
+    if not key:
+        raise ValueError("a record from a worker has no run_time to fill in")
+    return seal(b'%b,"run_time":%b,%b' % (head, _encode(run_time), tail))
+
+
+_NO_RUN_TIME = b',"run_time":0.0,'
+
+
+def encode_unsealed(record: Record) -> bytes:
+    """A record as JSON, without the checksum and newline of its line; changed like by `seal_record`."""
     try:
         line = _encode(record)
     except Exception:  # noqa: BLE001 - whatever a payload does when it is looked at, its answer is recorded
         line = b""
     if line and record.input_payload is None and (record.messages is None or _are_plain(record.messages)):
-        return seal(line)
+        return line
     if not line or not _reads_back(record, line):
         _clean_record(record)
         line = _encode(record)
-    return seal(line)
+    return line
 
 
 def _are_plain(messages: list[dict[str, Any]]) -> bool:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import asdict, astuple
 
 from steelyard.errors import TargetError, describe
+from steelyard.journal.writer import encode_unsealed
 from steelyard.masking import user_traceback
 from steelyard.protocols import Cancellation, Emit, InvocationContext, RemoteTarget, Session, StartedPrograms, Target
 from steelyard.records import (
@@ -240,6 +241,10 @@ class CaseRunner:
         async with AsyncExitStack() as stack:
             for remote in self._remotes:
                 stack.push_async_callback(remote.close)
+
+    def encode(self, record: Record) -> bytes:
+        """The record as the driver writes it: a worker does this part of the work, too."""
+        return encode_unsealed(record)
 
     def for_warm_up(self, target: Target) -> CaseRunner:
         """Return a copy that calls this target and does not score its answers."""

@@ -12,11 +12,11 @@ import numpy as np
 from steelyard.errors import CountsError
 from steelyard.journal.answers import AnswerLog, JudgeCall, count_cut_off
 from steelyard.journal.index import ERROR, UNSCORED
-from steelyard.journal.reader import RecordReader
+from steelyard.journal.reader import RecordReader, decode_record, decode_trusted
 from steelyard.journal.replay import STARTED, Replay, SlotState
-from steelyard.journal.writer import JournalWriter, seal_record
+from steelyard.journal.writer import JournalWriter, seal_encoded, seal_record
 from steelyard.protocols import Tally
-from steelyard.records import Job, Record, StoredSample, UnscoredAnswer, verdict
+from steelyard.records import EncodedRecord, EncodedRecords, Job, Record, StoredSample, UnscoredAnswer, verdict
 from steelyard.run.metrics import Errors, RunCounts
 from steelyard.run.plan import Plan
 from steelyard.run.stop_rules import DecidedStop
@@ -94,6 +94,8 @@ class Recorder:
         self._watch = watch
         self._decided = decided
         self._on_record = on_record
+        # Only who looks at answers needs all of a record that a worker encoded.
+        self._decode: Callable[[bytes], Record] = decode_record if keep or on_record is not None else decode_trusted
         self._failing_scorers: set[str] = set()
         """The scorers that were already reported as failing."""
         self._only_scored: set[int] = set()
@@ -165,22 +167,42 @@ class Recorder:
         assert self._reader is not None
         return self._reader.at(self._replay.stored_at(slot))
 
-    def emit(self, record: Record | UnscoredAnswer | StoredSample) -> None:
+    def emit(self, record: Record | UnscoredAnswer | StoredSample | EncodedRecords) -> None:
         """Hand one record to the kernel, then count it. Unscored answers and judge samples are only written."""
-        if not isinstance(record, Record):
+        if isinstance(record, Record):
+            record.run_time = self._earlier + time.monotonic() - self._began
+            if self._writer is None:
+                self._take(record, 0, 0, 0)
+            else:
+                line, crc = seal_record(record)
+                self._take(record, self._writer.append(line), len(line), crc)
+        elif isinstance(record, EncodedRecords):
+            self._emit_encoded(record.records)
+        else:
             if self._answers is not None:
                 self._answers.append(record)
             if isinstance(record, UnscoredAnswer) and record.record.status == "error":
                 count_cut_off(record.record, self.spending)
-            return
-        record.run_time = self._earlier + time.monotonic() - self._began
+
+    def _emit_encoded(self, records: list[EncodedRecord]) -> None:
+        """Hand records that workers encoded to the kernel, all at once, then count them one by one."""
+        run_time = self._earlier + time.monotonic() - self._began
+        sealed = [seal_encoded(record.line, run_time) for record in records]
+        # Before anything is written: what cannot be read back does not belong into the journal.
+        entries = [self._decode(line) for line, _ in sealed]
+        offset = 0 if self._writer is None else self._writer.append(b"".join([line for line, _ in sealed]))
+        for entry, (line, crc) in zip(entries, sealed, strict=True):
+            self._take(entry, offset, len(line), crc)
+            offset += len(line)
+
+    def _take(self, record: Record, offset: int, length: int, crc: int) -> None:
+        """Count a record that is written, at this place of the journal."""
         ok = record.status == "ok"
         scores = record.scores
         slot = record.index if self._is_direct else self._plan.slot_at(record.index, record.trial)
         passed = verdict(scores) if ok and scores else None
         if self._writer is not None:
-            line, crc = seal_record(record)
-            self._writer.note((self._writer.append(line), len(line), slot, _index_state(ok, passed), crc))
+            self._writer.note((offset, length, slot, _index_state(ok, passed), crc))
         before = self._states[slot]
         if before != _STARTED_UNSCORED:  # a stored response was counted when it was replayed
             self.stats.update(record)

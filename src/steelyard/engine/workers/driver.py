@@ -19,6 +19,7 @@ from steelyard.engine.workers.messages import (
     ENDED,
     EXIT,
     LOGGED,
+    RECORD,
     RETURNED,
     Batch,
     Message,
@@ -30,7 +31,7 @@ from steelyard.engine.workers.pickling import DriverObjects
 from steelyard.engine.workers.remote_limits import WorkerCalls
 from steelyard.errors import SteelyardError, describe
 from steelyard.protocols import Cancellation, Emit, InFlight, Permits, Tally
-from steelyard.records import Record, StoredSample, UnscoredAnswer
+from steelyard.records import EncodedRecord, EncodedRecords, Record, StoredSample, UnscoredAnswer
 from steelyard.shutdown import WORKER_REPORT_SECONDS
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.formatting import counted
@@ -300,8 +301,14 @@ class DriverRun:
         ended, being_scored = 0, self._dispatch.being_scored
         worker.peak = batch.peak
         self._tally.peak_in_flight = max(self._tally.peak_in_flight, sum(one.peak for one in self._workers))
+        records: list[EncodedRecord] = []
+        ending: WorkerExit | None = None
         for kind, number, content in batch.items:
-            if kind == EMITTED:
+            if kind == RECORD:
+                if (assigned := worker.assigned.get(number)) is not None and not self._over:
+                    assigned.recorded = True
+                    records.append(EncodedRecord(assigned.job.case.id, assigned.job.trial, content))
+            elif kind == EMITTED:
                 self._handle_emitted(worker.assigned.get(number), pickle.loads(content))
             elif kind == ENDED:
                 ended += 1
@@ -313,8 +320,12 @@ class DriverRun:
             elif kind == LOGGED:
                 log_here(worker.info, content)
             elif kind == EXIT:
-                self._handle_exit(content)
-                return True
+                ending = content
+        if records:
+            self._emit(EncodedRecords(records))
+        if ending is not None:
+            self._handle_exit(ending)
+            return True
         before = worker.share.reserved
         worker.update(batch, ended)
         if worker.share.reserved < before or self._dispatch.being_scored != being_scored:
@@ -422,6 +433,8 @@ class Dispatch:
         if self._permits is not None:
             # The endpoint's limit is for calls in flight: a case whose answer is being scored does not use it.
             allowed = min(allowed, self._permits.allowed + len(self._answered))
+        # Who has the larger share keeps it: a worker that joins does not take away a job that was about to begin.
+        live.sort(key=lambda worker: -worker.share.limit)
         changed_shares = divide_limit(allowed, [worker.share for worker in live], expected)
         changed = [worker for worker in live if worker.share in changed_shares]
         for worker in changed:

@@ -19,9 +19,10 @@ from steelyard.errors import ConfigurationError
 from steelyard.records import Job
 from steelyard.stats.client_load import ClientLoad
 
-EMITTED, ENDED, RETURNED, CALL, LOGGED, EXIT = "emitted", "ended", "returned", "call", "logged", "exit"
-"""The kinds of items: a record or part of one, the end of a job, a job handed back before it began, a call to an object
-in the driver, something that was logged, and the worker's last item."""
+EMITTED, RECORD, ENDED, RETURNED = "emitted", "record", "ended", "returned"
+CALL, LOGGED, EXIT = "call", "logged", "exit"
+"""The kinds of items: what a job emits, its record encoded, its end, a job handed back before it began, a call to an
+object in the driver, something that was logged, and the worker's last item."""
 
 Item: TypeAlias = tuple[str, int, Any]
 """One thing that a worker reports: its kind, the ticket or call number, and the content (a record is pickled)."""

@@ -32,7 +32,7 @@ QUIT = b"q"
 """On the control socket: end in an orderly way. Any other byte comes with the socket of a run."""
 BUFFER_BYTES = 4 << 20
 """How much of the other side's frames may be read ahead."""
-BATCH_BYTES = 1 << 20
+BATCH_BYTES = 1 << 18
 """A batch is taken as soon as there is this much: there is no detour for large ones, as on Ray."""
 
 _HEAD = struct.Struct("<IB")

@@ -21,6 +21,7 @@ from steelyard.engine.workers.messages import (
     EMITTED,
     ENDED,
     EXIT,
+    RECORD,
     RETURNED,
     Batch,
     Message,
@@ -116,6 +117,7 @@ class HostedRun:
 
     async def _begin(self, pickled: bytes) -> None:
         self._work: Work = unpickle_work(pickled, self._token, self._link)
+        self._encode: Callable[[Record], bytes] | None = getattr(self._work, "encode", None)
         if (open_all := getattr(self._work, "open", None)) is not None:
             await open_all(self._parallelism)
         self._running = asyncio.create_task(self._run())
@@ -214,4 +216,7 @@ class HostedRun:
 
     def _emit(self, ticket_and_item: Any) -> None:
         ticket, item = ticket_and_item
+        if self._encode is not None and isinstance(item, Record):
+            self._queue.put((RECORD, ticket, self._encode(item)))
+            return
         self._queue.put((EMITTED, ticket, pickle_item(item)), urgent=isinstance(item, UnscoredAnswer))

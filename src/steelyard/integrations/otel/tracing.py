@@ -37,6 +37,7 @@ from steelyard.protocols import (
     Work,
 )
 from steelyard.records import (
+    EncodedRecords,
     EvalCase,
     InvocationResponse,
     Job,
@@ -225,7 +226,7 @@ class _TracedWork:
         }
         with self._spans.open("case", attributes, parent=self._run) as span:
 
-            def deliver(item: Record | UnscoredAnswer | StoredSample) -> None:
+            def deliver(item: Record | UnscoredAnswer | StoredSample | EncodedRecords) -> None:
                 emit(item)
                 if isinstance(item, Record):
                     self._note(span, item)
