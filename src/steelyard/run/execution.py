@@ -19,7 +19,7 @@ from steelyard.daemon_threads import DaemonThreads
 from steelyard.engine.base import CancellationToken, Engine
 from steelyard.engine.retry import Retry, RetryPolicy
 from steelyard.errors import ConfigurationError, RunCancelled, SuiteError
-from steelyard.journal.reader import iter_records
+from steelyard.journal.reader import decode_record, iter_records
 from steelyard.plugins import make_sandbox
 from steelyard.progress.display import LiveDisplay
 from steelyard.protocols import (
@@ -35,6 +35,7 @@ from steelyard.protocols import (
 from steelyard.records import (
     STOP_REASONS,
     CaseLimits,
+    EncodedRecords,
     InvocationResponse,
     Job,
     Record,
@@ -526,8 +527,12 @@ class Execution:
             budget.is_reported = True
         self._stopped = reason
 
-    def _emit(self, record: Record | UnscoredAnswer | StoredSample) -> None:
+    def _emit(self, record: Record | UnscoredAnswer | StoredSample | EncodedRecords) -> None:
         """Record it, and count it for the display of the whole matrix."""
+        if isinstance(record, EncodedRecords):
+            for one in record.records:
+                self._emit(decode_record(one.line))
+            return
         recorder = self._recorder
         before = recorder.stats.total_requests
         recorder.emit(record)
