@@ -37,11 +37,13 @@ class Engine(ABC):
         token: Cancellation,
         permits: Permits | None = None,
         pace: Pace | None = None,
+        together: bool = False,
     ) -> Tally:
         """Run all jobs, or until the token is cancelled, or until work raises: then cancel the rest and raise.
 
         `jobs` may yield None: there is none yet, and the caller should let other tasks run before asking again.
         `permits` may allow fewer than `parallelism` for a while. With a `pace`, a job is taken at its planned time.
+        With `together`, in a load run, none is taken before all can be: the clock starts with the first job.
         """
 
     @abstractmethod

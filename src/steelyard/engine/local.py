@@ -45,6 +45,7 @@ class LocalEngine(Engine):
         token: Cancellation,
         permits: Permits | None = None,
         pace: Pace | None = None,
+        together: bool = False,  # noqa: ARG002 - this process is ready
     ) -> Tally:
         """Run all jobs, or until the token is cancelled, or until work raises: then cancel the rest and raise."""
         if parallelism < 1:

@@ -443,8 +443,7 @@ class Execution:
             spec=self._spec,
             mode=self._options.progress if self._part is None else "off",
         )
-        self._recorder.begin()
-        self._send_policy.watch()
+        self._begin()
         ticker = asyncio.create_task(self._show(display), name="steelyard-display")
         try:
             return await self._run_engine(work)
@@ -452,6 +451,16 @@ class Execution:
             ticker.cancel()
             self._send_policy.stop_watching(self._engine.client_loads())
             display.close(self._recorder.done, self._recorder.stats, self._recorder.live_outcomes())
+
+    def _begin(self) -> None:
+        """Start the clock, and watch how busy this process is."""
+        self._recorder.begin()
+        self._send_policy.watch()
+
+    def _from_the_first(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
+        """Yield the jobs; the clock starts with the first of them, when there are workers to do it."""
+        self._begin()
+        yield from jobs
 
     async def _warm_up(self, work: CaseRunner) -> int:
         """Send some requests that count for nothing, to open connections and wake the model; how many finished."""
@@ -464,6 +473,7 @@ class Execution:
             parallelism=send_policy.parallelism,
             token=self._token,
             permits=send_policy.permits,
+            together=self._options.is_load,
         )
         if tally.interrupted_by is not None:
             raise RunCancelled("KeyboardInterrupt, raised by the target in the warm-up")
@@ -471,6 +481,8 @@ class Execution:
 
     async def _run_engine(self, work: CaseRunner) -> Tally:
         jobs = self._hooks.paced(self._until_the_suite_changes(self._recorder.jobs()))
+        if self._engine.runs_in_other_processes and self._options.arrivals is None:
+            jobs = self._from_the_first(jobs)
         if self._options.max_cost is not None:
             jobs = self._until_spent(jobs, self._options.max_cost)
         send_policy = self._send_policy
@@ -483,6 +495,7 @@ class Execution:
                 token=self._token,
                 permits=send_policy.permits,
                 pace=send_policy.plan_sends(self._plan.slots or None),
+                together=self._options.is_load,
             )
         )
         try:

@@ -127,7 +127,11 @@ class LoopMonitor:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Start monitoring the running loop."""
+        """Start monitoring the running loop, or start again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._sketch, self._stood_still = PercentileSketch(), 0.0
+            self._recent.clear()
         self._loop = asyncio.get_running_loop()
         # Not the loop's clock: uvloop's does not advance while callbacks run.
         self._began = time.monotonic()

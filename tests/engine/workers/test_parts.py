@@ -692,6 +692,7 @@ class FakeActor:
 
 class FakePool:
     size = 1
+    failure = None
 
     def __init__(self, dies: bool) -> None:
         self.actor = FakeActor(dies)
@@ -703,6 +704,9 @@ class FakePool:
 
     def is_loss(self, error: BaseException) -> bool:
         return isinstance(error, ConnectionError)
+
+    def is_broken_connection(self, error: BaseException) -> bool:
+        return isinstance(error, BrokenPipeError)
 
     def cause(self, error: Exception) -> Exception:
         return error

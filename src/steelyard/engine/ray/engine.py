@@ -126,6 +126,7 @@ class RayWorkerPool:
         cpus = ray.cluster_resources().get("CPU", 1.0)
         self.size = workers or max(1, int(cpus))
         self._cpus_each = min(1.0, cpus / self.size)
+        self.failure: Exception | None = None
         self._actors: dict[int, Any] = {}
         self._infos: dict[int, WorkerInfo] = {}
 
@@ -167,6 +168,12 @@ class RayWorkerPool:
         import ray
 
         return isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError)
+
+    def is_broken_connection(self, error: BaseException) -> bool:
+        """Whether Ray cannot reach an actor now, and does not know it to be dead."""
+        import ray
+
+        return isinstance(error, ray.exceptions.ActorUnavailableError)
 
     def cause(self, error: Exception) -> Exception:
         """Return what a worker raised, without Ray's wrapper."""

@@ -41,8 +41,19 @@ log = logging.getLogger("steelyard")
 _START_SECONDS = 60.0
 """How long a run without a single worker waits for one."""
 _MAX_FALSE_STARTS = 3
-EXPECTED_SECONDS = 10.0
+EXPECTED_SECONDS = 1.0
 """How long a share is kept for a worker that is being started; after that the other workers use it meanwhile."""
+_TOGETHER_SECONDS = 60.0
+"""How long a load run waits for all of its workers."""
+_MISSING_SECONDS = 10.0
+"""How long a worker may take to start before that is reported."""
+_SILENT_SECONDS = 10.0
+"""How long a worker may send nothing before that is reported, and what is idle of its share is lent to others."""
+_SILENCE_REPORTED_SECONDS = 60.0
+"""How often that is reported of one worker."""
+_RECONNECT_SECONDS = 30.0
+"""How long a broken connection is tried again before its worker counts as lost."""
+_RECONNECT_PAUSE = 0.5
 _ROUNDS = 8
 """In how many parts each worker gets the jobs that it wants."""
 
@@ -68,17 +79,31 @@ class WorkerPool(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def failure(self) -> Exception | None:
+        """What makes it impossible to reach any worker from now on."""
+
     async def worker(self, number: int) -> tuple[WorkerConnection, WorkerInfo]: ...
 
     def lose(self, number: int) -> None: ...
 
     def is_loss(self, error: BaseException) -> bool: ...
 
+    def is_broken_connection(self, error: BaseException) -> bool:
+        """Whether an error means that a worker cannot be reached now, but may be alive: the call is made again."""
+
     def cause(self, error: Exception) -> Exception: ...
 
 
+class NoPlaceForWorker(SteelyardError):
+    """A worker is not started, nor another in its place: the run does without it."""
+
+
 class DriverRun:
-    """The workers of one run, the jobs assigned to them, and how the run ends."""
+    """The workers of one run, the jobs assigned to them, and how the run ends.
+
+    With `together`, in a load run, no job is taken before all workers are ready.
+    """
 
     def __init__(
         self,
@@ -94,6 +119,7 @@ class DriverRun:
         token: Cancellation,
         permits: Permits | None,
         grace: float,
+        together: bool = False,
     ) -> None:
         self._number = number
         self._pool = pool
@@ -115,15 +141,13 @@ class DriverRun:
         self._dispatch = Dispatch(
             number, self._workers, pending, parallelism=parallelism, permits=permits, token=token, fail=self._fail
         )
+        self._dispatch.is_held = together
+        self._began = time.monotonic()
         self.loads: list[ClientLoad] = []
 
     async def run(self) -> Tally:
         """Run until all jobs are done, the token is cancelled or something fails; raises the first failure."""
-        self._tasks = [
-            asyncio.create_task(self._run_worker(worker), name="steelyard-worker") for worker in self._workers
-        ]
-        for task in self._tasks:
-            task.add_done_callback(self._worker_task_done)
+        self._start_tasks()
         watcher = asyncio.create_task(self._watch(), name="steelyard-cancellation")
         try:
             await self._stop.wait()
@@ -158,15 +182,53 @@ class DriverRun:
             while not cancelled.done():
                 await asyncio.wait([cancelled], timeout=1.0)
                 now = time.monotonic()
+                if self._pool.failure is not None:
+                    self._fail(self._pool.failure)
                 if any(worker.is_live for worker in self._workers):
                     without_since = now
                 elif now - without_since > _START_SECONDS:
                     self._fail(SteelyardError(f"the cluster started no worker within {_START_SECONDS:.0f} s"))
                 self._dispatch.warn_about_missing(now)
+                self._dispatch.check_silence(now)
+                self._follow_pool()
+                self._start_together(now)
                 self._dispatch.guarded(self._dispatch.rebalance)()
             self._end()
         finally:
             cancelled.cancel()
+
+    def _start_tasks(self) -> None:
+        """Start a task for each worker that has none."""
+        for worker in self._workers[len(self._tasks) :]:
+            task = asyncio.create_task(self._run_worker(worker), name="steelyard-worker")
+            self._tasks.append(task)
+            task.add_done_callback(self._worker_task_done)
+
+    def _follow_pool(self) -> None:
+        """Add workers when the pool has grown."""
+        size = min(self._pool.size, self._parallelism)
+        if size > len(self._workers) and not (self._stopping or self._pending.is_running_out):
+            log.info("%d more, %s now", size - len(self._workers), counted(size, "worker"))
+            self._workers.extend(WorkerHandle(place) for place in range(len(self._workers), size))
+            self._start_tasks()
+
+    def _start_together(self, now: float) -> None:
+        """Begin a load run when all its workers are ready; when some are not for long, begin without them."""
+        if not self._dispatch.is_held:
+            return
+        wanted = [worker for worker in self._workers if not worker.has_no_place]
+        ready = sum(worker.is_live for worker in wanted)
+        if ready < len(wanted):
+            if not ready or now - self._began < _TOGETHER_SECONDS:
+                return
+            log.warning(
+                "the load starts with %d of %s: the others have not started within %.0f s",
+                ready,
+                counted(len(wanted), "worker"),
+                _TOGETHER_SECONDS,
+            )
+        self._dispatch.is_held = False
+        self._dispatch.guarded(self._dispatch.rebalance)()
 
     def _end(self) -> None:
         """Assign no more jobs, and have `run` shut the workers down."""
@@ -225,6 +287,11 @@ class DriverRun:
                 await self._start_worker(worker)
                 await self._exchange_messages(worker)
                 return
+            except NoPlaceForWorker as error:
+                log.warning("%s", error)
+                worker.has_no_place = True
+                self._start_together(time.monotonic())
+                return
             except Exception as error:
                 if not self._pool.is_loss(error):
                     raise self._pool.cause(error) from None
@@ -243,30 +310,56 @@ class DriverRun:
             self._dispatch.send_soon(worker)
 
         worker.attach(actor, info, WorkerCalls(self._driver_objects.objects, reply))
+        self._start_together(time.monotonic())
         self._dispatch.rebalance()
         self._close_if_done()
 
     async def _exchange_messages(self, worker: WorkerHandle) -> None:
         """Send messages and receive batches until the worker has finished its part."""
         while True:
-            batch = await worker.actor.exchange(self._number, worker.take_message())
+            batch = await self._next_batch(worker)
             if self._handle_batch(worker, batch):
                 return
             self._dispatch.assign_jobs(self._workers if self._pending.is_running_out else [worker])
             self._close_if_done()
 
+    async def _next_batch(self, worker: WorkerHandle) -> Batch:
+        """Send a message and wait for the next batch; a connection that breaks is tried again for a while.
+
+        Messages and batches are numbered, so that each is taken in once: what was on its way is sent again.
+        """
+        broken_at: float | None = None
+        while True:
+            if worker.must_resend:
+                self._dispatch.resend(worker)
+            try:
+                batch: Batch = await worker.actor.exchange(self._number, worker.take_message())
+                break
+            except Exception as error:
+                if not self._pool.is_broken_connection(error):
+                    raise
+                now, name = time.monotonic(), worker.name
+                if broken_at is None:
+                    broken_at = now
+                    log.warning("the connection to %s broke, trying again: %s", name, _first_line(error))
+                    self._dispatch.out_of_reach(worker)
+                if now - broken_at > _RECONNECT_SECONDS or self._stopping:
+                    raise
+                worker.must_resend = True
+                await asyncio.sleep(_RECONNECT_PAUSE)
+        self._dispatch.within_reach(worker)
+        return batch
+
     def _lose(self, worker: WorkerHandle, error: BaseException) -> None:
         """Reschedule the jobs of a lost worker, and make room for its replacement."""
-        info, why = worker.info, _first_line(error)
+        info, name, why = worker.info, worker.name, _first_line(error)
         lost = worker.detach()
         for assigned in lost:
             self._dispatch.settle(assigned)
         self._pool.lose(worker.number)
-        self._dispatch.expect(worker)
         lost = self._count_recorded(lost)
         if self._stopping:
             return
-        name = "a worker" if info is None else info.name
         log.warning("%s was lost, with %s: %s", name, counted(len(lost), "case"), why)
         for assigned in lost:
             if not self._pending.reschedule(assigned):
@@ -288,7 +381,7 @@ class DriverRun:
             if not any(worker.is_live for worker in self._workers):
                 self._end()
             for worker in self._workers:
-                if worker.is_live:
+                if worker.can_be_reached:
                     worker.message.no_more = True
                     self._dispatch.send_soon(worker)
                 else:
@@ -402,11 +495,12 @@ class Dispatch:
         self._token = token
         self._fail = fail
         self._tickets = itertools.count(1)
-        self._expected_until = [time.monotonic() + EXPECTED_SECONDS] * len(workers)
         self._answered: set[tuple[str, int]] = set()
         """Cases, by id and trial, whose answer is being scored: known only where the endpoint sets the parallelism."""
         self.is_over = False
         """Whether no more jobs are assigned."""
+        self.is_held = False
+        """Whether no jobs are assigned yet."""
         self.sending: set[asyncio.Task[None]] = set()
         """Messages being sent."""
         self._adaptive = isinstance(permits, AdaptivePermits)
@@ -420,21 +514,20 @@ class Dispatch:
         """How many cases have their answer and have not ended."""
         return len(self._answered)
 
-    def expect(self, worker: WorkerHandle) -> None:
-        """Keep a share for a worker that is being started."""
-        self._expected_until[worker.number] = time.monotonic() + EXPECTED_SECONDS
-
     def rebalance(self) -> None:
         """Divide the allowed parallelism among the live workers and those that are about to start."""
+        if self.is_held:
+            return
         now = time.monotonic()
-        live = [worker for worker in self._workers if worker.is_live]
-        expected = sum(not worker.is_live and now < self._expected_until[worker.number] for worker in self._workers)
+        live = [worker for worker in self._workers if worker.can_be_reached]
+        expected = sum(worker.is_expected(now, EXPECTED_SECONDS) for worker in self._workers)
         allowed = self._parallelism
         if self._permits is not None:
             # The endpoint's limit is for calls in flight: a case whose answer is being scored does not use it.
             allowed = min(allowed, self._permits.allowed + len(self._answered))
         # Who has the larger share keeps it: a worker that joins does not take away a job that was about to begin.
         live.sort(key=lambda worker: -worker.share.limit)
+        allowed -= sum(worker.share.reserved for worker in self._workers if worker.is_out_of_reach)
         changed_shares = divide_limit(allowed, [worker.share for worker in live], expected)
         changed = [worker for worker in live if worker.share in changed_shares]
         for worker in changed:
@@ -471,14 +564,56 @@ class Dispatch:
     def send(self, worker: WorkerHandle) -> None:
         """Send a worker's message now, if there is anything in it."""
         if worker.is_live and worker.message != type(worker.message)():
-            self._send_in_background(worker.actor.send(self._run, worker.take_message()))
+            self._send_in_background(worker, worker.actor.send(self._run, worker.take_message()))
+
+    def resend(self, worker: WorkerHandle) -> None:
+        """Send what the worker has not confirmed once more: it may not have arrived."""
+        worker.must_resend = False
+        for message in worker.unconfirmed:
+            self._send_in_background(worker, worker.actor.send(self._run, message))
+
+    def out_of_reach(self, worker: WorkerHandle) -> None:
+        """Assign nothing more to a worker that cannot be reached; others get what its jobs do not use of its share.
+
+        A worker begins nothing once it has heard nothing for some seconds, but what it began goes on.
+        """
+        worker.is_out_of_reach = True
+        worker.share.lend(len(worker.assigned))
+        worker.message.share, worker.message.share_number = worker.share.limit, worker.share.number
+        self.guarded(self.rebalance)()
+
+    def within_reach(self, worker: WorkerHandle) -> None:
+        """Note that a worker answers."""
+        if worker.is_out_of_reach:
+            worker.is_out_of_reach = False
+            log.info("%s answers again", worker.name)
+            self.guarded(self.rebalance)()
+
+    def check_silence(self, now: float) -> None:
+        """Report workers that have sent nothing for too long: they send something once a second."""
+        for worker in self._workers:
+            silent = worker.silent_seconds(now)
+            if not worker.is_live or worker.is_out_of_reach or silent < _SILENT_SECONDS:
+                continue
+            if now - worker.silence_reported_at > _SILENCE_REPORTED_SECONDS:
+                worker.silence_reported_at = now
+                jobs = counted(len(worker.assigned), "case")
+                log.warning(
+                    "%s has been silent for %.0f s, with %s: it gets no more until it answers; is its network "
+                    "broken, or does something block it?",
+                    worker.name,
+                    silent,
+                    jobs,
+                )
+            self.out_of_reach(worker)
 
     def warn_about_missing(self, now: float) -> None:
         """Warn, once each time, that a worker could not be started and the others do its part."""
         for worker in self._workers:
-            if not worker.is_live and now > self._expected_until[worker.number] and not worker.missing_reported:
+            is_late = now > worker.starting_since + _MISSING_SECONDS and not worker.has_no_place
+            if not worker.is_live and is_late and not worker.missing_reported:
                 worker.missing_reported = True
-                log.warning("a worker has not been started for %.0f s: has the cluster a CPU for it?", EXPECTED_SECONDS)
+                log.warning("a worker has not been started for %.0f s: has the cluster a CPU for it?", _MISSING_SECONDS)
 
     def guarded(self, act: Callable[[], None]) -> Callable[[], None]:
         """Wrap a callback so that an exception ends the run."""
@@ -494,7 +629,7 @@ class Dispatch:
         return guarded
 
     def _wanted(self, worker: WorkerHandle) -> int:
-        return worker.jobs_wanted(ahead=not self._pending.is_running_out) if worker.is_live else 0
+        return worker.jobs_wanted(ahead=not self._pending.is_running_out) if worker.can_be_reached else 0
 
     def _assign(self, worker: WorkerHandle, count: int) -> Assigned | str | None:
         """Assign up to `count` jobs; returns the last of them, NOT_YET, or None when there was none for the worker."""
@@ -521,8 +656,8 @@ class Dispatch:
                 idle -= worker.message.recall
                 self.send_soon(worker)
 
-    def _send_in_background(self, sending: Awaitable[None] | None) -> None:
-        """Send without waiting: a worker that no longer receives is noticed in the exchange."""
+    def _send_in_background(self, worker: WorkerHandle, sending: Awaitable[None] | None) -> None:
+        """Send without waiting: a worker that no longer receives is noticed in the exchange, and it is sent again."""
         if sending is None:
             return
 
@@ -531,6 +666,7 @@ class Dispatch:
                 await sending
             except Exception as error:  # noqa: BLE001
                 log.debug("a message did not arrive: %s", describe(error))
+                worker.must_resend = True
 
         task: asyncio.Task[None] = asyncio.create_task(send())
         self.sending.add(task)

@@ -52,6 +52,7 @@ class WorkersEngine(Engine):
         token: Cancellation,
         permits: Permits | None = None,
         pace: Pace | None = None,
+        together: bool = False,
     ) -> Tally:
         """Run all jobs, or until the token is cancelled, or until work raises: then cancel the rest and raise."""
         if parallelism < 1:
@@ -75,6 +76,7 @@ class WorkersEngine(Engine):
             token=token,
             permits=permits,
             grace=self._grace,
+            together=together,
         )
         self._runs.append(run)
         try:

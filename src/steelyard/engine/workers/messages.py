@@ -55,6 +55,10 @@ class Message(msgspec.Struct):
     no_more: bool = False
     """Whether no more jobs will come."""
     cancelled: str | None = None
+    number: int = 0
+    """Counts up from 1. A worker takes each message once and in order, however often it is sent."""
+    acknowledged: int = 0
+    """The number of the last batch that the driver received."""
 
 
 class Batch(msgspec.Struct):
@@ -67,6 +71,10 @@ class Batch(msgspec.Struct):
     """The most calls in flight since the last batch."""
     share_number: int
     """The number of the last share received."""
+    number: int = 0
+    """Counts up from 1. Until the driver acknowledges it, a batch is sent again."""
+    received: int = 0
+    """The number of the last message received, with all before it."""
 
 
 class WorkerExit(msgspec.Struct):

@@ -152,6 +152,12 @@ class WorkerShare:
         if number == self.number:
             self._reserved = in_flight
 
+    def lend(self, in_use: int) -> None:
+        """Keep only as much as the jobs of a worker that is out of reach can use; the rest is free for others."""
+        self.limit = min(self.limit, in_use)
+        self._reserved = min(self._reserved, in_use)
+        self.number += 1
+
     def clear(self) -> None:
         """Free the whole share: the worker is gone, and its calls with it."""
         self.limit = self._reserved = 0
@@ -192,18 +198,47 @@ class WorkerHandle:
         self.calls: WorkerCalls | None = None
         self.missing_reported = False
         """Whether a warning reported that no worker was started."""
+        self.has_no_place = False
+        """Whether no worker is started for it any more."""
+        self.starting_since = time.monotonic()
         self.peak = 0
         """The most calls it had in flight between its last two batches."""
         self.on_probation: int | None = None
         """The ticket of the one job on probation that it has."""
         self.message = Message()
         """What to send at the next opportunity."""
+        self.is_out_of_reach = False
+        """Whether its connection broke, or it has been silent for long: it gets no more jobs until it answers."""
+        self.silence_reported_at = float("-inf")
+        self.must_resend = False
+        """Whether messages that it has not confirmed may be lost."""
+        self.unconfirmed: deque[Message] = deque()
+        """Messages that were sent, and that no batch has confirmed yet."""
+        self._messages = 0
+        self._batches = 0
         self._rate = 0.0
         self._last_batch_at = time.monotonic()
 
     @property
     def is_live(self) -> bool:
         return self.actor is not None
+
+    @property
+    def can_be_reached(self) -> bool:
+        return self.actor is not None and not self.is_out_of_reach
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "a worker" if self.info is None else self.info.name
+
+    def is_expected(self, now: float, seconds: float) -> bool:
+        """Whether its worker should be there within so many seconds of its start."""
+        return not (self.is_live or self.has_no_place) and now < self.starting_since + seconds
+
+    def silent_seconds(self, now: float) -> float:
+        """How long ago its last batch came, or its start."""
+        return now - self._last_batch_at
 
     @property
     def waiting(self) -> int:
@@ -221,6 +256,9 @@ class WorkerHandle:
         """Bind a started worker to this handle."""
         self.actor, self.info, self.calls = actor, info, calls
         self.message, self.missing_reported = Message(), False
+        self.is_out_of_reach = self.must_resend = False
+        self.unconfirmed.clear()
+        self._messages = self._batches = 0
         self._rate, self._last_batch_at = 0.0, time.monotonic()
 
     def detach(self) -> list[Assigned]:
@@ -233,6 +271,8 @@ class WorkerHandle:
         self.share.clear()
         self.assigned.clear()
         self.actor, self.calls, self.peak, self.on_probation = None, None, 0, None
+        self.is_out_of_reach = False
+        self.starting_since = time.monotonic()
         return lost
 
     def update(self, batch: Batch, ended: int) -> None:
@@ -241,9 +281,15 @@ class WorkerHandle:
         rate = ended / max(now - self._last_batch_at, 1e-3)
         self._rate += _RATE_SMOOTHING * (rate - self._rate)
         self._last_batch_at = now
+        self._batches = batch.number
+        while self.unconfirmed and self.unconfirmed[0].number <= batch.received:
+            self.unconfirmed.popleft()
         self.share.confirm(batch.share_number, batch.in_flight)
 
     def take_message(self) -> Message:
         """Take what has been collected to send."""
         message, self.message = self.message, Message()
+        self._messages += 1
+        message.number, message.acknowledged = self._messages, self._batches
+        self.unconfirmed.append(message)
         return message

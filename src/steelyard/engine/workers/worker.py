@@ -35,6 +35,8 @@ from steelyard.protocols import Emit, Work
 from steelyard.records import Job, Record, UnscoredAnswer
 from steelyard.stats.client_load import LoopMonitor
 
+_KEPT_SECONDS = 60.0
+"""How long a run that is over is kept: its last batch may have to be sent again."""
 _SILENCE_SECONDS = 5.0
 """A driver sends its workers a message at least once a second. One that is silent for longer may have assigned their
 jobs to others: jobs that have not begun by then wait for its next message."""
@@ -55,11 +57,15 @@ class Worker:
 
     async def begin(self, run: int, work: bytes, parallelism: int, grace: float) -> None:
         """Unpickle the work and open its endpoints; raises what makes that impossible."""
-        self._runs[run] = hosted = HostedRun(self._node, parallelism, grace)
+        now = time.monotonic()
+        self._runs = {number: hosted for number, hosted in self._runs.items() if hosted.is_kept(now)}
+        if run not in self._runs:  # else the connection broke before the reply to the first call arrived
+            hosted = self._runs[run] = HostedRun(self._node, parallelism, grace)
+            hosted.beginning = asyncio.create_task(hosted.begin(work))
         try:
-            await hosted.begin(work)
-        except BaseException:
-            del self._runs[run]
+            await asyncio.shield(self._runs[run].beginning)
+        except Exception:
+            self._runs.pop(run, None)
             raise
 
     async def receive(self, run: int, message: Message) -> None:
@@ -71,10 +77,7 @@ class Worker:
         """Take in a message and return the next batch, waiting a moment for it."""
         hosted = self._runs[run]
         hosted.receive(message)
-        batch = await hosted.batch()
-        if batch.items and batch.items[-1][0] == EXIT:
-            del self._runs[run]
-        return batch
+        return await hosted.batch(message.acknowledged)
 
 
 def _allow_open_files() -> None:
@@ -104,6 +107,18 @@ class HostedRun:
         self._last_message_at = time.monotonic()
         self._no_more = False
         self._callbacks: list[Callable[[], None]] = []
+        self._received = 0
+        """The number of the last message that was taken in."""
+        self._early: dict[int, Message] = {}
+        """Messages that overtook another one, by number."""
+        self._batching = asyncio.Lock()
+        self._last_batch = Batch([], 0, 0, 0)
+        self._over_at: float | None = None
+        self.beginning: asyncio.Task[None]
+
+    def is_kept(self, now: float) -> bool:
+        """Whether the driver may still ask for its last batch."""
+        return self._over_at is None or now - self._over_at < _KEPT_SECONDS
 
     async def begin(self, pickled: bytes) -> None:
         """Unpickle the work, open its endpoints and start the engine."""
@@ -123,8 +138,18 @@ class HostedRun:
         self._running = asyncio.create_task(self._run())
 
     def receive(self, message: Message) -> None:
-        """Take in a message of the driver."""
+        """Take in a message of the driver, after those before it; one that came already is dropped."""
         self._last_message_at = time.monotonic()
+        if message.number == 0:
+            self._take_in(message)
+        elif message.number > self._received:
+            self._early[message.number] = message
+        while (following := self._early.pop(self._received + 1, None)) is not None:
+            self._received += 1
+            self._take_in(following)
+        self._notify_change()
+
+    def _take_in(self, message: Message) -> None:
         if message.share is not None and message.share_number > self._share_number:
             self._share, self._share_number = message.share, message.share_number
         self._waiting.extend(message.jobs)
@@ -135,13 +160,19 @@ class HostedRun:
         self._no_more = self._no_more or message.no_more
         if message.cancelled is not None:
             self._token.cancel(message.cancelled)
-        self._notify_change()
 
-    async def batch(self) -> Batch:
-        """Wait for the next batch to report."""
-        items = await self._queue.take()
-        peak, self._peak = self._peak, self._active
-        return Batch(items, self._active, peak, self._share_number)
+    async def batch(self, acknowledged: int) -> Batch:
+        """Wait for the next batch to report; one that the driver has not received is returned once more."""
+        async with self._batching:
+            if self._last_batch.number > acknowledged:
+                return self._last_batch
+            items = await self._queue.take()
+            peak, self._peak = self._peak, self._active
+            number = self._last_batch.number + 1
+            self._last_batch = Batch(items, self._active, peak, self._share_number, number, self._received)
+            if items and items[-1][0] == EXIT:
+                self._over_at = time.monotonic()
+            return self._last_batch
 
     def abandon(self) -> None:
         """Cancel what is left: the driver does not wait for it."""

@@ -181,6 +181,7 @@ class TracedEngine(Engine):
         token: Cancellation,
         permits: Permits | None = None,
         pace: Pace | None = None,
+        together: bool = False,
     ) -> Tally:
         """Run the jobs inside a span that has their counts at its end."""
         with self._spans.open(self._name, {**self._attributes, "steelyard.parallelism": parallelism}) as span:
@@ -192,6 +193,7 @@ class TracedEngine(Engine):
                 token=token,
                 permits=permits,
                 pace=pace,
+                together=together,
             )
             span.set_attribute("steelyard.finished", tally.finished)
             span.set_attribute("steelyard.cancelled", tally.cancelled)
