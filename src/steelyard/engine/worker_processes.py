@@ -219,6 +219,8 @@ def _how_it_ended(code: int) -> str:
 class ProcessPool:
     """The processes of an engine, by worker number."""
 
+    failure = None
+
     def __init__(self, size: int) -> None:
         self.size = size
         self._processes: dict[int, WorkerProcess] = {}
@@ -257,6 +259,10 @@ class ProcessPool:
     def is_loss(self, error: BaseException) -> bool:
         """Whether an error means that a worker is gone, and not that its code raised."""
         return isinstance(error, WorkerDied)
+
+    def is_broken_connection(self, error: BaseException) -> bool:  # noqa: ARG002
+        """Never: a socket pair ends with the process at its other end."""
+        return False
 
     def cause(self, error: Exception) -> Exception:
         """Return what a worker raised."""

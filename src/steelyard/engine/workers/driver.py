@@ -41,7 +41,7 @@ log = logging.getLogger("steelyard")
 _START_SECONDS = 60.0
 """How long a run without a single worker waits for one."""
 _MAX_FALSE_STARTS = 3
-EXPECTED_SECONDS = 1.0
+EXPECTED_SECONDS = 3.0
 """How long a share is kept for a worker that is being started; after that the other workers use it meanwhile."""
 _TOGETHER_SECONDS = 60.0
 """How long a load run waits for all of its workers."""

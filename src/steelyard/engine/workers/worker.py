@@ -161,10 +161,10 @@ class HostedRun:
         if message.cancelled is not None:
             self._token.cancel(message.cancelled)
 
-    async def batch(self, acknowledged: int) -> Batch:
-        """Wait for the next batch to report; one that the driver has not received is returned once more."""
+    async def batch(self, acknowledged: int | None = None) -> Batch:
+        """Wait for the next batch to report; the last one again if it is not the one that was acknowledged."""
         async with self._batching:
-            if self._last_batch.number > acknowledged:
+            if acknowledged is not None and self._last_batch.number > acknowledged:
                 return self._last_batch
             items = await self._queue.take()
             peak, self._peak = self._peak, self._active
