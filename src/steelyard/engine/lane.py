@@ -77,6 +77,7 @@ class LaneEngine(LocalEngine):
         token: Cancellation,
         permits: Permits | None = None,
         pace: Pace | None = None,
+        together: bool = False,  # noqa: ARG002 - this process is ready
     ) -> Tally:
         """Run all jobs, at most `parallelism` at once, or until the token is cancelled, or until work raises."""
         # One worker more, which waits for the run's next turn while all others are at work.

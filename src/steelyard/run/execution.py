@@ -443,7 +443,7 @@ class Execution:
             spec=self._spec,
             mode=self._options.progress if self._part is None else "off",
         )
-        self._begin()
+        self._start_clock()
         ticker = asyncio.create_task(self._show(display), name="steelyard-display")
         try:
             return await self._run_engine(work)
@@ -452,14 +452,14 @@ class Execution:
             self._send_policy.stop_watching(self._engine.client_loads())
             display.close(self._recorder.done, self._recorder.stats, self._recorder.live_outcomes())
 
-    def _begin(self) -> None:
+    def _start_clock(self) -> None:
         """Start the clock, and watch how busy this process is."""
         self._recorder.begin()
         self._send_policy.watch()
 
     def _from_the_first(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
         """Yield the jobs; the clock starts with the first of them, when there are workers to do it."""
-        self._begin()
+        self._start_clock()
         yield from jobs
 
     async def _warm_up(self, work: CaseRunner) -> int:
