@@ -111,7 +111,7 @@ def test_figures_that_can_be_named_before_a_run_depend_on_no_key_of_it() -> None
 def test_a_group_that_came_with_a_later_version_is_passed_over(tmp_path: Path) -> None:
     result = run(tmp_path)
     written = json.loads((tmp_path / "metrics.json").read_bytes())
-    (tmp_path / "metrics.json").write_text(json.dumps({**written, "slices": {"hard": {"pass_rate": 1}}}))
+    (tmp_path / "metrics.json").write_text(json.dumps({**written, "later": {"hard": {"pass_rate": 1}}}))
     assert run_state(tmp_path) is RunState.COMPLETE
     assert Result.load(tmp_path).typed_metrics == result.typed_metrics
 

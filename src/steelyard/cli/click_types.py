@@ -51,8 +51,18 @@ def flags_of(kind: type[msgspec.Struct], command: CommandName) -> Callable[[F], 
 
 def given_options(kind: type[msgspec.Struct], command: CommandName, given: dict[str, Any]) -> dict[str, Any]:
     """The options of a struct that were given to a command; they are taken out of its parameters."""
-    values = {field.name: given.pop(field.name) for field, _ in _fields(kind, command)}
-    return {name: value for name, value in values.items() if value is not None}
+    values = {}
+    for field, _ in _fields(kind, command):
+        value = given.pop(field.name)
+        if value is not None and value != ():
+            parse = field.option.parse if _is_several(field) else None
+            values[field.name] = value if parse is None else parse(",".join(value), field.option.flags[0])
+    return values
+
+
+def _is_several(field: OptionField) -> bool:
+    """Whether a flag may be given several times."""
+    return get_origin(field.type) is tuple
 
 
 def _fields(kind: type[msgspec.Struct], command: CommandName) -> Iterator[tuple[OptionField, str]]:
@@ -71,6 +81,8 @@ def _declared(field: OptionField) -> tuple[str, ...]:
 
 def _attributes(field: OptionField) -> dict[str, Any]:
     option = field.option
+    if _is_several(field):
+        return {"multiple": True, "metavar": option.metavar}
     if option.parse is not None:
         return {"type": Parsed(option.parse), "metavar": option.metavar}
     kinds = [kind for kind in get_args(field.type) or (field.type,) if kind is not NoneType]

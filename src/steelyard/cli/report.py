@@ -19,6 +19,7 @@ from steelyard.journal.files import REPORT
 from steelyard.plugins import BUILT_IN, find
 from steelyard.report.formats import report_metrics, report_pieces, single_runs
 from steelyard.stats.formatting import without_commands, xml_without_commands
+from steelyard.stats.slices import parse_keys
 
 if TYPE_CHECKING:
     from steelyard.suite.evalset import EvalSet
@@ -57,7 +58,12 @@ class _Format(_Choice):
 )
 @click.option("--case", "case_id", help="One case in full, all of its trials: text or json.")
 @click.option("--suite", help="Suite file to take expected answers from [default: the run's own].")
-def command(runs: tuple[Path, ...], form: str, output: str | None, case_id: str | None, suite: str | None) -> int:
+@click.option(
+    "--by", multiple=True, metavar="KEY", help="Also show each value of these metadata keys: category,difficulty."
+)
+def command(
+    runs: tuple[Path, ...], form: str, output: str | None, case_id: str | None, suite: str | None, by: tuple[str, ...]
+) -> int:
     """Show the result in each directory RUN. An unfinished run is read as far as it has come.
 
     RUN may be the folder of a matrix, or of a sweep in every format but junit.
@@ -65,14 +71,15 @@ def command(runs: tuple[Path, ...], form: str, output: str | None, case_id: str 
     html is one file a run that needs no network; where several runs are reported, -o names a folder for them.
     """
     cases = None if suite is None else cases_of(suite)
+    keys = parse_keys(",".join(by), "--by") if by else ()
     if case_id is not None:
         return _show_case(runs, form, output, case_id, cases)
     if form == "html":
-        return _write_pages(runs, output, cases)
+        return _write_pages(runs, output, cases, keys)
     if form == "json" and output in (None, "-"):
-        show_json(report_metrics(runs))
+        show_json(report_metrics(runs, by=keys))
         return 0
-    _write(report_pieces(runs, form, cases), output, form)
+    _write(report_pieces(runs, form, cases, by=keys), output, form)
     return 0
 
 
@@ -91,14 +98,14 @@ def _show_case(runs: tuple[Path, ...], form: str, output: str | None, case_id: s
     return 0
 
 
-def _write_pages(runs: tuple[Path, ...], output: str | None, cases: EvalSet | None) -> int:
+def _write_pages(runs: tuple[Path, ...], output: str | None, cases: EvalSet | None, by: tuple[str, ...]) -> int:
     if len(runs) > 1 and output is not None and not Path(output).is_dir():
         raise ConfigurationError(f"-o must name a folder that is there for {len(runs)} runs, got {output!r}")
     for run in runs:
         place = str(run / REPORT) if output is None else output
         if output not in (None, "-") and Path(place).is_dir():
             place = str(Path(place) / f"{run.resolve().name}.html")
-        _write(report_pieces([run], "html", cases), place, "html")
+        _write(report_pieces([run], "html", cases, by=by), place, "html")
         if place != "-":
             show(place)
     return 0

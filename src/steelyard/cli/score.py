@@ -80,6 +80,7 @@ def command(
         "initial_session_file": None,
         "progress": "off" if quiet or no_progress else "auto",
     }
+    changes |= answers.selection
     options = runner.options.replace(**changes | given_options(RunOptions, "score", given))
     token = CancellationToken()
     scoring = Runner(

@@ -32,6 +32,7 @@ from steelyard.journal.files import (
 from steelyard.stats.metrics import JournalLines, JudgeCalibration
 
 SCHEMA_VERSION = 1
+_SELECTION = ("where", "sample")
 _SHOWN = 200
 PLOTS = ("error-rate.svg", "latency.svg")
 """The pictures that a sweep leaves in its folder."""
@@ -124,6 +125,10 @@ def compare(run: Path, old: Manifest, new: Manifest) -> list[str]:
         differences.append(f"seed: {old.seed} there, {new.seed} now")
     hard, soft = _identity_differences(old.target, _as_json(new.target))
     differences += hard
+    for name in _SELECTION:
+        before, current = old.options.get(name) or None, _as_json(new.options).get(name) or None
+        if before != current:
+            soft.append(f"{name}: {_show(before)} there, {_show(current)} now")
     if differences:
         listed = "\n  ".join(differences)
         raise RunMismatch(

@@ -21,16 +21,19 @@ SUFFIXES = {"text": "txt", "md": "md", "html": "html", "json": "json", "csv": "c
 """How a file of each format is named; one of a plugin's format has the format's name."""
 
 
-def report_pieces(runs: Sequence[Path], form: str, cases: EvalSet | None = None) -> Iterator[str | bytes]:
+def report_pieces(
+    runs: Sequence[Path], form: str, cases: EvalSet | None = None, *, by: Sequence[str] = ()
+) -> Iterator[str | bytes]:
     """The report on these runs in a format; `cases` are those to take expected answers from. Of html: one run's page.
 
+    `by` names metadata keys whose slices are shown besides those of the run, in text, md, html and json.
     What only one format needs is imported when it is asked for.
     """
     if form not in BUILT_IN["reports"]:
         yield from _by_plugin(runs, form)
     elif form == "html":
         for run in runs:
-            yield from _page(run, cases)
+            yield from _page(run, cases, by)
     elif form == "csv":
         yield from _rows(runs)
     elif form == "junit":
@@ -38,18 +41,20 @@ def report_pieces(runs: Sequence[Path], form: str, cases: EvalSet | None = None)
     elif form == "json":
         import msgspec
 
-        yield msgspec.json.format(msgspec.json.encode(report_metrics(runs)), indent=2).decode() + "\n"
+        yield msgspec.json.format(msgspec.json.encode(report_metrics(runs, by=by)), indent=2).decode() + "\n"
     else:
         for number, run in enumerate(runs):
             yield "\n" if number else ""
-            yield from _one(run, form, cases)
+            yield from _one(run, form, cases, by)
 
 
-def report_metrics(runs: Sequence[Path]) -> object:
+def report_metrics(runs: Sequence[Path], *, by: Sequence[str] = ()) -> object:
     """The metrics of one run as they are, of several as a list."""
     from steelyard.run.result import Result
 
-    found = [_leaderboard(run) if is_matrix(run) else checked_sweep(run) or Result.load(run).metrics for run in runs]
+    found = [
+        _leaderboard(run) if is_matrix(run) else checked_sweep(run) or Result.load(run, by=by).metrics for run in runs
+    ]
     return found[0] if len(found) == 1 else found
 
 
@@ -120,7 +125,7 @@ def _tests(runs: Sequence[Path]) -> Iterator[str]:
     yield from junit(single_runs(runs))
 
 
-def _one(run: Path, form: str, cases: EvalSet | None) -> Iterator[str]:
+def _one(run: Path, form: str, cases: EvalSet | None, by: Sequence[str]) -> Iterator[str]:
     sweep = checked_sweep(run)
     if sweep is not None:
         yield _one_sweep(run, sweep, form)
@@ -129,12 +134,12 @@ def _one(run: Path, form: str, cases: EvalSet | None) -> Iterator[str]:
     elif form == "md":
         from steelyard.report.markdown import markdown
 
-        yield from markdown(run, cases)
+        yield from markdown(run, cases, by=by)
     else:
         from steelyard.report.summary import summary
         from steelyard.run.result import Result
 
-        yield summary(Result.load(run).typed_metrics, str(run)) + "\n"
+        yield summary(Result.load(run, by=by).typed_metrics, str(run)) + "\n"
 
 
 def _one_sweep(run: Path, sweep: dict[str, Any], form: str) -> str:
@@ -156,7 +161,7 @@ def _one_matrix(run: Path, form: str) -> Iterator[str]:
         yield leaderboard_text(board) + "\n"
 
 
-def _page(run: Path, cases: EvalSet | None) -> Iterator[str]:
+def _page(run: Path, cases: EvalSet | None, by: Sequence[str]) -> Iterator[str]:
     if (sweep := checked_sweep(run)) is not None:
         from steelyard.report.sweep.page import sweep_page
 
@@ -169,7 +174,7 @@ def _page(run: Path, cases: EvalSet | None) -> Iterator[str]:
     else:
         from steelyard.report.page.page import page
 
-        yield from page(run, cases)
+        yield from page(run, cases, by=by)
 
 
 _NOT_A_DISK_FAILURE = (errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EPERM)

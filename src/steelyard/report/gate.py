@@ -11,15 +11,25 @@ import msgspec
 from msgspec import UNSET
 
 from steelyard.errors import ConfigurationError, nearest, suggestion
+from steelyard.journal.manifest import read_manifest
 from steelyard.report.compare.compare import notes, ratio_of_times
 from steelyard.report.compare.comparison import Ratio, signed
 from steelyard.report.compare.pairs import Pairs, RunCases, Values
 from steelyard.report.junit import attribute, content
 from steelyard.report.markdown import code, markdown_table, words
+from steelyard.run.analysis import add_slices
 from steelyard.run.result import Result
 from steelyard.stats.figures import SECONDS, SHORT_NAMES
 from steelyard.stats.formatting import counted, safe_text
-from steelyard.stats.metrics import Metrics, figure_of, figures, fixed_figures, percentile_of, uncalibrated
+from steelyard.stats.metrics import (
+    Metrics,
+    figure_of,
+    figures,
+    fixed_figures,
+    percentile_of,
+    slice_of,
+    uncalibrated,
+)
 from steelyard.stats.paired import PairedDifference, non_inferiority, paired_difference
 from steelyard.stats.rules import COMPARISONS, Rule, is_unit, read_rule, show, show_distinctly, unit_problem
 
@@ -75,7 +85,11 @@ def refuse_misspelt(rule: Rule) -> None:
 
 def _nonsense(rule: Rule) -> str | None:
     """Why no figure could be checked against the rule, whatever the run; None where one could."""
-    if not rule.name.startswith(("score.", "trials.score.")) and any(sign in rule.name for sign in COMPARISONS):
+    if (
+        slice_of(rule.name) is None
+        and not rule.name.startswith(("score.", "trials.score."))
+        and any(sign in rule.name for sign in COMPARISONS)
+    ):
         return "that is more than one rule: give each for itself"
     problem = unit_problem(rule)
     if problem is not None and rule.unit in SECONDS and (match := nearest(rule.name, SHORT_NAMES)) is not None:
@@ -92,11 +106,19 @@ def check_rule(
     reason = _not_usable(rule, value, metrics, allowed)
     if reason is None:
         assert value is not None
-        found = f"is {show_distinctly(value, rule)}"
+        found = f"is {show_distinctly(value, rule)}{_of_how_many(rule, metrics)}"
         if rule.of_speed and "client-bottleneck" not in allowed and bottleneck(metrics) is not None:
             found += " although the client was late, which can only add to it"
         return CheckedRule(rule=rule.text, ok=rule.holds(value), value=value, reason=found)
     return CheckedRule(rule=rule.text, ok=False, value=value, reason=reason)
+
+
+def _of_how_many(rule: Rule, metrics: Metrics) -> str:
+    """Of how many cases the figure of a slice is; that they are few, where they are."""
+    named = slice_of(rule.name)
+    found = [one for one in metrics.slices or () if named is not None and (one.key, one.value) == named[1:]]
+    few = ", few to tell by" if found and found[0].small else ""
+    return f" ({counted(found[0].cases, 'case')}{few})" if found else ""
 
 
 def _refuse_share_above_1(rule: Rule, metrics: Metrics) -> None:
@@ -151,7 +173,30 @@ def bottleneck(metrics: Metrics) -> str | None:
     return f"the client was the bottleneck: {client.reason or 'it had no time to spare'}"
 
 
+def gated_keys(rules: Iterable[Rule]) -> list[str]:
+    """The metadata keys of the slices that rules name."""
+    named = [slice_of(rule.name) for rule in rules]
+    return list(dict.fromkeys(one[1] for one in named if one is not None))
+
+
+def _refuse_slice(rule: Rule, metrics: Metrics, known: Iterable[str]) -> None:
+    """ConfigurationError for a slice that the run does not have, or a figure that no slice has."""
+    named = slice_of(rule.name)
+    if named is None:
+        return
+    figure, key, value = named
+    there = [one.value for one in metrics.slices or () if one.key == key]
+    if not there:
+        problem = f"the run has no slices by {key!r}: add it to `by`"
+    elif value not in there:
+        problem = f"no case has {key}={value}; {suggestion(value, there)}"
+    else:
+        problem = f"a slice has no {figure!r}; {_hint(rule.name, [name for name in known if slice_of(name)])}"
+    raise ConfigurationError(f"rule {rule.text!r}: {problem}")
+
+
 def _absent(rule: Rule, metrics: Metrics, known: Mapping[str, float | None]) -> float:
+    _refuse_slice(rule, metrics, known)
     if rule.name.startswith(("errors.", "error_kinds.")):
         return 0.0  # errors of a kind that did not come up
     if rule.name.startswith(tuple(f"score.{name}.share." for name, score in metrics.scores.items() if score.labels)):
@@ -240,6 +285,8 @@ def hold_to(
     """
     cases = None if baseline is None or isinstance(run, Metrics) else RunCases(run)
     metrics = run if isinstance(run, Metrics) else cases.metrics if cases else Result.load(run).typed_metrics
+    if not isinstance(run, Metrics):
+        add_slices(metrics, run, read_manifest(run), gated_keys(rules))
     known = figures(metrics)
     checks = [_complete(metrics, allowed)]
     checks += [check_rule(rule, metrics, known, allowed) for rule in rules]

@@ -12,7 +12,7 @@ from steelyard.records import Record
 from steelyard.report.case import as_text, question
 from steelyard.report.headline import notices
 from steelyard.report.records import Expectations, RunRecords, SuiteCase, open_suite, state_of, why_failed
-from steelyard.report.summary import interval_of, score_rows
+from steelyard.report.summary import interval_of, score_rows, slice_rows
 from steelyard.run.result import Result
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import counted, format_number, format_time, one_line
@@ -30,15 +30,16 @@ _MAX_KINDS = 10
 _TIMES = {"time_to_first_token": "first token", "time_to_last_token": "last token"}
 
 
-def markdown(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
-    """The headline, warnings, scores, latencies, errors, and the first cases that failed, folded."""
-    metrics = Result.load(run).typed_metrics
+def markdown(run: Path, suite: EvalSet | None = None, *, by: Sequence[str] = ()) -> Iterator[str]:
+    """The headline, warnings, scores, slices, latencies, errors, and the first cases that failed, folded."""
+    metrics = Result.load(run, by=by).typed_metrics
     named = " on ".join(code(name) for name in (metrics.suite, metrics.model_id) if name)
     yield f"## {named}: {_headline(metrics)}\n\n"
     for notice in notices(metrics):
         yield f"> [!{'WARNING' if notice['level'] == 'warning' else 'NOTE'}]\n"
         yield f"> **{notice['title']}.** {words(notice['text'])}\n\n"
     yield markdown_table(["", "", "95 % interval"], _figures(metrics)) + "\n\n"
+    yield from _slices(metrics)
     yield from _latencies(metrics)
     yield from _errors(metrics)
     yield from _failed(run, suite)
@@ -96,7 +97,7 @@ def _figures(metrics: Metrics) -> Iterator[list[str]]:
         advisory = ", advisory" if score.advisory else ""
         for label, value, part, note in score_rows(score):
             named = f"score {code(name, 60)}{label and ' '}{code(label, 60)}{advisory}"
-            yield [named, f"{value or '–'} ({part})", _escaped(note.removeprefix("95 % CI "))]
+            yield [named, f"{value or '–'} ({part})", (_escaped(note) if score.unit else note).removeprefix("95 % CI ")]
     trials = metrics.trials
     if trials and trials.trials > 1 and trials.cases:
         yield ["flaky cases", f"{trials.flaky:,} of {trials.cases:,} in {trials.trials:,} trials", ""]
@@ -105,6 +106,17 @@ def _figures(metrics: Metrics) -> Iterator[list[str]]:
     stats = metrics.stats
     if not metrics.scored_from and stats["requests_per_minute"] is not None and metrics.n:
         yield ["throughput", f"{format_number(stats['requests_per_minute'])} a minute", ""]
+
+
+def _slices(metrics: Metrics) -> Iterator[str]:
+    for key, rows in slice_rows(metrics).items():
+        found = [
+            [code(row.value, 60), row.rate, row.passed, row.interval, row.errors, row.latency, row.note] for row in rows
+        ]
+        yield (
+            markdown_table([code(key, 60), "passed", "", "95 % interval", "errors", "last token p50", ""], found)
+            + "\n\n"
+        )
 
 
 def _latencies(metrics: Metrics) -> Iterator[str]:

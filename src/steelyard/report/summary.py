@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 from msgspec import UNSET
 
 from steelyard.stats.errors import error_rows
@@ -27,6 +28,7 @@ from steelyard.stats.metrics import (
     PercentileMetrics,
     ScoreMetrics,
     SendCounts,
+    SliceMetrics,
     TrialMetrics,
     TrialScoreMetrics,
     correction_note,
@@ -34,6 +36,7 @@ from steelyard.stats.metrics import (
     without_judge,
 )
 from steelyard.stats.prices import format_money
+from steelyard.stats.slices import SMALL
 
 _TIMES = {
     "time_to_first_token": "time to first token",
@@ -58,6 +61,8 @@ _FEWEST_CASES = 10
 """Below this many cases a mean score is said to be of too few."""
 _WIDTH = 80
 _MAX_ID_CHARS = 40
+_MAX_SLICES = 20
+_MAX_SLICE_CHARS = 20
 _MAX_LABELS = 8
 """Labels of a score that a summary shows: `metrics.json` has them all."""
 
@@ -68,7 +73,8 @@ def summary(metrics: Metrics, place: str | None = None) -> str:
     repeated = trial_lines(metrics.trials) if metrics.trials else []
     speed, cost, errors = _speed(metrics), cost_lines(metrics), _errors(metrics)
     nodes = node_lines(metrics.nodes or {})
-    parts = [_headline(metrics), _sending(metrics), _quality(metrics), judges, repeated, speed, nodes, cost, errors]
+    quality = [_quality(metrics), judges, repeated, slice_lines(metrics)]
+    parts = [_headline(metrics), _sending(metrics), *quality, speed, nodes, cost, errors]
     if place is not None:
         parts.append([f"results in {safe_text(place)}"])
     return without_commands("\n\n".join("\n".join(lines) for lines in parts if lines))
@@ -229,6 +235,74 @@ def limit_lines(metrics: Metrics) -> list[str]:
         f"  {limit.n:,} of {metrics.n:,} hit the {reason.replace('_', ' ')}, {limit.passed:,} of them passed"
         for reason, limit in (metrics.limits or {}).items()
     ]
+
+
+class SliceRow(msgspec.Struct, frozen=True):
+    """A slice in words. `value` is from elsewhere: to be escaped."""
+
+    value: str
+    rate: str
+    passed: str
+    interval: str
+    errors: str
+    latency: str
+    note: str
+
+
+def slice_rows(metrics: Metrics, most: int = _MAX_SLICES) -> dict[str, list[SliceRow]]:
+    """The slices by key; of more than `most` values those with the lowest pass rates."""
+    found: dict[str, list[SliceMetrics]] = {}
+    for one in metrics.slices or ():
+        found.setdefault(one.key, []).append(one)
+    return {key: [*_lowest(slices, most)] for key, slices in found.items()}
+
+
+def _lowest(slices: list[SliceMetrics], most: int) -> Iterator[SliceRow]:
+    ordered = sorted(slices, key=lambda one: (one.pass_rate is None, one.pass_rate or 0.0))
+    shown = {id(one) for one in ordered[:most]}
+    yield from (_slice_row(one) for one in slices if id(one) in shown)
+    if len(slices) > most:
+        yield SliceRow(f"and {len(slices) - most:,} more", "", "", "", "", "", "with higher pass rates")
+
+
+def _slice_row(one: SliceMetrics) -> SliceRow:
+    by_case = one.n > one.cases
+    passed = counted(one.cases, "case") if by_case else f"{one.passed:,} of {one.scored:,}"
+    ends = "" if one.pass_rate_ci95 is None else " – ".join(f"{end:.1%}" for end in one.pass_rate_ci95)
+    last = one.latency.get("time_to_last_token")
+    groups = f"{counted(one.groups, 'group')}" if one.groups else ""
+    return SliceRow(
+        one.value,
+        _percent(one.pass_rate),
+        passed if one.scored else f"n {one.n:,}",
+        ends,
+        f"{one.errors:,}" if one.errors else "",
+        "" if last is None else format_time(last.p50.value, last.p50.at_least),
+        ", ".join(filter(None, (groups, "small" if one.small else ""))),
+    )
+
+
+def slice_lines(metrics: Metrics) -> list[str]:
+    """A table for each key, a line for each of its values, within 80 columns."""
+    from tqdm.utils import disp_len  # imported here: most summaries have no slices
+
+    def padded(text: str, width: int) -> str:
+        return text + " " * (width - disp_len(text))
+
+    lines: list[str] = []
+    for key, rows in slice_rows(metrics).items():
+        lines += [""] if lines else []
+        names = [trim(safe_text(row.value), _MAX_SLICE_CHARS) for row in rows]
+        width = max(disp_len(name) for name in [*names, trim(safe_text(key), _MAX_SLICE_CHARS)])
+        counts = max(len(row.passed) for row in rows)
+        head = trim(safe_text(key), _MAX_SLICE_CHARS)
+        lines.append(f"  {padded(head, width)}  passed  {'':>{counts}}  95 % interval   errors     p50")
+        for name, row in zip(names, rows, strict=True):
+            figures = f"{row.rate:>6}  {row.passed:>{counts}}  {row.interval:<15} {row.errors:>6}  {row.latency:>6}"
+            lines.append(f"  {padded(name, width)}  {figures}  {row.note}".rstrip())
+    if any(one.small for one in metrics.slices or ()):
+        lines.append(f"  small: fewer than {SMALL} cases or groups say little")
+    return lines
 
 
 def _judges(metrics: Metrics) -> list[str]:

@@ -138,6 +138,9 @@ async def _graded(
         progress=asked.progress,
         limit=asked.limit if cases is None else None,
         match=asked.match,
+        where=asked.where,
+        sample=asked.sample if cases is None else None,
+        seed=asked.seed,
         stop_first_errors=0,
     )
     suite = runner.suite if cases is None else EvalSet(runner.suite.id, cases)

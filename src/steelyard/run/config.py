@@ -27,7 +27,10 @@ from steelyard.run.options import (
 )
 from steelyard.scoring.base import LIMIT_NAMES, FunctionScorer, as_scorer, as_scorers, read_limits
 from steelyard.scoring.pipeline import LimitedScorer
+from steelyard.stats.metrics import slice_of
 from steelyard.stats.prices import read_prices
+from steelyard.stats.rules import read_rule
+from steelyard.stats.slices import parse_keys
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.suite_file import SuiteFile, read_suite_file
 from steelyard.targets.function import CallableTarget, as_target
@@ -205,9 +208,19 @@ def _run_options(file: SuiteFile) -> dict[str, Any]:
         if file.prices:
             read_prices(file.prices, None)
             options["prices"] = file.prices
+        if by := parse_keys([*file.by, *_gated_keys(file)], "by"):
+            options["by"] = by
     except ConfigurationError as error:
         raise SuiteError(str(error), path=file.path) from error
     return options
+
+
+def _gated_keys(file: SuiteFile) -> list[str]:
+    """The metadata keys of the slices that the suite's own rules name: the run has to count by them."""
+    rules = file.gate.get("rules") or ()
+    found = [read_rule(rule) for rule in rules if isinstance(rule, str)] if isinstance(rules, list) else []
+    named = [slice_of(rule.name) for rule in found if rule is not None]
+    return [one[1] for one in named if one is not None]
 
 
 def build_gate(raw: Mapping[str, Any], path: Path | None = None) -> Gate:

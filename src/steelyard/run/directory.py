@@ -201,7 +201,11 @@ class RunDirectory:
         known = metrics_lines(self.path)
         lines = recorder.lines
         same_lines = known is not None and (known.total, known.left_out) == (lines.total, lines.left_out)
-        return same_lines and (old.planned, old.calibrations) == (manifest.planned, manifest.calibrations)
+        return (
+            same_lines
+            and (old.planned, old.calibrations) == (manifest.planned, manifest.calibrations)
+            and set(old.options.get("by") or ()) == set(manifest.options.get("by") or ())
+        )
 
     def _reopen(self) -> None:
         if self._to_reopen:

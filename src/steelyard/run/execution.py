@@ -43,6 +43,7 @@ from steelyard.records import (
     UnscoredAnswer,
     verdict,
 )
+from steelyard.run.analysis import Analysed, Analysis, stopping
 from steelyard.run.case import CaseRunner
 from steelyard.run.directory import OpenMode, RunDirectory
 from steelyard.run.hooks import Hooks, RunInfo
@@ -136,6 +137,9 @@ class Execution:
         self._complete_already = False
         """Whether the run directory has the result already, and nothing is to be done."""
         self._warmed_up = 0
+        self._analysed = Analysed()
+        self._analysis = Analysis()
+        self._is_analysed = False
         self._decided: DecidedStop | None = None
         self._hooks = Hooks(hooks)
         self._result: Result | None = None
@@ -279,6 +283,13 @@ class Execution:
             self._check_limits(plan.limits)
             self._workspaces = self._workspaces or self._new_workspaces(None)
         self._manifest = msgspec.structs.replace(manifest, planned=plan.slots)
+        options = self._options
+        self._analysed = Analysed(
+            by=options.by,
+            trials=options.trials,
+            by_case=not options.is_load and (options.trials > 1 or plan.groups is not None),
+            load=options.is_load,
+        )
         self._recorder = self._recover(plan)
         if self._directory is not None and self._directory.is_up_to_date(self._manifest, self._recorder):
             log.info("%s is complete and up to date", self._options.output_path)
@@ -401,7 +412,8 @@ class Execution:
 
     def _spool(self) -> None:
         # An iterator may have no end: with a limit, and no pattern to match, only that many cases are read from it.
-        limit = self._options.limit if self._options.match is None else None
+        options = self._options
+        limit = options.limit if options.match is None and not options.where else None
         if self._directory is not None:
             self._suite = self._directory.spool(self._suite, limit)
         else:
@@ -427,12 +439,37 @@ class Execution:
             if not self._engine.runs_in_other_processes:
                 await self._send_policy.close()
         if tally.interrupted_by is None:
+            await self._analyse()
             result = self._finish(tally)
             await self._close_hooks()
             return result
         self._stopped = f"KeyboardInterrupt, raised by the target or a scorer of case {safe_text(tally.interrupted_by)}"
         self._finish(tally)
         raise KeyboardInterrupt(self._stopped)
+
+    async def _analyse(self) -> None:
+        """Find out from the records what is not counted as they come, in a thread: it may take a while."""
+        if not self._analysed or self._token.cancelled:
+            return
+        if self._directory is not None:
+            self._directory.commit()
+        threads, check = DaemonThreads(), stopping(lambda: self._token.cancelled)
+        working = asyncio.create_task(threads.run(self._analysed.of, self._records, check))
+        cancelled = asyncio.create_task(self._token.wait())
+        try:
+            await asyncio.wait({working, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                with contextlib.suppress(RunCancelled):
+                    self._analysis, self._is_analysed = working.result(), True
+        finally:
+            for task in (working, cancelled):
+                task.cancel()
+
+    def _records(self) -> Iterator[Record]:
+        """The records that count, in case order."""
+        if self._directory is not None:
+            return iter_records(self._directory.path)
+        return iter(sorted(self._recorder.kept or (), key=lambda record: (record.index, record.trial)))
 
     async def _run_shown(self, work: CaseRunner) -> Tally:
         display = LiveDisplay(
@@ -656,6 +693,7 @@ class Execution:
             spending=recorder.spending,
             load=self._options.is_load,
             decided=None if self._decided is None else self._decided.to_metrics(counts.not_asked),
+            slices=self._analysis.slices,
             sent=partial(
                 self._send_policy.to_metrics,
                 tally,
@@ -663,6 +701,9 @@ class Execution:
                 earlier=directory.earlier_client_load if directory is not None else None,
             ),
         )
+        if self._analysed and not self._is_analysed and metrics.complete:
+            # Interrupted just then: all is answered, and the next launch finds out the rest.
+            metrics.complete, metrics.stopped = False, self._token.reason or "interrupted"
         if directory is not None:
             directory.write_metrics(metrics)
         return metrics

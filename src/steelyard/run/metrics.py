@@ -22,11 +22,13 @@ from steelyard.stats.metrics import (
     LimitMetrics,
     Metrics,
     ScoreMetrics,
+    SliceMetrics,
     TrialMetrics,
 )
 from steelyard.stats.prices import Spending
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats
+from steelyard.stats.slices import over_cases
 
 _MAX_EXAMPLE = 300
 
@@ -113,6 +115,7 @@ def compose(
     spending: Spending | None = None,
     load: bool = False,
     decided: DecidedMetrics | None = None,
+    slices: list[SliceMetrics] | None = None,
     limits: Mapping[str, LimitMetrics] | None = None,
     sent: Callable[[Mapping[str, float | None]], Mapping[str, Any]] | None = None,
 ) -> Metrics:
@@ -170,6 +173,7 @@ def compose(
         **({} if sent is None else sent(flat)),
         trials=trials if trials is not None and repeated else UNSET,
         decided=UNSET if decided is None else decided,
+        slices=UNSET if slices is None else slices,
     )
 
 
@@ -186,11 +190,4 @@ def _named_scores(
     for name, calibration in calibrations.items():
         if name in named and named[name].by:
             named[name].calibration = calibration
-    over_cases = {} if trials is None else trials.scores
-    for name in over_cases.keys() & named.keys():
-        score, found = named[name], over_cases[name]
-        score.mean, score.mean_ci95 = found.mean, found.mean_ci95
-        score.pass_rate, score.pass_rate_ci95 = found.pass_rate, found.pass_rate_ci95
-        if score.shares is not UNSET:
-            score.shares, score.shares_ci95 = found.shares, found.shares_ci95
-    return named
+    return over_cases(named, trials)

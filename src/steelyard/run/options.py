@@ -17,6 +17,8 @@ import msgspec
 
 from steelyard.cache.store import parse_store, relative_store
 from steelyard.errors import ConfigurationError, suggestion
+from steelyard.stats.slices import parse_keys
+from steelyard.suite.selection import parse_condition
 from steelyard.units import parse_duration, parse_percentage, parse_rate, parse_size
 
 Progress = Literal["auto", "bar", "lines", "off"]
@@ -204,6 +206,18 @@ def _beside(path: str | Path, folder: Path) -> Path:
     return folder / path
 
 
+def _keys(name: str, value: object) -> None:
+    if not isinstance(value, tuple) or parse_keys(value, name) != value:
+        raise ConfigurationError(f"{name} must be a tuple of metadata keys, each once, got {value!r}")
+
+
+def _conditions(name: str, value: object) -> None:
+    if not isinstance(value, tuple):
+        raise ConfigurationError(f"{name} must be a tuple of conditions such as difficulty=hard, got {value!r}")
+    for one in value:
+        parse_condition(one, name)
+
+
 def _stop_when(name: str, value: object) -> None:
     if value != "decided":
         raise ConfigurationError(f"{name} must be decided, got {value!r}")
@@ -247,6 +261,39 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             in_suite=False,
         ),
     ] = None
+    where: Annotated[
+        tuple[str, ...],
+        Option(
+            flags=("--where",),
+            help="Only cases whose metadata is like this: difficulty=hard. Several must all hold.",
+            sweep="Only cases whose metadata is like this: difficulty=hard. Several must all hold.",
+            metavar="CONDITION",
+            check=_conditions,
+            in_suite=False,
+        ),
+    ] = ()
+    sample: Annotated[
+        int | None,
+        Option(
+            flags=("--sample",),
+            help="Only N cases, drawn at random by --seed.",
+            metavar="N",
+            check=_at_least_1,
+            in_suite=False,
+        ),
+    ] = None
+    by: Annotated[
+        tuple[str, ...],
+        Option(
+            flags=("--by",),
+            help="Also show the figures of each value of these metadata keys: category,difficulty.",
+            score="Also show the figures of each value of these metadata keys: category,difficulty.",
+            metavar="KEY",
+            parse=parse_keys,
+            check=_keys,
+            in_suite=False,
+        ),
+    ] = ()
     seed: Annotated[int, Option(flags=("--seed",), help="Where random choices derive from.", check=_whole)] = 0
     timeout: Annotated[
         float | None,
@@ -478,6 +525,12 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError("trials do not go with a load run, which goes round the cases by itself")
         if self.stop_when is not None and self.is_load:
             raise ConfigurationError("stop_when: decided does not go with a load run, which goes round the cases")
+        if self.sample is not None and self.limit is not None:
+            raise ConfigurationError("sample and limit both say how many cases: give one of them")
+        if self.by and not self.keep_expected:
+            raise ConfigurationError(
+                "by needs the cases' metadata in the records: it does not go with keep_expected off"
+            )
         if self.low_memory and self.output_path is None:
             raise ConfigurationError("low_memory=True needs an output_path: responses are kept there, not in memory")
 
@@ -523,6 +576,9 @@ class RunChanges(TypedDict, total=False):
     max_parallelism: int
     limit: int | None
     match: str | None
+    where: tuple[str, ...]
+    sample: int | None
+    by: tuple[str, ...]
     seed: int
     timeout: float | None
     retries: int | None

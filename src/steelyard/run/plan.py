@@ -27,6 +27,7 @@ from steelyard.protocols import RepeatedJudge, Scorer, Session, Target
 from steelyard.records import CaseLimits, EvalCase, Job, id_digest
 from steelyard.run.options import RunOptions
 from steelyard.run.send_policy import load_of
+from steelyard.stats.slices import KnownKeys
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.identity import (
     BadCase,
@@ -42,6 +43,7 @@ from steelyard.suite.identity import (
     grading_prefix,
     seen,
 )
+from steelyard.suite.selection import Selection
 
 _TURN_EVERY = 128  # rows passed over: a millisecond or so
 _ONE_TRIAL = (0,)
@@ -244,6 +246,8 @@ def make_plan(
     *,
     limit: int | None = None,
     match: str | None = None,
+    selection: Selection | None = None,
+    by: Sequence[str] = (),
     trials: int = 1,
     scorers_digest: bytes = b"",
     check: Callable[[], None] | None = None,
@@ -251,14 +255,21 @@ def make_plan(
 ) -> Plan:
     """Read the suite once and plan a run of it: the first `limit` cases whose id matches, `trials` times each.
 
+    Of these only the ones that the `selection` takes. A key in `by` that no case has in its metadata is refused.
     `check` is called every few thousand rows and may raise to give up.
     """
     _check_options(suite, limit, trials)
-    first = FirstPass(suite, scorers_digest, None if match is None else _selector(match), seen_besides)
+    selection = selection or Selection()
+    first = FirstPass(suite, scorers_digest, _selector(match, selection), seen_besides, KnownKeys(by))
+    known = KnownKeys(condition.key for condition in selection.conditions)
+    if selection.conditions:
+        first.look_at_all(known)
     read_all = first.read_until(limit, check)
-    _refuse_nothing(suite, first.read, first.selected, match)
+    known.refuse_missing("where", f"suite {suite.id!r}")
+    _refuse_nothing(suite, first.read, first.selected, match, selection)
+    first.known.refuse_missing("by", f"suite {suite.id!r}")
     id_digests, case_fingerprints, grading_fingerprints = first.numbers()
-    return Plan(
+    plan = Plan(
         suite=suite,
         trials=trials,
         indices=first.indices,
@@ -272,6 +283,21 @@ def make_plan(
         seen_besides=seen_besides,
         groups=first.groups,
         limits=frozenset(first.limits),
+    )
+    drawn = selection.drawn(id_digests)
+    return plan if drawn is None else _only(plan, drawn)
+
+
+def _only(plan: Plan, positions: npt.NDArray[np.int64]) -> Plan:
+    """The plan of some of its cases."""
+    graded, groups = plan.grading_fingerprints, plan.groups
+    return msgspec.structs.replace(
+        plan,
+        indices=array("Q", np.asarray(plan.indices)[positions].astype(np.uint64).tobytes()),
+        id_digests=plan.id_digests[positions],
+        case_fingerprints=plan.case_fingerprints[positions],
+        grading_fingerprints=None if graded is None else graded[positions],
+        groups=None if groups is None else groups[positions],
     )
 
 
@@ -291,22 +317,30 @@ def _check_options(suite: EvalSet, limit: int | None, trials: int) -> None:
         )
 
 
-def _selector(match: str) -> Selects:
-    """A glob when it looks like one, else any part of the id."""
-    if any(sign in match for sign in "*?["):
-        return lambda case_id: fnmatchcase(case_id, match)
-    return lambda case_id: match in case_id
+def _selector(match: str | None, selection: Selection) -> Selects | None:
+    """Whether a case is taken, by its id and its metadata; None where all are."""
+    if match is None:
+        return (lambda case: selection.holds(case.metadata)) if selection.conditions else None
+    # A glob when it looks like one, else any part of the id.
+    is_glob = any(sign in match for sign in "*?[")
+    return lambda case: (
+        (fnmatchcase(case.id, match) if is_glob else match in case.id) and selection.holds(case.metadata)
+    )
 
 
-def _refuse_nothing(suite: EvalSet, read: int, selected: int, match: str | None) -> None:
+def _refuse_nothing(suite: EvalSet, read: int, selected: int, match: str | None, selection: Selection) -> None:
     if not read:
         raise SuiteError(f"suite {suite.id!r} has no cases", path=suite.path)
+    if not selected and selection.conditions:
+        wanted = " and ".join(condition.text for condition in selection.conditions)
+        matching = "" if match is None else f" and an id that matches {match!r}"
+        raise SuiteError(f"no case of suite {suite.id!r} has {wanted}{matching}: none of its {read}", path=suite.path)
     if not selected:
         message = f"no case of suite {suite.id!r} has an id that matches {match!r}: none of its {read} does"
         raise SuiteError(message, path=suite.path)
 
 
-Selects: TypeAlias = Callable[[str], bool]
+Selects: TypeAlias = Callable[[EvalCase], bool]
 SeenBesides: TypeAlias = Callable[[EvalCase], bytes]
 """What a target sees of a case besides the case itself: a digest of its workspace's content."""
 
@@ -322,7 +356,10 @@ class FirstPass:
         scorers_digest: bytes,
         selects: Selects | None,
         seen_besides: SeenBesides | None = None,
+        known: KnownKeys | None = None,
     ) -> None:
+        self.known = known or KnownKeys(())
+        self._all: KnownKeys | None = None
         self._suite = suite
         self._seen_besides = seen_besides
         self.limits: set[str] = set()
@@ -350,13 +387,20 @@ class FirstPass:
                 return False
         return True
 
+    def look_at_all(self, known: KnownKeys) -> None:
+        """Show the metadata of every case, selected or not, to this as well."""
+        self._all = known
+
     def _add(self, case: EvalCase) -> None:
         self._ids.add(case.id.encode())
         self.read += 1
         if self._selects is not None:
-            if not self._selects(case.id):
+            if self._all is not None:
+                self._all.add(case.metadata)
+            if not self._selects(case):
                 return
             self._kept.append(self.read - 1)
+        self.known.add(case.metadata)
         if case.limits is not None:
             self.limits.update(case.limits.names)
         self._seen.add(seen(case) if self._seen_besides is None else seen(case) + self._seen_besides(case))
@@ -518,6 +562,8 @@ def plan_of(
         suite,
         limit=options.limit,
         match=options.match,
+        selection=Selection.of(options.where, options.sample, options.seed),
+        by=options.by,
         trials=options.trials,
         scorers_digest=digest,
         check=check,

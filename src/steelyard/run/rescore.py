@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -50,6 +51,15 @@ class StoredAnswers:
     def trials(self) -> int:
         """How often each case was asked."""
         return max(self._trials, default=0) + 1
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """Which cases of the suite were asked, as options of a run: there is no answer to the others."""
+        given = {} if self.manifest is None else self.manifest.options
+        chosen = {name: given[name] for name in ("limit", "match", "sample") if given.get(name) is not None}
+        if isinstance(where := given.get("where"), list) and where:
+            chosen["where"] = tuple(where)
+        return chosen | ({"seed": self.manifest.seed} if "sample" in chosen and self.manifest is not None else {})
 
     def identity(self) -> Identity:
         """Who answered then."""

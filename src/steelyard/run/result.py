@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,12 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import Entry, iter_records, left_out_offsets
 from steelyard.journal.replay import Replay, SlotState
 from steelyard.records import Record, Scores, id_digest, verdict
+from steelyard.run.analysis import add_slices, asked_of
 from steelyard.run.audit import add_correction
 from steelyard.run.metrics import Errors, RunCounts, compose
-from steelyard.stats.metrics import JournalLines, Metrics, TrialMetrics
+from steelyard.stats.metrics import JournalLines, Metrics, SliceMetrics, TrialMetrics
 from steelyard.stats.prices import Spending, read_prices
+from steelyard.stats.slices import parse_keys
 from steelyard.stats.trials import TrialStats
 
 if TYPE_CHECKING:
@@ -65,6 +68,16 @@ class Result:
     def pass_rate(self) -> float | None:
         """The share of the scored cases that passed; None when nothing was scored."""
         return self.typed_metrics.pass_rate
+
+    def slices(self, key: str) -> dict[str, SliceMetrics]:
+        """The figures of the cases by their value of a metadata key; read from the records unless the run has them."""
+        metrics = self.typed_metrics
+        if self.path is not None and not any(one.key == key for one in metrics.slices or ()):
+            metrics = Result.load(self.path, by=[key]).typed_metrics
+        found = {one.value: one for one in metrics.slices or () if one.key == key}
+        if not found:
+            raise ConfigurationError(f"there are no slices by {key!r}: a run without a directory needs by=[{key!r}]")
+        return found
 
     def load_responses(self) -> list[Record]:
         """All records, in case order: from memory if they are there, else from disk."""
@@ -119,17 +132,18 @@ class Result:
 
         return summary(self.typed_metrics, None if self.path is None else str(self.path))
 
-    def report(self, form: str = "html", output: str | Path | None = None) -> Path:
+    def report(self, form: str = "html", output: str | Path | None = None, *, by: Sequence[str] = ()) -> Path:
         """Write a report and return where it is: html, md, text, json, csv, junit, or a plugin's format.
 
-        It goes to `output`, by default to a file `report.…` in the run directory.
+        It goes to `output`, by default to a file `report.…` in the run directory. `by` names metadata keys whose slices
+        it is to show besides those of the run.
         """
         from steelyard.report.formats import SUFFIXES, report_pieces, write_pieces
 
         if self.path is None:
             raise ConfigurationError("a report is made of a run directory: give the run an output_path")
         place = self.path / f"report.{SUFFIXES.get(form, form)}" if output is None else Path(output)
-        write_pieces(place, report_pieces([self.path], form))
+        write_pieces(place, report_pieces([self.path], form, by=parse_keys(by, "by")))
         return place
 
     def gate(self, *rules: str, baseline: str | Path | Result | None = None, allow: Collection[str] = ()) -> Gated:
@@ -154,15 +168,20 @@ class Result:
         return result_html(self)
 
     @classmethod
-    def load(cls, path: str | Path) -> Result:
-        """The result in a run directory. A complete run's figures are read, an unfinished one's are replayed."""
+    def load(cls, path: str | Path, *, by: Sequence[str] = ()) -> Result:
+        """The result in a run directory. A complete run's figures are read, an unfinished one's are replayed.
+
+        `by` names metadata keys whose slices are wanted besides those that the run has: records are read for them.
+        """
         run = Path(path)
         metrics = load_metrics(run)
-        if metrics is not None:
-            return cls(metrics=metrics, path=run, responses=[])
-        if run_state(run) is RunState.FRESH:
-            raise ConfigurationError(f"{run} is not a run directory: it has neither run.json nor outputs.jsonl")
-        return cls(metrics=add_correction(_replayed_metrics(run), run), path=run, responses=[])
+        if metrics is None:
+            if run_state(run) is RunState.FRESH:
+                raise ConfigurationError(f"{run} is not a run directory: it has neither run.json nor outputs.jsonl")
+            metrics = add_correction(_replayed_metrics(run), run)
+        if by:
+            add_slices(metrics, run, read_manifest(run), parse_keys(by, "by"))
+        return cls(metrics=metrics, path=run, responses=[])
 
     def __repr__(self) -> str:
         metrics = self.typed_metrics
@@ -237,6 +256,7 @@ def _replayed_metrics(run: Path) -> Metrics:
         load=manifest is not None and manifest.load is not None,
         trials=slots.trial_metrics(),
         repeated=slots.stats.trials > 1,
+        slices=asked.of(partial(iter_records, run)).slices if (asked := asked_of(manifest)) else None,
     )
     # Every record may be there and the metrics not: until they are written the run is not complete.
     metrics.complete = False

@@ -284,6 +284,49 @@ class LimitMetrics(msgspec.Struct, kw_only=True):
     """Those that passed all the same."""
 
 
+class SliceMetrics(msgspec.Struct, kw_only=True):
+    """The cases that share a value in their metadata: figures as those of the whole run, by the same procedures."""
+
+    key: str
+    value: str
+    """As text; `(none)` for cases without the key, `(other)` for values beyond the first hundred."""
+    n: Annotated[int, _COUNT]
+    cases: Annotated[int, _COUNT]
+    groups: Annotated[int | UnsetType, _COUNT] = UNSET
+    small: bool = False
+    """Whether so few cases, or groups, say little."""
+    scored: Annotated[int, _COUNT] = 0
+    passed: Annotated[int, _COUNT] = 0
+    unscored: Annotated[int, _FAULTS] = 0
+    scoring_errors: Annotated[int, _FAULTS] = 0
+    errors: Annotated[int, _FAULTS] = 0
+    pass_rate: Annotated[float | None, _PASS_RATE] = None
+    pass_rate_ci95: Annotated[Interval | None, _QUALITY] = None
+    pass_rate_all: Annotated[float | None, _QUALITY] = None
+    pass_rate_all_ci95: Annotated[Interval | None, _QUALITY] = None
+    error_rate: Annotated[float | None, _SPREAD] = None
+    output_tokens: Annotated[float | None, Figure("tokens")] = None
+    """The mean of an answer's."""
+    cost: Annotated[float | None, _COST] = None
+    """What its answers cost, without judges."""
+    scores: dict[str, ScoreMetrics] = {}
+    latency: dict[str, LatencyMetrics] = {}
+
+    @property
+    def name(self) -> str:
+        """What rules write after a figure's name: `[category=safety]`."""
+        return f"[{self.key}={self.value}]"
+
+    def figures(self) -> dict[str, float | None]:
+        """Its figures by the names that rules have for those of a run."""
+        times = {
+            f"{metric}-{name}": getattr(found, name).value
+            for metric, found in self.latency.items()
+            for name in ("p50", "p90", "p95", "p99")
+        }
+        return {**dict(values(self)), **times}
+
+
 class Metrics(msgspec.Struct, kw_only=True):
     """The figures of a run: what `metrics.json` holds, field by field.
 
@@ -378,6 +421,8 @@ class Metrics(msgspec.Struct, kw_only=True):
     load: LoadMetrics | UnsetType = UNSET
     trials: TrialMetrics | UnsetType = UNSET
     decided: DecidedMetrics | UnsetType = UNSET
+    slices: list[SliceMetrics] | UnsetType = UNSET
+    """By each key that was asked for, in `by`: the figures of the cases that share a value."""
 
     @property
     def failure_rate(self) -> float | None:
@@ -387,8 +432,13 @@ class Metrics(msgspec.Struct, kw_only=True):
 
 def percentile_of(metrics: Metrics, name: str) -> PercentileMetrics | None:
     """The percentile that a figure of `stats` is, such as `time_to_last_token-p99`; None for any other figure."""
+    of_slice = slice_of(name)
+    found = metrics.latency
+    if of_slice is not None:
+        name = of_slice[0]
+        found = next((one.latency for one in metrics.slices or () if (one.key, one.value) == of_slice[1:]), {})
     metric, _, aggregate = name.rpartition("-")
-    latency = metrics.latency.get(metric)
+    latency = found.get(metric)
     return None if latency is None else getattr(latency, aggregate, None) if aggregate[:1] == "p" else None
 
 
@@ -420,7 +470,8 @@ def without_judge(score: ScoreMetrics) -> str:
 
 def figures(metrics: Metrics) -> dict[str, float | None]:
     """Every figure of a run by the name that rules, objectives and reports call it; None for one that is not known."""
-    return {**dict(values(metrics)), **metrics.stats, FAILURE_RATE: metrics.failure_rate}
+    sliced = {f"{name}{one.name}": value for one in metrics.slices or () for name, value in one.figures().items()}
+    return {**dict(values(metrics)), **metrics.stats, FAILURE_RATE: metrics.failure_rate, **sliced}
 
 
 @functools.cache
@@ -436,8 +487,25 @@ def _open_figures() -> list[tuple[re.Pattern[str], Figure]]:
 
 
 @functools.cache
+def _slice_figures() -> dict[str, Figure]:
+    """The figures that a slice has and a run has not, or calls otherwise."""
+    return {name: figure for name, figure in patterns(SliceMetrics) if "*" not in name}
+
+
+_SLICE = re.compile(r"(?P<name>.+?)\[(?P<key>[^\[\]=]+)=(?P<value>.*)\]", re.DOTALL)
+
+
+def slice_of(name: str) -> tuple[str, str, str] | None:
+    """The figure, the key and the value that `pass_rate[category=safety]` names; None where it names no slice."""
+    found = _SLICE.fullmatch(name)
+    return None if found is None else (found["name"], found["key"].strip(), found["value"].strip())
+
+
+@functools.cache
 def figure_of(name: str) -> Figure | None:
     """What is known of a figure by its name alone; None for a name that no run's figure has."""
+    if (of_slice := slice_of(name)) is not None:
+        return _slice_figures().get(of_slice[0]) or figure_of(of_slice[0])
     found = fixed_figures().get(name)
     if found is not None:
         return found

@@ -13,7 +13,7 @@ from decimal import Decimal
 import msgspec
 
 from steelyard.stats.figures import PERCENT, SECONDS, Figure, full_name
-from steelyard.stats.metrics import figure_of
+from steelyard.stats.metrics import figure_of, slice_of
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -25,7 +25,7 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }
 _SCALES = {**SECONDS, "%": PERCENT, "": Decimal(1)}
 _RULE = re.compile(
-    r"\s*(?P<name>.+?)\s*(?P<operator><=|>=|==|!=|<|>)\s*"
+    r"\s*(?P<name>[^\[]+\[[^\[\]=]+=.*\]|.+?)\s*(?P<operator><=|>=|==|!=|<|>)\s*"
     r"(?P<number>[+-]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>[A-Za-zµ%]*)\s*",
     re.DOTALL,
 )
@@ -79,7 +79,11 @@ def read_rule(text: str) -> Rule | None:
     if found is None:
         return None
     unit = found["unit"] if found["unit"] in _SCALES else found["unit"].lower()
-    name = full_name(found["name"]) or re.sub(r"^scores\.", "score.", found["name"])
+    of_slice = slice_of(found["name"])
+    written = found["name"] if of_slice is None else of_slice[0].strip()
+    name = full_name(written) or re.sub(r"^scores\.", "score.", written)
+    if of_slice is not None:
+        name += f"[{of_slice[1]}={of_slice[2]}]"
     limit = float(Decimal(found["number"]) * _SCALES.get(unit, Decimal(1)))
     return Rule(text.strip(), name, found["operator"], limit, unit)
 

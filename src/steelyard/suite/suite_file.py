@@ -26,7 +26,7 @@ else:
 
 KEYS = (
     "id", "description", "target", "workspace", "solution", "case_limits", "system_prompt", "cases", "fields", "group",
-    "examples", "attachments_from", "scorers", "run", "prices", "gate", "hooks",
+    "examples", "attachments_from", "scorers", "run", "prices", "gate", "hooks", "by",
 )  # fmt: skip
 MAX_DEPTH = 100  # levels of nesting
 _MAX_NODES = 1_000_000
@@ -61,6 +61,8 @@ class SuiteFile:
     prices: dict[str, Any] = field(default_factory=dict)
     gate: dict[str, Any] = field(default_factory=dict)
     hooks: list[Any] = field(default_factory=list)
+    by: list[Any] = field(default_factory=list)
+    """The metadata keys whose slices reports show."""
 
 
 def read_suite_file(path: str | Path, settings: Sequence[str] = ()) -> SuiteFile:
@@ -120,6 +122,7 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
         prices=value("prices", dict, "a mapping") or {},
         gate=value("gate", dict, "a mapping") or {},
         hooks=value("hooks", list, "a list") or [],
+        by=value("by", list, "a list of metadata keys") or [],
     )
 
 

@@ -287,6 +287,8 @@ _OPTIONS = {
     "num_runs": "runs of each judge",
     "limit": "limit",
     "match": "selected cases",
+    "where": "conditions on metadata",
+    "sample": "cases drawn",
     "initial_session_file": "initial session file",
 }
 _PACE = ("parallelism", "rate", "tokens_per_min", "requests", "duration", "arrivals")

@@ -7,7 +7,7 @@ The policy in the file allows this one script and this one style sheet, by their
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,9 +43,9 @@ _MAX_FACT_CHARS = 2_000
 _DRAFT = "steelyard-report-"
 
 
-def page(run: Path, suite: EvalSet | None = None) -> Iterator[str]:
+def page(run: Path, suite: EvalSet | None = None, *, by: Sequence[str] = ()) -> Iterator[str]:
     """The report of a run as pieces of HTML. What was expected comes from `suite`, else from where the run says."""
-    result = Result.load(run)
+    result = Result.load(run, by=by)
     manifest = read_manifest(run)
     note = None
     if suite is None:
