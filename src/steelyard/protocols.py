@@ -164,7 +164,9 @@ class RecordTurn(Protocol):
         input_tokens: int | None = None,
         output_tokens: int | None = None,
         cost: float | None = None,
-    ) -> None: ...
+        at: float | None = None,
+    ) -> None:
+        """`at` is when the message came, in seconds since 1970: by default now."""
 
 
 class WriteLog(Protocol):

@@ -1,5 +1,6 @@
 """Runs whose cases have workspaces: fresh for each attempt, copied for scorers, gone at the end."""
 
+import json
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ from steelyard.journal.reader import iter_records
 from steelyard.run.config import build_suite
 from steelyard.run.rescore import StoredAnswers
 from steelyard.targets import CallableTarget
-from steelyard.workspace.places import safe_name
+from steelyard.workspace.places import running_cases, safe_name
 
 CASES = EvalSet("s", [{"id": "one", "prompt": "p"}, {"id": "Two/../x", "prompt": "q"}])
 FILES = Workspace({"files": {"a.txt": "start"}}, setup=[["sh", "-c", "echo $HOME > home.txt"]])
@@ -324,3 +325,33 @@ def test_after_a_kill_only_what_is_missing_is_done_again(tmp_path, work, moment,
     records = list(iter_records(tmp_path / "run"))
     assert [record.scores[0].passed for record in records] == [True] * 6
     assert not work.exists() or not os.listdir(work)
+
+
+def test_the_run_directory_says_which_attempts_are_under_way(tmp_path):
+    seen = []
+
+    def agent(case, context):
+        seen.append([(one.id, one.trial, one.attempt) for one in running_cases(tmp_path / "run", 9)])
+        return "done"
+
+    run(agent, tmp_path=tmp_path, parallelism=1)
+    assert seen == [[("one", 0, 1)], [("Two/../x", 0, 1)]]
+    assert running_cases(tmp_path / "run", 9) == []
+    assert not (tmp_path / "run" / "running").exists()
+
+
+def test_marks_of_a_killed_launch_are_removed_and_links_are_not_read(tmp_path):
+    (tmp_path / "run" / "running").mkdir(parents=True)
+    mark = {"id": "gone", "trial": 0, "attempt": 1, "since": 1.0}
+    (tmp_path / "run" / "running" / "gone.0.json").write_text(json.dumps(mark))
+    (tmp_path / "elsewhere.json").write_text(json.dumps({**mark, "id": "elsewhere"}))
+    (tmp_path / "run" / "running" / "link.0.json").symlink_to(tmp_path / "elsewhere.json")
+    assert [one.id for one in running_cases(tmp_path / "run", 9)] == ["gone"]
+    seen = []
+
+    def agent(case):
+        seen.extend(one.id for one in running_cases(tmp_path / "run", 9))
+        return "done"
+
+    run(agent, tmp_path=tmp_path, parallelism=1)
+    assert seen == ["one", "Two/../x"]

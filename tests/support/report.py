@@ -1,4 +1,4 @@
-"""Runs to report on: one in which every text tries something, one of an agent with trials and judges, a large one."""
+"""Runs to report on: one in which every text tries something, agents with trials, judges and files, a large one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import zlib
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from steelyard import EvalCase, EvalSet, InvocationContext, InvocationResponse, 
 from steelyard.errors import TargetError
 from steelyard.records import Record, Score
 from steelyard.scoring import Judge
+from steelyard.workspace.places import safe_name
+from steelyard.workspace.recording import CALLS_VERSION, Body, CallFile, CallLine, EndLine, SessionLine
 from tests.support.journal import a_record, write_journal
 from tests.support.judged import Assessor
 
@@ -102,6 +105,73 @@ def agent_run(folder: Path) -> Path:
     scorers = ["exact", Judge(model="assessor", target=assessor, when="failed")]
     runner = Runner(agent, suite, scorers, trials=3, num_runs=3, retries=0, output_path=folder, progress="off")
     runner.run_sync(low_memory=True)
+    return folder
+
+
+def a_call(
+    number: int, at: float, elapsed: float, turns: list[Any], *, thread: int = 1, model: str = "m", **response: Any
+) -> CallLine:
+    """A model call as a gateway records it."""
+    body = Body(json.dumps({"model": model, "messages": turns}).encode())
+    given = {"num_tokens_input": 10, "num_tokens_output": 5, "cost": 0.5, "http_status": 200, **response}
+    return CallLine(
+        session="s", call=number, api="openai", path="/chat/completions", model=model, at=at, elapsed=elapsed,
+        thread=thread, request=body.whole(), response=InvocationResponse(**given),
+    )  # fmt: skip
+
+
+def write_calls(run: Path, case_id: str, calls: list[CallLine], *, is_ended: bool = True) -> None:
+    """Calls of the first trial of a case, as its gateway writes them."""
+    begin = SessionLine(v=CALLS_VERSION, id=case_id, trial=0, attempt=1, session="s", time=datetime.now(UTC))
+    file = CallFile(run / "calls" / safe_name(case_id) / "0.jsonl", begin)
+    for call in calls:
+        file.append(call)
+    if is_ended:
+        file.append(EndLine(session="s", calls=len(calls)))
+    file.close()
+
+
+def worked_run(folder: Path, text: str = "plain", ids: tuple[str, str] = ("fixer", "printer")) -> Path:
+    """A run whose agents left something: one with a gateway's calls and a patch, one with turns; `text` is in all."""
+    fixer, printer = ids
+    write_journal(folder, [
+        a_record(id=fixer, index=0, response_text=f"Fixed. {text}", input_prompt=f"Fix it. {text}",
+                 time_in_model=2.0, time_waiting=0.5, time_in_tools=1.5, num_turns=3, peak_memory=50 << 20,
+                 scores=[Score("tests", 1.0, True)]),
+        a_record(id=printer, index=1, response_text="Done.", input_prompt="Print it.", time_to_last_token=4.0,
+                 scores=[Score("tests", 0.0, False)]),
+    ])  # fmt: skip
+    asked = {"role": "user", "content": "Fix it."}
+    tool = {"id": "t1", "type": "function", "function": {"name": f"run {text}", "arguments": "{}"}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [tool]}
+    result = {"role": "tool", "tool_call_id": "t1", "content": f"result {text}"}
+    aside = {"role": "user", "content": f"Where? {text}"}
+    write_calls(folder, fixer, [
+        a_call(1, 0.5, 1.0, [asked], model=f"large {text}", messages=[reply], time_to_first_token=0.2),
+        a_call(2, 1.5, 1.0, [aside], thread=2, model="small", messages=[{"role": "assistant", "content": "There."}],
+               time_waiting=0.5),
+        a_call(3, 3.0, 0.5, [asked, reply, result], messages=[{"role": "assistant", "content": "Done."}]),
+    ])  # fmt: skip
+    for case_id in ids:
+        name = safe_name(case_id)
+        kept, logs = folder / "artifacts" / name / "0", folder / "logs" / name
+        (kept / "files").mkdir(parents=True)
+        logs.mkdir(parents=True)
+        patch = f"diff --git a/task.py b/task.py\n--- a/task.py\n+++ b/task.py\n@@ -1 +1 @@\n-old\n+new {text}\n"
+        (kept / "workspace.patch").write_text(patch, encoding="utf-8")
+        (kept / "workspace.json").write_text('{"template": "t", "files": 1, "added": 1, "removed": 1}')
+        (kept / "files" / "page.html").write_text("<script>window.ran = 9</script>")
+        (kept / "files" / "notes.txt").write_text(f"notes {text}", encoding="utf-8")
+        (logs / "0.out").write_text(f"printed {text}\n", encoding="utf-8")
+        (logs / "0.err").write_text(f"warned {text}\n", encoding="utf-8")
+    turns: list[dict[str, Any]] = [
+        {"time": 100.0, "attempt": 1},
+        {"time": 101.0, "message": {**reply, "content": text}, "input_tokens": 7, "output_tokens": 2, "cost": 0.25},
+        {"time": 103.0, "message": result},
+        {"time": 103.5, "message": {"role": "assistant", "content": "Done."}},
+    ]
+    lines = "".join(json.dumps(turn) + "\n" for turn in turns)
+    (folder / "logs" / safe_name(printer) / "0.turns.jsonl").write_text(lines)
     return folder
 
 

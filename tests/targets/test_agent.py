@@ -142,6 +142,20 @@ def test_keys_never_reach_the_disk(run, tmp_path, monkeypatch):
             assert b"another-secret-key" not in path.read_bytes(), path
 
 
+def test_keys_in_recorded_turns_never_reach_the_disk(run, tmp_path):
+    script = """
+        import json, os
+        message = {"id": "m", "role": "assistant", "content": [{"type": "text", "text": os.environ["OTHER"]}]}
+        print(json.dumps({"type": "assistant", "message": message}))
+        print(json.dumps({"type": "result", "subtype": "success", "result": "done"}))
+    """
+    record = run(script, output="claude-stream-json", env={"OTHER": "another-secret-key"})
+    assert record.messages == [{"role": "assistant", "content": "***"}]
+    turns = (tmp_path / "run" / "logs" / "c1" / "0.turns.jsonl").read_text()
+    assert '"content":"***"' in turns
+    assert "another-secret-key" not in turns
+
+
 def test_output_is_on_disk_while_the_agent_runs(run, tmp_path):
     script = f"""
         import time

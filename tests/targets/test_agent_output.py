@@ -65,9 +65,11 @@ class Turns:
 
     def __init__(self, most=100):
         self.messages, self.tokens, self._most = [], 0, most
+        self.times = []
 
-    def __call__(self, message=None, *, input_tokens=None, output_tokens=None, cost=None):
+    def __call__(self, message=None, *, input_tokens=None, output_tokens=None, cost=None, at=None):
         self.messages.append(message)
+        self.times.append(at)
         self.tokens += (input_tokens or 0) + (output_tokens or 0)
         if len(self.messages) >= self._most:
             raise CaseLimitReached("turn_limit")
@@ -179,3 +181,27 @@ def test_text_keeps_its_end_and_whole_readers_give_all_to_a_function():
     reader.feed(b"ab")
     reader.feed(b"c")
     assert reader.finish().response_text == "ABC"
+
+
+def test_a_reply_of_claude_code_came_before_the_tool_that_it_called(monkeypatch):
+    """That it is whole is known only when the tool's result comes: its time is that of its last part."""
+    moments = iter(range(100, 200))
+    monkeypatch.setattr("steelyard.targets.agent_output.time.time", lambda: next(moments))
+    turns = Turns()
+    read(ClaudeStreamReader, CLAUDE, turns=turns)
+    replies = [at for message, at in zip(turns.messages, turns.times, strict=True) if message["role"] == "assistant"]
+    assert replies == sorted(replies)
+    assert all(at is not None for at in replies)
+    tools = [at for message, at in zip(turns.messages, turns.times, strict=True) if message["role"] == "tool"]
+    assert set(tools) == {None}
+
+
+def test_an_action_of_codex_is_recorded_when_it_begins():
+    turns = Turns()
+    reader = CodexReader(turns)
+    reader.feed(spelled(CODEX[:4]))
+    (call,) = turns.messages
+    assert call["tool_calls"][0]["function"] == {"name": "shell", "arguments": '{"command": "ls"}'}
+    reader.feed(spelled(CODEX[4:]))
+    assert [message["role"] for message in turns.messages] == ["assistant", "tool", "assistant", "tool", "assistant"]
+    assert reader.finish().num_turns == 3

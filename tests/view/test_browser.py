@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -220,3 +222,63 @@ def test_keys_switch_the_theme_and_it_stays(chromium: Browser, server: Served) -
         seen.page.goto(f"{server.url}/run/{server.ids()['one']}")
         seen.page.wait_for_selector(REPORT)
         assert seen.page.locator("html").get_attribute("data-theme") == "dark"
+
+
+AGENTS = """
+import sys
+from steelyard import EvalCase, EvalSet, Runner, Workspace
+
+def agent(case, context):
+    for number, line in enumerate(sys.stdin):
+        if line == "end\\n":
+            break
+        context.log(line)
+        context.record_turn({"role": "assistant", "content": f"turn {number}: {line}"}, input_tokens=3)
+    (context.workspace / "made.txt").write_text("x")
+    return "done"
+
+suite = EvalSet("agents", [EvalCase(id="busy", prompt="?"), EvalCase(id="next", prompt="?")])
+Runner(agent, suite, parallelism=1, output_path=sys.argv[1], progress="off", workspace=Workspace()).run_sync()
+"""
+
+
+def test_a_running_case_shows_its_log_and_turns_as_they_come(
+    chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEELYARD_WORK", str(tmp_path / "work"))
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    command = [sys.executable, "-c", AGENTS, str(runs / "agents")]
+    with served(runs) as server, subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as run:
+        try:
+            wait_until(lambda: (runs / "agents" / "running").exists())
+            with opened(chromium, f"{server.url}/run/{server.ids()['agents']}", ready=LIVE) as seen:
+                page = seen.page
+
+                def say(line: str) -> None:
+                    assert run.stdin is not None
+                    run.stdin.write(f"{line}\n")
+                    run.stdin.flush()
+
+                say("<script>window.ran = 1</script>")
+                page.locator(".running-cases td", has_text="window.ran = 1").wait_for()
+                page.locator(".running-cases tbody tr").click()
+                page.locator("#running-drawer .log", has_text="window.ran = 1").wait_for()
+                say("second line")
+                page.locator("#running-drawer .log", has_text="second line").wait_for()
+                page.locator("#running-drawer", has_text="turn 1: second line").wait_for()
+                assert page.locator("#running-drawer svg.chart rect").count() >= 1
+                link = page.locator("#running-drawer a").first.get_attribute("href") or ""
+                assert b"second line" in server.get(link).body
+                say("end")
+                page.locator("#running-drawer .pill", has_text="done").wait_for()
+                page.locator("#running-drawer button", has_text="Show it among the cases").click()
+                page.locator(".row[data-id=busy]").click()
+                page.locator("#drawer .patch", has_text="made.txt").wait_for()
+                assert page.evaluate("window.ran") is None
+                say("end")
+                page.click("#tab-overview")
+                page.wait_for_selector(REPORT)
+                assert [one for one in seen.said if "404" not in one] == []  # that of the case that was done
+        finally:
+            run.kill()

@@ -21,7 +21,6 @@ from steelyard.workspace.recording import (
     Threads,
     lost_cost,
     read_calls,
-    read_lines,
 )
 
 
@@ -156,7 +155,7 @@ def test_an_attempt_without_calls_leaves_no_file(tmp_path: Path) -> None:
     file.append(EndLine(session="s1", calls=0))
     file.close()
     assert not (tmp_path / "x").exists()
-    assert list(read_lines(tmp_path / "x" / "0.jsonl")) == []
+    assert read_calls(tmp_path / "x" / "0.jsonl") == []
 
 
 def test_half_a_surrogate_pair_is_written_as_an_escape(tmp_path: Path) -> None:

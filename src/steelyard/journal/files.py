@@ -39,6 +39,8 @@ LOGS = "logs"
 """A folder: what agents printed."""
 CALLS = "calls"
 """A folder: the model calls of agents."""
+RUNNING = "running"
+"""A folder: a file for each attempt of an agent that is under way."""
 LOCK = ".lock"
 PREVIOUS = "previous"
 
@@ -132,6 +134,7 @@ _ALL_FILES = (
     ARTIFACTS,
     LOGS,
     CALLS,
+    RUNNING,
 )
 """In the order in which --force moves them: metrics first, so that a crash in between never looks complete."""
 

@@ -13,71 +13,12 @@ from steelyard.errors import ConfigurationError, suggestion
 from steelyard.journal.manifest import read_manifest
 from steelyard.records import EvalCase, Record, Score
 from steelyard.report.records import Expectations, RunRecords, open_suite, state_of
+from steelyard.report.trajectory import Trajectory, TurnFigures, trajectory_lines, trajectory_of
 from steelyard.scoring.trajectory import ToolCall, tool_calls
 from steelyard.stats.formatting import escape_invisible, format_number, format_seconds, without_commands
 from steelyard.suite.evalset import EvalSet
-from steelyard.workspace.places import CALLS, safe_name
-from steelyard.workspace.recording import CallLine, read_calls
 
-_WIDTH = 60
-_MARKS = {"model": "█", "waiting": "·", "tools": "░"}
 _IDS_TO_SUGGEST = 5_000
-
-
-def call_lines(run: Path, record: Record) -> Iterator[str]:
-    """The calls of the record's last attempt; nothing where none were recorded."""
-    sessions = read_calls(run / CALLS / safe_name(record.id) / f"{record.trial}.jsonl")
-    if not sessions:
-        return
-    calls = [call.line for call in sessions[-1].calls]
-    parts = {
-        "model": record.time_in_model or 0.0,
-        "waiting": record.time_waiting or 0.0,
-        "tools": record.time_in_tools or 0.0,
-    }
-    total = max([sum(parts.values()), *(call.at + call.elapsed for call in calls)])
-    shares = ", ".join(f"{_MARKS[name]} {name} {format_seconds(seconds)}" for name, seconds in parts.items() if seconds)
-    yield f"model calls: {len(calls)} in {format_seconds(total)}; {shares}"
-    yield f"  {time_line(calls, total)}"
-    for call in sorted(calls, key=lambda call: call.at):
-        yield f"  {_call(call)}"
-
-
-def time_line(calls: Sequence[CallLine], total: float) -> str:
-    """What went on in each of sixty moments: a model answered, calls only waited, or neither."""
-    marks = []
-    for place in range(_WIDTH):
-        moment = (place + 0.5) * total / _WIDTH
-        state = "tools"
-        for call in calls:
-            sent = call.at + (call.response.time_waiting or 0.0)
-            if sent <= moment < call.at + call.elapsed:
-                state = "model"
-                break
-            if call.at <= moment < sent:
-                state = "waiting"
-        marks.append(_MARKS[state])
-    return "".join(marks)
-
-
-def _call(call: CallLine) -> str:
-    response = call.response
-    parts = [f"{format_seconds(call.at)}", call.model or call.path]
-    if call.thread not in (None, 1):
-        parts.append(f"(conversation {call.thread})")
-    parts.append(f"took {format_seconds(call.elapsed)}")
-    if response.time_waiting:
-        parts.append(f"of it waiting {format_seconds(response.time_waiting)}")
-    if response.time_to_first_token is not None:
-        parts.append(f"first token {format_seconds(response.time_to_first_token)}")
-    if response.num_tokens_input is not None or response.num_tokens_output is not None:
-        about = "about " if response.tokens_estimated else ""
-        parts.append(f"tokens {about}{response.num_tokens_input or 0:,} + {response.num_tokens_output or 0:,}")
-    if response.cost is not None:
-        parts.append(f"cost {response.cost:.6g}")
-    if response.error is not None:
-        parts.append(response.error)
-    return "  ".join(parts)
 
 
 class OneCase:
@@ -134,7 +75,8 @@ class OneCase:
             yield from _indented(as_text(self.case.expected))
         for score in record.scores:
             yield from _score(score)
-        for line in call_lines(self.run, record):
+        found = trajectory_of(self.run, record)
+        for line in () if found is None else trajectory_lines(found):
             yield f"  {line}"
         yield f"  {_times(record)}"
         yield f"  {self.run}/outputs.jsonl, byte {offset}"
@@ -204,19 +146,39 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
     role: str
     text: str
     calls: list[ToolCall] = []
+    answers: str | None = None
+    """The id of the tool call whose result it is."""
+    thread: int | None = None
+    """Of a sub-agent's message, its conversation."""
+    figures: TurnFigures | None = None
 
 
-def turns(record: Record, case: EvalCase | None) -> list[ChatMessage]:
-    """The conversation of a record: the question, unless the target logged it too, and the answer."""
+def turns(record: Record, case: EvalCase | None, trajectory: Trajectory | None = None) -> list[ChatMessage]:
+    """The conversation of a record: the question, unless the target logged it too, and the answer.
+
+    With a trajectory its turns, which have their times, are shown in place of the record's own messages.
+    """
     system = case.system_prompt if case is not None else None
     asked = [_turn(message) for message in _asked(record, case)]
-    found = [_turn(message) for message in record.messages or []]
+    found = [_turn(message) for message in record.messages or []] if trajectory is None else spoken(trajectory)
     if not _tells_what_was_asked(found, asked):
         found = [*asked, *found]
     if system and not any(turn.role in _SYSTEM for turn in found):
         found.insert(0, ChatMessage("system", system))
-    if record.response_text and not (record.messages and found and found[-1].role == "assistant"):
+    logged = record.messages if trajectory is None else trajectory.turns
+    if record.response_text and not (logged and found and found[-1].role == "assistant"):
         found.append(ChatMessage("assistant", record.response_text))
+    return found
+
+
+def spoken(trajectory: Trajectory) -> list[ChatMessage]:
+    """The messages of a trajectory, each with its figures."""
+    found = []
+    for turn in trajectory.turns:
+        message = _turn(turn.message)
+        message.figures = turn.figures
+        message.thread = turn.thread if turn.thread > 1 else message.thread
+        found.append(message)
     return found
 
 
@@ -259,7 +221,25 @@ def _turn(message: Any) -> ChatMessage:
     if not isinstance(message, Mapping):
         return ChatMessage("", as_text(message))
     role = message.get("role") or _role_of_kind(str(message.get("type") or ""))
-    return ChatMessage(str(role), "\n\n".join(_words(message)), tool_calls([message]))
+    answers, thread = _answered_call(message), message.get("thread")
+    return ChatMessage(
+        role="tool" if answers is not None else str(role),
+        text="\n\n".join(_words(message)),
+        calls=tool_calls([message]),
+        answers=answers,
+        thread=thread if isinstance(thread, int) else None,
+    )
+
+
+def _answered_call(message: Mapping[str, Any]) -> str | None:
+    """The id of the tool call whose result a message is, in the words of each API; None where it is none."""
+    content = message.get("content")
+    parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+    results = [part.get("tool_use_id") for part in parts if part.get("type") == "tool_result"]
+    kind = str(message.get("type") or "")
+    found = message.get("tool_call_id") or (message.get("call_id") if kind.endswith("_output") else None)
+    found = found or (results[0] if results and len(results) == len(parts) else None)
+    return found if isinstance(found, str) else None
 
 
 def _role_of_kind(kind: str) -> str:

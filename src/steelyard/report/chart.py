@@ -16,6 +16,8 @@ _NICE = (1, 2, 2.5, 5, 10)
 _LETTER, _LINE = 6.6, 12.0
 """About how wide a digit is, and how high a line."""
 _LEGEND_LETTER, _LEGEND_ROW = 6.2, 20.0
+_HALF_BAR, _MIN_BAR = 0.32, 1.5
+"""Half of a bar's height as a share of its row, and its least width."""
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
@@ -57,6 +59,16 @@ class Series(msgspec.Struct, frozen=True):
     marks: list[Mark]
 
 
+class Bar(msgspec.Struct, frozen=True):
+    """A bar along the x axis in one row; `row` is the row's middle on the y axis, `text` its tooltip."""
+
+    begin: float
+    end: float
+    row: float
+    kind: str
+    text: str
+
+
 class ReferenceLine(msgspec.Struct, frozen=True):
     """A straight line across the chart at a value of one of its axes."""
 
@@ -83,6 +95,9 @@ class Chart(msgspec.Struct, frozen=True):
     rules: list[ReferenceLine] = []
     legend: list[LegendEntry] = []
     note: str = ""
+    bars: list[Bar] = []
+    rows: list[str] = []
+    """Names of the rows of bars, from the top: in place of values at the y axis."""
 
 
 def draw(chart: Chart, width: int = 500, height: int = 270) -> dict[str, Any]:
@@ -109,6 +124,10 @@ def draw(chart: Chart, width: int = 500, height: int = 270) -> dict[str, Any]:
         "x_label": chart.x.label,
         "x_ticks": _spaced([(place(tick, chart.y.low)[0], chart.x.format(tick)) for tick in chart.x.ticks]),
         "y_ticks": [(place(chart.x.low, tick)[1], chart.y.format(tick)) for tick in chart.y.ticks],
+        "rows": [
+            (place(chart.x.low, len(chart.rows) - number - 0.5)[1], name) for number, name in enumerate(chart.rows)
+        ],
+        "bars": [_bar(bar, place) for bar in chart.bars],
         "rules": [_rule(rule, place, (left, top, right, bottom)) for rule in chart.rules],
         "lines": [
             {"kind": series.kind, "points": " ".join("{},{}".format(*place(m.x, m.y)) for m in series.marks)}
@@ -132,6 +151,19 @@ def _spaced(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
             free_from = x + half + 8
             kept.append((x, text))
     return kept
+
+
+def _bar(bar: Bar, place: Callable[[float, float], Point]) -> dict[str, Any]:
+    (left, top), (right, bottom) = place(bar.begin, bar.row + _HALF_BAR), place(bar.end, bar.row - _HALF_BAR)
+    width, height = max(_MIN_BAR, right - left), bottom - top
+    return {
+        "kind": bar.kind,
+        "x": left,
+        "y": top,
+        "width": round(width, 1),
+        "height": round(height, 1),
+        "text": bar.text,
+    }
 
 
 def _rule(

@@ -103,7 +103,8 @@ class Result:
         """The model calls of an agent with a gateway, attempt by attempt, each with its request whole again."""
         if self.path is None:
             raise ConfigurationError("a run without a directory keeps no calls")
-        from steelyard.workspace.places import CALLS, safe_name
+        from steelyard.journal.files import CALLS
+        from steelyard.workspace.places import safe_name
         from steelyard.workspace.recording import read_calls
 
         return read_calls(self.path / CALLS / safe_name(case_id) / f"{trial}.jsonl")

@@ -7,6 +7,7 @@ leaves its trajectory. Messages are in the shape of chat APIs: the assistant's `
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -45,10 +46,12 @@ class OutputReader(ABC):
     def finish(self) -> InvocationResponse:
         """The response, from all that came. With `error` where it cannot be read or says that the agent failed."""
 
-    def _turn(self, message: Mapping[str, Any], usage: Mapping[str, int | None] | None = None) -> None:
+    def _turn(
+        self, message: Mapping[str, Any], usage: Mapping[str, int | None] | None = None, at: float | None = None
+    ) -> None:
         if self._record_turn is not None:
             with suppress(CaseLimitReached):  # the agent is being ended
-                self._record_turn(message, **(usage or {}))
+                self._record_turn(message, at=at, **(usage or {}))
 
 
 class TextReader(OutputReader):
@@ -159,9 +162,11 @@ class EventReader(OutputReader):
         response.messages = self.messages or None
         return response
 
-    def _add(self, message: dict[str, Any], usage: Mapping[str, int | None] | None = None) -> None:
+    def _add(
+        self, message: dict[str, Any], usage: Mapping[str, int | None] | None = None, at: float | None = None
+    ) -> None:
         self.messages.append(message)
-        self._turn(message, usage)
+        self._turn(message, usage, at)
 
 
 class ClaudeStreamReader(EventReader):
@@ -176,6 +181,8 @@ class ClaudeStreamReader(EventReader):
         super().__init__(record_turn)
         self._open: dict[str, Any] | None = None
         self._open_id: str | None = None
+        self._open_at: float | None = None
+        """When the last part of the reply came: that it is whole is known with the next event, after a tool has run."""
         self._usage: dict[str, Any] = {}
         self._result: dict[str, Any] | None = None
         self._turns = 0
@@ -215,6 +222,7 @@ class ClaudeStreamReader(EventReader):
             elif part.get("type") == "tool_use":
                 call = _tool_call(part.get("id"), part.get("name"), part.get("input"))
                 self._open.setdefault("tool_calls", []).append(call)
+        self._open_at = time.time()
         if isinstance(message.get("usage"), dict):
             self._usage = message["usage"]
 
@@ -229,7 +237,8 @@ class ClaudeStreamReader(EventReader):
         for name, count in counts.items():
             self._totals[name] += count
         used = counts["input"], counts["output"]
-        self._add(message, {"input_tokens": used[0], "output_tokens": used[1]} if any(used) else None)
+        usage = {"input_tokens": used[0], "output_tokens": used[1]} if any(used) else None
+        self._add(message, usage, self._open_at)
 
     def _response(self) -> InvocationResponse:
         self._close()
@@ -277,11 +286,15 @@ class CodexReader(EventReader):
         self._totals: dict[str, int] = {}
         self._failed: str | None = None
         self._ended = False
+        self._begun: set[str] = set()
+        """Actions that have begun and not ended, by id."""
 
     def _take(self, event: dict[str, Any]) -> None:
         kind, item = event["type"], event.get("item")
         if kind == "item.completed" and isinstance(item, dict):
             self._take_item(item)
+        elif kind == "item.started" and isinstance(item, dict) and _kind(item) in self._ACTIONS:
+            self._begin_action(item)
         elif kind == "turn.completed":
             self._ended, self._failed = True, None
             self._count(event.get("usage"))
@@ -297,19 +310,14 @@ class CodexReader(EventReader):
             self._totals[name] = self._totals.get(name, 0) + (_count(count) or 0)
 
     def _take_item(self, item: dict[str, Any]) -> None:
-        kind = item.get("type") or item.get("item_type")
+        kind = _kind(item)
         if kind in ("agent_message", "assistant_message"):
             self._steps += 1
             self._add({"role": "assistant", "content": str(item.get("text") or "")})
         elif kind in self._ACTIONS:
-            self._steps += 1
-            name = self._ACTIONS[kind]
-            if kind == "mcp_tool_call":
-                name = f"{item.get('server')}.{item.get('tool')}"
-            known = ("id", "type", "item_type", "status", "aggregated_output", "exit_code", "result", "error")
-            arguments = item.get("arguments") or {key: value for key, value in item.items() if key not in known}
-            call = _tool_call(item.get("id"), name, arguments)
-            self._add({"role": "assistant", "content": "", "tool_calls": [call]})
+            if str(item.get("id")) not in self._begun:
+                self._begin_action(item)
+            self._begun.discard(str(item.get("id")))
             outcome = item.get("aggregated_output") or item.get("result") or item.get("error") or item.get("status")
             content = _text_of(outcome)[:_MAX_CONTENT]
             if item.get("exit_code"):
@@ -317,6 +325,19 @@ class CodexReader(EventReader):
             self._add({"role": "tool", "tool_call_id": item.get("id"), "content": content})
         elif kind == "error" and item.get("message"):
             self._other = (self._other + str(item["message"]).encode() + b"\n")[-MAX_TEXT:]
+
+    def _begin_action(self, item: dict[str, Any]) -> None:
+        """The model has called a tool, which runs now."""
+        kind = _kind(item)
+        self._steps += 1
+        self._begun.add(str(item.get("id")))
+        name = self._ACTIONS[kind]
+        if kind == "mcp_tool_call":
+            name = f"{item.get('server')}.{item.get('tool')}"
+        known = ("id", "type", "item_type", "status", "aggregated_output", "exit_code", "result", "error")
+        arguments = item.get("arguments") or {key: value for key, value in item.items() if key not in known}
+        call = _tool_call(item.get("id"), name, arguments)
+        self._add({"role": "assistant", "content": "", "tool_calls": [call]})
 
     def _response(self) -> InvocationResponse:
         totals = self._totals
@@ -344,6 +365,11 @@ STREAM_READERS: Mapping[str, type[OutputReader]] = {
     "codex-json": CodexReader,
 }
 """Readers that need nothing but the output, by the name that `output` has."""
+
+
+def _kind(item: Mapping[str, Any]) -> str:
+    """What an item of Codex is; its older versions call the field differently."""
+    return str(item.get("type") or item.get("item_type"))
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ from steelyard.stats.errors import error_name
 from steelyard.stats.formatting import counted, one_line
 from steelyard.view.pages import in_case_order, live_figures
 from steelyard.view.runs import sayable, signature_of
+from steelyard.view.work import running_now
 
 _PULSE = 0.5
 """Seconds between two looks at a run that is being written."""
@@ -180,6 +181,7 @@ class RunWatch:
             "quiet": int(quiet),
             "figures": figures,
             "newest": list(follower.newest)[::-1],
+            "running": running_now(self.run) if state == "running" else [],
         }
 
 

@@ -31,7 +31,7 @@ def list_page(about: dict[str, Any]) -> HTMLResponse:
 
 def run_page(about: dict[str, Any], *, label: bool = False) -> HTMLResponse:
     """One run: live, or its report; with `label`, a link to where its answers are labelled."""
-    script = _script(SHARED_SCRIPTS, ("remote.js", "live.js", "run.js"))
+    script = _script(SHARED_SCRIPTS, ("remote.js", "running.js", "live.js", "run.js"))
     return _page("run.html", about["name"], script, about=script_json(about), label=label, id=about["id"])
 
 

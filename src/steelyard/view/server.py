@@ -30,7 +30,7 @@ from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import ROWS, Rows
 from steelyard.journal.reader import belonging_rows, index_rows
 from steelyard.report.labels import checked_name
-from steelyard.report.page.data import body
+from steelyard.report.page.data import CaseWork, body
 from steelyard.view import pages
 from steelyard.view.cases import MAX_ROWS, MEASURED, CaseTable, SearchResult, search, terms_of
 from steelyard.view.label import Labelling
@@ -38,6 +38,7 @@ from steelyard.view.live import Watches
 from steelyard.view.pages import charts, in_case_order
 from steelyard.view.runs import MAX_COMPARED, Comparisons, Overviews, Runs, Suites, Sweeps, stat_of
 from steelyard.view.security import Guard, is_loopback
+from steelyard.view.work import file_response, running_case
 
 _BACKLOG = 128
 _PATIENCE = 1
@@ -165,6 +166,8 @@ class View:
             "/api/runs/{run}/charts": self._charts,
             "/api/runs/{run}/cases": self._cases,
             "/api/runs/{run}/case": self._case,
+            "/api/runs/{run}/running": self._running,
+            "/api/runs/{run}/file": self._file,
         }
         self._labelling = None if labels is None else Labelling(runs, suites, *labels, self._read)
         self.app = Starlette(
@@ -269,9 +272,21 @@ class View:
     def _one_case(self, table: CaseTable, case: int, number: int) -> dict[str, Any]:
         record = table.record(number)
         asked = self._suites.asked(table.run, record)
-        shown = body(record, int(table.records["offset"][number]), asked, _MAX_TEXT_CHARS)
+        offset = int(table.records["offset"][number])
+        shown = body(record, offset, asked, _MAX_TEXT_CHARS, CaseWork(table.run))
         block = table.block(np.array([case]))
         return {"version": table.version, "record": number, "body": msgspec.Raw(shown), **block}
+
+    async def _running(self, request: Request) -> Response:
+        """A case that is being worked on, as far as it has come."""
+        run, query = await self._place(request), request.query_params
+        case_id, trial = query.get("id", ""), _whole(query.get("trial", "0"))
+        return _json(await self._read(running_case, run, case_id, trial), request)
+
+    async def _file(self, request: Request) -> Response:
+        """A file that an agent left, or a log of it."""
+        run = await self._place(request)
+        return await self._read(file_response, run, request.query_params.get("path", ""), self._threads)
 
     # What several of them need
 

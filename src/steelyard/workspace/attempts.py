@@ -33,11 +33,12 @@ from steelyard.records import CaseLimits, EvalCase, InvocationResponse, Record
 from steelyard.subprocesses import allowed_environment, run_program
 from steelyard.suite.identity import BadCase, canonical
 from steelyard.workspace.keeping import STREAMS, AttemptLogs, Keeper, read_patch
-from steelyard.workspace.limits import NO_CALLS, AttemptLimits, BothClocks, TurnRecorder
+from steelyard.workspace.limits import NO_CALLS, AttemptLimits, BothClocks
 from steelyard.workspace.patch import PatchSummary, Scan, apply_patch, make_patch, scan
 from steelyard.workspace.places import AttemptPlace, AttemptState, RunPlaces, remove_tree
 from steelyard.workspace.sandbox import folder_size
 from steelyard.workspace.template import Template, Workspace, copy_tree
+from steelyard.workspace.turns import TURNS, TurnRecorder
 
 if TYPE_CHECKING:  # it loads every API's reader
     from steelyard.workspace.gateway import Gateway, GatewaySession
@@ -103,6 +104,7 @@ class Workspaces:
     async def open(self) -> None:
         """End what an earlier launch left in sandboxes, and remove the copies that its graders were given."""
         await self._threads.run(self.places.remove_scratches)
+        await self._threads.run(self.places.unmark_all)
         for provider in (self.sandbox, self.setup_sandbox):
             if provider is not None:
                 await provider.reap(self.places.root.name)
@@ -141,9 +143,11 @@ class Workspaces:
             retries += 1
 
     async def _prepare_once(self, case: EvalCase, context: InvocationContext) -> Attempt:
+        state = AttemptState(id=case.id, trial=context.trial, attempt=context.attempt)
+        if self.workspace is not None or self.gateway is not None:
+            await self._threads.run(self.places.mark_running, state)
         if self.workspace is None:
             return Attempt(self, None, case, context)
-        state = AttemptState(id=case.id, trial=context.trial, attempt=context.attempt)
         place = await self._threads.run(self.places.new_attempt, state)
         try:
             template = await self._threads.run(self._make, case, place)
@@ -285,6 +289,7 @@ class Workspaces:
         left = [name for name in _listed(self.places.root) if name != _TEMPLATES]
         if self.is_complete or not left:
             remove_tree(self.places.root)
+        self.places.unmark_all()
 
     def _clear(self, case_id: str, trial: int) -> None:
         with self._lock:
@@ -293,6 +298,7 @@ class Workspaces:
             remove_tree(scratch)
         for place, _ in self.places.attempts(case_id, trial):
             remove_tree(place.path)
+        self.places.unmark_running(case_id, trial)
 
 
 class Attempt:
@@ -319,7 +325,8 @@ class Attempt:
         key = (case.id, context.trial)
         places = owner.places
         self.logs = AttemptLogs({stream: places.log(*key, stream) for stream in STREAMS if with_logs})
-        self.turns = TurnRecorder(places.log(*key, "turns.jsonl"), self.limits)
+        path = places.log(*key, TURNS) if with_logs else None
+        self.turns = TurnRecorder(path, self.limits, attempt=context.attempt, logs=self.logs)
         self._clock = context.clock
         if place is not None:
             artifacts = places.artifacts(*key) or place.path / "artifacts"

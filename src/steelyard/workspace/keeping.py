@@ -157,12 +157,13 @@ class AttemptLogs:
 
     def __init__(self, paths: dict[str, Path | None], masker: Masker | None = None) -> None:
         self._paths = paths
-        self._masker = masker or environment_masker()
+        self.masker = masker or environment_masker()
+        """Masks secrets in what is written."""
         self._open: dict[str, _Log] = {}
         self._lock = threading.Lock()
         for path in paths.values():
             if path is not None:
-                _move_aside(path)
+                move_aside(path)
 
     def __call__(self, text: str | bytes, stream: str = "out") -> None:
         """Append to a log, at once but for what may be the beginning of a secret."""
@@ -173,12 +174,12 @@ class AttemptLogs:
                 if path is None:
                     return
                 path.parent.mkdir(parents=True, exist_ok=True)
-                log = self._open[stream] = _Log(path, self._masker)
+                log = self._open[stream] = _Log(path, self.masker)
             log.write(text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text)
 
     def mask(self, secrets: Iterable[str]) -> None:
         """Have these texts masked, too, in logs that are not open yet."""
-        self._masker = Masker([*environment_secrets(), *secrets])
+        self.masker = Masker([*environment_secrets(), *secrets])
 
     def close(self) -> None:
         """Write the rest and close the files."""
@@ -217,7 +218,7 @@ class _Log:
         os.close(self._descriptor)
 
 
-def _move_aside(path: Path) -> None:
+def move_aside(path: Path) -> None:
     """Keep the log of an earlier attempt, under `TRIAL.1.out`, `TRIAL.2.out` and so on."""
     if not path.exists():
         return

@@ -1,21 +1,20 @@
-"""The limits of one attempt: its clock, the turns and totals of its calls, and the signal that a limit was reached."""
+"""The limits of one attempt: its clock, the totals of its calls, and the signal that a limit was reached."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, Literal
 
 import msgspec
 
-from steelyard.errors import CaseLimitReached, ConfigurationError
+from steelyard.errors import ConfigurationError
 from steelyard.protocols import Clock, LimitSignal, Target
 from steelyard.records import STOP_REASONS, CaseLimits, InvocationResponse
-from steelyard.workspace.recording import Body, CallLine
+from steelyard.workspace.recording import Body, CallLine, is_models
 
 _Part = Literal["model", "waiting", "tools"]
 NO_CALLS = "0 model calls: is it pointed at the gateway?"
@@ -124,69 +123,6 @@ class BothClocks:
         if self._clock is not None:
             self._clock.start()
         self._limits.resume()
-
-
-class TurnRecorder:
-    """`context.record_turn`: writes each turn to disk at once and counts it against the limits. Thread-safe."""
-
-    def __init__(self, path: Path | None, signal: AttemptLimits) -> None:
-        self._path = path
-        self._signal = signal
-        self._lock = threading.Lock()
-        self.turns = 0
-        self.input_tokens: int | None = None
-        self.output_tokens: int | None = None
-        self.cost: float | None = None
-        self.messages: list[dict[str, Any]] = []
-
-    def __call__(
-        self,
-        message: Mapping[str, Any] | None = None,
-        *,
-        input_tokens: int | None = None,
-        output_tokens: int | None = None,
-        cost: float | None = None,
-    ) -> None:
-        """Record one message of the trajectory; one of the model (`role: assistant`) is a turn.
-
-        CaseLimitReached once a limit is reached: an agent that catches it can still give its answer.
-        """
-        with self._lock:
-            entry: dict[str, Any] = {"time": time.time(), "message": dict(message) if message is not None else None}
-            entry |= {"input_tokens": input_tokens, "output_tokens": output_tokens, "cost": cost}
-            if message is not None:
-                self.messages.append(dict(message))
-            if message is None or message.get("role") == "assistant":
-                self.turns += 1
-            self._write({name: value for name, value in entry.items() if value is not None})
-            self.count(input_tokens=input_tokens, output_tokens=output_tokens, cost=cost)
-        if self._signal.reached is not None:
-            raise CaseLimitReached(self._signal.reached)
-
-    def count(
-        self, *, input_tokens: int | None = None, output_tokens: int | None = None, cost: float | None = None
-    ) -> None:
-        """Add to what was used, and see whether that reaches a limit."""
-        self.input_tokens = _sum(self.input_tokens, input_tokens)
-        self.output_tokens = _sum(self.output_tokens, output_tokens)
-        self.cost = _sum(self.cost, cost)
-        limits = self._signal.limits
-        tokens = (self.input_tokens or 0) + (self.output_tokens or 0)
-        for name, used in (("turns", self.turns), ("tokens", tokens), ("cost", self.cost or 0.0)):
-            limit = getattr(limits, name)
-            if limit is not None and used > limit:
-                self._signal.reach(STOP_REASONS[name])
-
-    def _write(self, entry: dict[str, Any]) -> None:
-        if self._path is None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "ab") as file:
-            file.write(msgspec.json.encode(entry, enc_hook=repr) + b"\n")
-
-
-def _sum(before: Any, more: Any) -> Any:
-    return before if more is None else more if before is None else before + more
 
 
 class GatewaySummary(msgspec.Struct, kw_only=True):
@@ -323,7 +259,7 @@ class CallTotals:
             self._first_token = line.at + (response.time_waiting or 0.0) + response.time_to_first_token
         thread = {} if line.thread in (None, 1) else {"thread": line.thread}
         new = (msgspec.json.decode(turn) for turn in body.turns[known:])
-        given = [turn for turn in new if isinstance(turn, dict) and not _is_models(turn)]
+        given = [turn for turn in new if isinstance(turn, dict) and not is_models(turn)]
         self._messages += [{**turn, **thread} for turn in (*given, *(response.messages or ()))]
 
     def summary(self, split: TimeSplit, *, limit: str | None, problem: str | None, lost_cost: float) -> GatewaySummary:
@@ -342,9 +278,3 @@ class CallTotals:
             problem=problem,
             **self._sums,
         )
-
-
-def _is_models(turn: dict[str, Any]) -> bool:
-    """Whether a turn of a request is the model's own, sent back to it: it is already in the trajectory."""
-    kind = turn.get("type")
-    return turn.get("role") == "assistant" or kind == "reasoning" or (isinstance(kind, str) and kind.endswith("_call"))

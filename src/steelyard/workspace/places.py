@@ -11,22 +11,25 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from steelyard.disk import read_beneath
 from steelyard.errors import ConfigurationError, TransientError
-from steelyard.journal.files import ARTIFACTS, LOGS
+from steelyard.journal.files import ARTIFACTS, CALLS, LOGS, RUNNING
 
 WORK_VARIABLE = "STEELYARD_WORK"
-CALLS = "calls"
 _MAX_NAME = 60
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 _STATE = "attempt.json"
 _SCRATCH = "scratch-"
+_MAX_MARKS = 10_000
+_MAX_MARK_BYTES = 1 << 20
 
 
 def safe_name(case_id: str) -> str:
@@ -71,6 +74,27 @@ class AttemptState(msgspec.Struct, kw_only=True, omit_defaults=True):
     case_fp: str = ""
     finished: bool = False
     """Whether the agent has ended: what is in the workspace is what it left."""
+
+
+class RunningCase(msgspec.Struct, kw_only=True):
+    """An attempt that is under way: `running/ID.TRIAL.json` of a run directory."""
+
+    id: str
+    trial: int
+    attempt: int
+    since: float
+    """Seconds since 1970."""
+
+
+def running_cases(run: Path, most: int) -> list[RunningCase]:
+    """The attempts that are under way, the longest first; no more than `most`. Links are not followed."""
+    found: list[RunningCase] = []
+    with suppress(OSError):
+        for name in sorted(os.listdir(run / RUNNING))[:_MAX_MARKS]:
+            with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+                data = read_beneath(run, f"{RUNNING}/{name}", _MAX_MARK_BYTES)
+                found.append(msgspec.json.decode(data, type=RunningCase))
+    return sorted(found, key=lambda case: case.since)[:most]
 
 
 class AttemptPlace:
@@ -193,6 +217,35 @@ class RunPlaces:
         """The file of a case's model calls; None in a run without a directory."""
         return None if self.run is None else self.run / CALLS / safe_name(case_id) / f"{trial}.jsonl"
 
+    def mark_running(self, state: AttemptState) -> None:
+        """Note in the run directory that an attempt has begun, for those who look on."""
+        if self.run is None:
+            return
+        path = self._mark(state.id, state.trial)
+        with suppress(OSError, UnicodeError):  # nothing but a view depends on it
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(
+                msgspec.json.encode(
+                    RunningCase(id=state.id, trial=state.trial, attempt=state.attempt, since=time.time())
+                )
+            )
+
+    def unmark_running(self, case_id: str, trial: int) -> None:
+        """Note that a case is done."""
+        if self.run is not None:
+            with suppress(OSError):
+                self._mark(case_id, trial).unlink(missing_ok=True)
+
+    def unmark_all(self) -> None:
+        """Note that no attempt is under way."""
+        if self.run is not None:
+            with suppress(OSError):
+                remove_tree(self.run / RUNNING)
+
+    def _mark(self, case_id: str, trial: int) -> Path:
+        assert self.run is not None
+        return self.run / RUNNING / f"{safe_name(case_id)}.{trial}.json"
+
     def remove(self) -> None:
         """Remove all folders of the run: it is complete."""
         remove_tree(self.root)
@@ -214,6 +267,8 @@ def remove_tree(path: Path) -> None:
     if os.path.islink(path):
         path.unlink(missing_ok=True)
         return
+    if not os.path.lexists(path):
+        return  # nor is the folder above it touched
     _rmtree(path, make_writable)
 
 

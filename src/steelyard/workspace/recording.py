@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import msgspec
 
@@ -151,6 +151,17 @@ def _mark(turn: bytes) -> bytes:
     return hashlib.blake2b(plain, digest_size=12).digest()
 
 
+def common_turns(before: Sequence[bytes], now: Sequence[bytes]) -> int:
+    """How many leading turns of a request were in the one before, whatever their cache marks."""
+    return _common(list(map(_mark, before)), list(map(_mark, now)))
+
+
+def is_models(turn: dict[str, Any]) -> bool:
+    """Whether a turn of a request is the model's own, sent back to it: it is already in the trajectory."""
+    kind = turn.get("type")
+    return turn.get("role") == "assistant" or kind == "reasoning" or (isinstance(kind, str) and kind.endswith("_call"))
+
+
 def _common(first: Sequence[bytes], second: Sequence[bytes]) -> int:
     """How many leading items are equal."""
     same = 0
@@ -278,21 +289,25 @@ class RecordedSession(msgspec.Struct):
         return sum(call.line.response.cost or 0.0 for call in self.calls)
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+def read_lines(file: IO[bytes]) -> Iterator[Line]:
     """The readable lines of a file; a line that a crash cut short is left out."""
+    for raw in file:
+        try:
+            yield _LINE.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+
+
+def _lines_at(path: Path) -> Iterator[Line]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(path, "rb") as file:
-        for raw in file:
-            try:
-                yield _LINE.decode(raw)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
+        yield from read_lines(file)
 
 
 def read_calls(path: Path) -> list[RecordedSession]:
     """The attempts in a file of calls, with every request rebuilt; empty when there is no such file."""
     found: list[RecordedSession] = []
     bodies: dict[int, tuple[list[bytes], dict[str, bytes]]] = {}
-    for line in read_lines(path):
+    for line in _lines_at(path):
         if isinstance(line, SessionLine):
             found.append(RecordedSession(line, []))
             bodies = {}
@@ -325,7 +340,7 @@ def _rebuilt(line: CallLine, bodies: dict[int, tuple[list[bytes], dict[str, byte
 def lost_cost(path: Path) -> float:
     """What the calls of killed attempts cost: it is in no record."""
     costs: dict[str, float] = {}
-    for line in read_lines(path):
+    for line in _lines_at(path):
         if isinstance(line, CallLine):
             costs[line.session] = costs.get(line.session, 0.0) + (line.response.cost or 0.0)
         elif isinstance(line, EndLine):

@@ -13,7 +13,7 @@ from steelyard.report.page.page import page
 from steelyard.stats.formatting import escape_invisible
 from tests.support.browser import Seen, keeps_theme, opened
 from tests.support.journal import a_record, write_journal
-from tests.support.report import HOSTILE, agent_run, hostile_run, large_run
+from tests.support.report import HOSTILE, agent_run, hostile_run, large_run, worked_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -30,6 +30,7 @@ def reports(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict
     write_journal(folder / "cut", [a_record(id="it's long", response_text="word " * 40_000)])
     runs = [agent_run(folder / "agents"), hostile_run(folder / "hostile"), large_run(folder / "large", COUNT)]
     written = {}
+    runs += [worked_run(folder / "worked"), worked_run(folder / "vicious", " ".join(HOSTILE))]
     for run in [*runs, folder / "empty", folder / "cut"]:
         written[run.name] = folder / f"{run.name}.html"
         written[run.name].write_text("".join(page(run)), encoding="utf-8")
@@ -345,3 +346,46 @@ def test_a_file_whose_script_was_changed_does_not_run(
 def test_without_scripts_the_summary_is_there_as_text(chromium: Browser, reports: dict[str, Path]) -> None:
     with opened(chromium, reports["agents"].as_uri(), java_script_enabled=False) as shown:
         assert "18 of 18 done, complete" in shown.page.locator("noscript").inner_text()
+
+
+@of("worked")
+def test_an_agents_case_shows_its_time_line_turns_changes_logs_and_files(seen: Seen) -> None:
+    page = seen.page
+    page.click("#tab-cases")
+    page.locator(".row[data-id=fixer]").click()
+    text = drawer_text(page, "fixer")
+    for part in ("Time line", "3 model calls", "Changes", "Trajectory", "Logs", "Artifacts", "files/page.html"):
+        assert part in text, part
+    assert "1 file, 1 added, 1 removed" in text
+    assert "large plain" in text
+    assert "took 1.00 s" in text
+    assert "10 + 5 tokens" in text
+    bars = page.locator("#drawer svg.chart rect")
+    assert bars.count() == 3 + 1 + 3  # calls, a wait, tools before, between and after
+    first, last = bars.first.bounding_box(), bars.last.bounding_box()
+    assert first is not None
+    assert last is not None
+    assert 4 < first["height"] < 30
+    assert last["x"] > first["x"]
+    assert page.locator("#drawer a").count() == 0  # opened from a file, an artifact could run as a page
+    page.locator("#drawer summary", has_text="stdout").click()
+    assert "printed plain" in page.locator("#drawer details[open]").inner_text()
+    page.keyboard.press("j")
+    text = drawer_text(page, "printer")
+    assert "run plain" in text
+    assert "7 + 2 tokens" in text
+
+
+@of("vicious")
+def test_what_agents_leave_is_shown_as_text(seen: Seen) -> None:
+    page = seen.page
+    page.click("#tab-cases")
+    for name in ("fixer", "printer"):
+        page.locator(f".row[data-id={name}]").click()
+        drawer_text(page, name)
+        for summary in page.locator("#drawer summary").all():
+            summary.click()
+        page.locator("#drawer svg.chart rect").first.wait_for()
+        assert escape_invisible(HOSTILE[0]) in page.locator("#drawer .patch").inner_text()
+        assert page.evaluate("window.ran") is None
+        assert page.locator("#drawer script, #drawer img").count() == 0

@@ -423,7 +423,7 @@ def test_points_are_thinned_evenly_and_name_their_records() -> None:
                     ],
                 }
             ],
-            [("user", "42", [])],
+            [("tool", "42", [])],
         ),
         (
             [

@@ -20,6 +20,13 @@ const FACTS = [
   ["time_queued", "queued in the client", seconds],
   ["elapsed", "total, with scoring", seconds],
   ["run_time", "finished (since start)", seconds],
+  ["num_turns", "turns", number],
+  ["time_in_model", "in the model", seconds],
+  ["time_in_tools", "in tools", seconds],
+  ["cpu_seconds", "CPU time", seconds],
+  ["peak_memory", "peak memory", bytes],
+  ["disk_used", "workspace on disk", bytes],
+  ["exit_code", "exit code", String],
   ["num_tokens_input", "input tokens", number],
   ["num_tokens_input_cached", "of them cached", number],
   ["num_tokens_output", "output tokens", number],
@@ -81,7 +88,8 @@ class Drawer {
     const body = await this.body(record);
     if (this.record !== record) return;  // the reader has gone on meanwhile
     const parts = [this.trialBar(), this.errorPart(body), this.answerPart(body), this.scoresPart(body),
-      this.stderrPart(body), this.talkPart(body), this.timesPart(body), this.placePart(body)];
+      this.timeLinePart(body), this.patchPart(body), this.stderrPart(body), this.talkPart(body), this.logsPart(body),
+      this.filesPart(body), this.timesPart(body), this.placePart(body)];
     this.content.replaceChildren(...parts.filter(Boolean));
     this.element.scrollTop = 0;
     this.element.dataset.record = record;
@@ -157,6 +165,7 @@ class Drawer {
   }
 
   stderrPart(body) {
+    if ((body.logs || []).some((log) => log.end !== undefined && log.path.endsWith(".err"))) return null;  // shown there
     return body.stderr ? this.part("stderr", "", ...this.text(body.stderr, { kind: "text" })) : null;
   }
 
@@ -220,9 +229,10 @@ class Drawer {
   }
 
   talkPart(body) {
-    const turns = body.turns.map((turn) => this.turn(turn));
+    const turns = firstOf(body.turns, SHOWN_TURNS, "messages", (turn) => this.turn(turn));
     if (body.trajectory !== undefined) turns.push(this.labelled("expected trajectory", this.text(body.trajectory)));
-    return turns.length ? this.part("Conversation", plural(body.turns.length, "message"), ...turns) : null;
+    const title = body.time_line ? "Trajectory" : "Conversation";
+    return turns.length ? this.part(title, plural(body.turns.length, "message"), ...turns) : null;
   }
 
   turn(turn) {
@@ -232,7 +242,56 @@ class Drawer {
       return div("call", who, ...this.text(call.arguments));
     });
     const text = turn.is_answer ? [div("cut", "The answer above.")] : turn.text ? this.text(turn.text) : [];
-    return this.labelled(turn.role, [...text, ...calls]);
+    const error = turn.figures && turn.figures.error ? this.text(turn.figures.error, { kind: "text bad" }) : [];
+    const who = div("who", el("b", {}, escapeInvisible(turn.role)),
+      turn.tool ? el("span", { class: "mono" }, escapeInvisible(turn.tool)) : null,
+      turn.thread ? span("tag", `conversation ${number(turn.thread)}`) : null,
+      ...turnFacts(turn.figures, this.page.metrics.currency || ""));
+    return div("labelled", who, ...text, ...error, ...calls);
+  }
+
+  // What an agent did and left behind
+
+  fileHref() {
+    return null;  // a page without a server only names files: opened from here, one could run as a page itself
+  }
+
+  timeLinePart(body) {
+    const line = body.time_line;
+    if (!line) return null;
+    const calls = line.calls === null ? "" : plural(line.calls, "model call");
+    return this.part("Time line", calls, ...timeLine(line));
+  }
+
+  patchPart({ patch }) {
+    if (!patch) return null;
+    const [text, size] = Array.isArray(patch.text) ? patch.text : [patch.text, 0];
+    const counts = patch.files === undefined ? ""
+      : `${plural(patch.files, "file")}, ${number(patch.added)} added, ${number(patch.removed)} removed`;
+    const cut = size ? div("cut", `The first ${number(text.length)} characters of ${bytes(size)}.`) : null;
+    return this.part("Changes", counts, text ? patchText(text) : div("cut", "The agent changed nothing."), cut,
+      div("cut", fileName(patch.path, this.fileHref(patch.path))));
+  }
+
+  logsPart({ logs = [] }) {
+    if (!logs.length) return null;
+    const rows = logs.map((log) => {
+      if (log.end === undefined) return fileRow(log.path, log.size, this.fileHref(log.path), "logs/");
+      const cut = log.end.length < log.size ? div("cut", `The end of ${bytes(log.size)}.`) : null;
+      const name = log.path.endsWith(".err") ? "stderr" : "stdout";
+      const make = () => [...this.text(log.end), cut, div("cut", fileName(log.path, this.fileHref(log.path)))].filter(Boolean);
+      return folded([name, span("size", bytes(log.size))], make);
+    });
+    return this.part("Logs", "", ...rows);
+  }
+
+  filesPart({ artifacts = [], more_artifacts: more = 0 }) {
+    if (!artifacts.length) return null;
+    const root = artifacts[0][0].split("/").slice(0, 3).join("/") + "/";
+    const row = ([path, size]) => fileRow(path, size, this.fileHref(path), root);
+    const left = more ? div("cut", `\u2026 and ${number(more)} more in ${escapeInvisible(root)}`) : null;
+    return this.part("Artifacts", plural(artifacts.length + more, "file"),
+      ...firstOf(artifacts, SHOWN_FILES, "files", row), left);
   }
 
   timesPart({ facts }) {

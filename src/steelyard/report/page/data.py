@@ -8,13 +8,17 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
 from steelyard.records import Record
-from steelyard.report.case import as_text, question, turns
+from steelyard.report.case import ChatMessage, as_text, question, turns
+from steelyard.report.case_files import CaseFile, CaseFiles, beginning, case_files, ending, has_files, patch_summary
+from steelyard.report.chart import draw
 from steelyard.report.records import STATES, SuiteCase, state_of
+from steelyard.report.trajectory import PARTS, Trajectory, time_chart, trajectory_of
 from steelyard.scoring.trajectory import ToolCall
 
 BLOCK = 500
@@ -25,7 +29,13 @@ CHUNK_RECORDS = 256
 _PREVIEW = 160
 _WHOLE_FILE = 64 << 20
 _MIN_TEXT_CHARS, _MAX_TEXT_CHARS = 1_000, 50_000
-_MAX_TURNS = 60
+_MAX_TURNS = 400
+_LOG_SHARE = 4
+"""How many logs share the characters of one text."""
+_SHOWN_LOGS = ("out", "err")
+_TIME_LINE_WIDTH = 570
+_SHAPES = ("description", "width", "height", "left", "right", "bottom", "x_label", "x_ticks", "rows", "bars")
+"""What the page needs of a drawing with bars: it puts the shapes in place, as the template does in other pages."""
 _MAX_SAMPLES = 50
 _MAX_ACCEPTED = 20
 
@@ -50,6 +60,13 @@ _FACTS = (
     "time_in_failed_tries",
     "time_queued",
     "time_from_planned",
+    "num_turns",
+    "time_in_model",
+    "time_in_tools",
+    "cpu_seconds",
+    "peak_memory",
+    "disk_used",
+    "exit_code",
     "num_tokens_input",
     "num_tokens_output",
     "num_tokens_input_cached",
@@ -122,22 +139,86 @@ def flags_of(record: Record) -> int:
     return ESCALATED * any(score.escalated for score in record.scores) | CACHED * record.cached
 
 
-def body(record: Record, offset: int, asked: SuiteCase | None, limit: int) -> bytes:
+class CaseWork:
+    """Reads what a run directory has of an agent's cases besides their records; of most runs there is nothing."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._is_there = has_files(run)
+
+    def trajectory(self, record: Record) -> Trajectory | None:
+        """The turns of a case with their times; None where none were recorded."""
+        return trajectory_of(self._run, record) if self._is_there else None
+
+    def files(self, case_id: str, trial: int, limit: int) -> dict[str, Any]:
+        """The patch and the ends of the logs of a case as texts, and the names of all its files."""
+        found = case_files(self._run, case_id, trial) if self._is_there else None
+        return _files(self._run, found, limit) if found else {}
+
+
+def _files(run: Path, found: CaseFiles, limit: int) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "logs": [_log(run, file, limit // _LOG_SHARE) for file in found.logs],
+        "artifacts": [[_encodable(file.path), file.size] for file in found.artifacts],
+    }
+    if found.more:
+        shown["more_artifacts"] = found.more
+    if found.patch is not None:
+        text, summary = beginning(run, found.patch, limit), patch_summary(run, found.patch)
+        shown["patch"] = {
+            "path": _encodable(found.patch.path),
+            "text": text if found.patch.size <= 4 * limit and len(text) < limit else [text, found.patch.size],
+        }
+        if summary is not None:
+            shown["patch"] |= {"files": summary.files, "added": summary.added, "removed": summary.removed}
+    return shown
+
+
+def _log(run: Path, file: CaseFile, limit: int) -> dict[str, Any]:
+    """A log, with its end if it is what the last attempt printed."""
+    name = file.path.rpartition("/")[2]
+    shown: dict[str, Any] = {"path": _encodable(file.path), "size": file.size}
+    if file.size and name.split(".", 1)[1] in _SHOWN_LOGS:
+        shown["end"] = ending(run, file, limit)
+    return shown
+
+
+def time_line(found: Trajectory) -> dict[str, Any]:
+    """The time line of a case: the shapes of its drawing, and the seconds of each part."""
+    chart, height = time_chart(found)
+    drawing = draw(chart, _TIME_LINE_WIDTH, height)
+    return {
+        "drawing": {name: drawing[name] for name in _SHAPES},
+        "parts": {part: _short(seconds) for part in PARTS if (seconds := found.seconds(part))},
+        "calls": found.calls,
+        "cut": found.is_cut,
+    }
+
+
+def body(record: Record, offset: int, asked: SuiteCase | None, limit: int, work: CaseWork | None = None) -> bytes:
     """All that the drawer shows of a record, as JSON. A text beyond the limit is a pair: its beginning, its length."""
-    return msgspec.json.encode({**answer_body(record, offset, asked, limit), **expected_body(asked, limit)})
+    return msgspec.json.encode({**answer_body(record, offset, asked, limit, work), **expected_body(asked, limit)})
 
 
-def answer_body(record: Record, offset: int, asked: SuiteCase | None, limit: int) -> dict[str, Any]:
+def answer_body(
+    record: Record, offset: int, asked: SuiteCase | None, limit: int, work: CaseWork | None = None
+) -> dict[str, Any]:
     """What a record has of that: the answer, its scores and how it came about."""
+    case = asked.case if asked is not None else None
+    trajectory = None if work is None else work.trajectory(record)
     found: dict[str, Any] = {
         "offset": offset,
-        "turns": list(_turns(record, asked, limit)),
+        "turns": list(shown_turns(turns(record, case, trajectory), limit, record.response_text)),
         "answer": cut(record.response_text, limit),
         "error": cut(record.error, limit),
         "error_type": record.error_type,
         "scores": [_score(score, limit) for score in record.scores],
         "facts": dict(_facts(record)),
     }
+    if trajectory is not None:
+        found["time_line"] = time_line(trajectory)
+    if work is not None:
+        found |= work.files(record.id, record.trial, limit)
     if record.error_traceback is not None:
         found["traceback"] = cut(record.error_traceback, limit)
     if record.stderr is not None:
@@ -174,19 +255,26 @@ def _accepted(expected: Any) -> list[str]:
     return list(expected)[:_MAX_ACCEPTED] if several else [as_text(expected)]
 
 
-def _turns(record: Record, asked: SuiteCase | None, limit: int) -> Iterator[dict[str, Any]]:
-    spoken = turns(record, asked.case if asked is not None else None)
-    for turn in spoken[:_MAX_TURNS]:
+def shown_turns(messages: Sequence[ChatMessage], limit: int, answer: str | None = None) -> Iterator[dict[str, Any]]:
+    """The messages of a conversation as the drawer reads them, with the names of the tools whose results they are."""
+    tools = {call.id: call.name for turn in messages for call in turn.calls if call.id}
+    for turn in messages[:_MAX_TURNS]:
         shown: dict[str, Any] = {"role": turn.role[:40]}
-        if turn is spoken[-1] and turn.text and turn.text == record.response_text:
+        if turn is messages[-1] and turn.text and turn.text == answer:
             shown["is_answer"] = True
         else:
             shown["text"] = cut(turn.text, limit)
         if turn.calls:
             shown["calls"] = [_call(call, limit) for call in turn.calls]
+        if turn.answers in tools:
+            shown["tool"] = tools[turn.answers]
+        if turn.thread is not None:
+            shown["thread"] = turn.thread
+        if turn.figures is not None:
+            shown["figures"] = turn.figures
         yield shown
-    if len(spoken) > _MAX_TURNS:
-        yield {"role": "", "text": f"… and {len(spoken) - _MAX_TURNS} more messages", "more": True}
+    if len(messages) > _MAX_TURNS:
+        yield {"role": "", "text": f"… and {len(messages) - _MAX_TURNS} more messages", "more": True}
 
 
 def _call(call: ToolCall, limit: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.report.headline import notices
 from steelyard.report.html import environment, head, script_json
 from steelyard.report.page.charts import Curves
-from steelyard.report.page.data import PackedCases, TableColumns, body, text_limit
+from steelyard.report.page.data import CaseWork, PackedCases, TableColumns, body, text_limit
 from steelyard.report.records import Expectations, RunRecords, open_suite, shows_expected
 from steelyard.report.summary import summary
 from steelyard.run.result import Result
@@ -34,6 +34,7 @@ SHARED_SCRIPTS = (
     "cases.js",
     "table.js",
     "diff.js",
+    "work.js",
     "drawer.js",
     "views.js",
 )
@@ -54,7 +55,7 @@ def page(run: Path, suite: EvalSet | None = None, *, by: Sequence[str] = ()) -> 
     metrics = result.typed_metrics
     names = list(metrics.scores)
     with tempfile.TemporaryFile(prefix=_DRAFT) as bodies, tempfile.TemporaryFile(prefix=_DRAFT) as columns:
-        packed = _Packed(bodies, columns, TableColumns(names), text_limit(len(records)))
+        packed = _Packed(bodies, columns, TableColumns(names), text_limit(len(records)), CaseWork(run))
         expectations = Expectations(suite, manifest)
         for offset, record in records:
             packed.add(record, offset, expectations)
@@ -81,12 +82,12 @@ def _note(packed: _Packed, manifest: Manifest | None, problem: str | None, absen
 class _Packed(PackedCases):
     """The cases of a run, and the curves that are drawn of them."""
 
-    def __init__(self, bodies: IO[bytes], columns: IO[bytes], table: TableColumns, limit: int) -> None:
+    def __init__(self, bodies: IO[bytes], columns: IO[bytes], table: TableColumns, limit: int, work: CaseWork) -> None:
         super().__init__(bodies, columns)
         self.curves = Curves()
         self.has_expected = False
         """Whether records have what was expected, so that the suite need not be there."""
-        self._table, self._limit = table, limit
+        self._table, self._limit, self._work = table, limit, work
 
     def add(self, record: Any, offset: int, expectations: Expectations) -> None:
         """Take in one record."""
@@ -94,7 +95,7 @@ class _Packed(PackedCases):
         self.has_expected = self.has_expected or (record.expected is not None and asked is not None)
         self.curves.add(record)
         self._table.add(record, asked)
-        self.put_body(body(record, offset, asked, self._limit))
+        self.put_body(body(record, offset, asked, self._limit, self._work))
         if self._table.full:
             self.put_block(self._table.take())
 

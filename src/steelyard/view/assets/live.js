@@ -24,6 +24,7 @@ class LiveView {
     if (!event.figures) return;
     this.set("tiles", this.tiles(event.figures, event.state === "running"));
     this.set("progress", div("cards", this.progress(event)));
+    this.set("running", runningCard(event.running || [], this.go.openRunning), true);
     this.set("charts", this.charts(event.figures), true);
     this.set("newest", this.newest(event.newest), true);
   }

@@ -231,6 +231,10 @@ class RemoteDrawer extends Drawer {
     }
   }
 
+  fileHref(path) {
+    return `/api/runs/${this.cases.run}/file?path=${encodeURIComponent(path)}`;
+  }
+
   // A record that need not be in the table: by the byte at which it begins, or by its number.
   async openAt(query) {
     const found = await ask(`/api/runs/${this.cases.run}/case`, { ...query, version: this.table.version });

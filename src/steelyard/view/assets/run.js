@@ -22,7 +22,10 @@ async function withCases(action) {
   try { await action(); } catch (problem) { table.showMessage(problem.message); }
 }
 
+const runningDrawer = new RunningDrawer(here.id, document.body, { openId: (id) => go.openId(id) });
+
 const go = {
+  openRunning: (one) => runningDrawer.open(one),
   filter: showOnly,
   openRecord: (record) => withCases(() => drawer.openAt({ record })),
   openAt: (offset) => withCases(() => drawer.openAt({ at: offset })),
@@ -69,6 +72,7 @@ function take(event) {
   document.title = titleOf(event);
   if (event.figures) document.getElementById("tab-count").textContent = number(event.figures.n);
   offerMore();
+  runningDrawer.refresh();
   if (event.state === "running" || event.state === "damaged") showLive(event);
   else if (event.report !== shown) {
     if (event.figures && !RemoteDrawer.page) live.render(event);  // until its report, which takes longer, is there
