@@ -45,7 +45,7 @@ def command(suite: str, repeat: int, as_json: bool, **options: Any) -> int:
     file = read_suite_file(suite)
     if file.solution is None:
         raise ConfigurationError(f"{suite}: no `solution:` says where the reference solutions are")
-    runner, _ = load_suite(suite)
+    runner, _ = load_suite(suite, variant={})
     given = {name: value for name, value in options.items() if value is not None}
     runner = runner.with_changes(**given)
     place = Solution(file.solution, file.path.parent.resolve())

@@ -95,7 +95,7 @@ def _attributes(field: OptionField) -> dict[str, Any]:
     return {"type": kinds[0], "metavar": option.metavar}
 
 
-def target_flags(function: F) -> F:
+def target_flags(*, several_models: bool) -> Callable[[F], F]:
     """`-m`, `--base-url` and `-p`: who is asked, where, and with which parameters."""
     param = click.option(
         "-p",
@@ -107,9 +107,12 @@ def target_flags(function: F) -> F:
         help="Send this parameter instead of the suite's: temperature=0.2. May be given several times.",
     )
     address = click.option("--base-url", metavar="URL", help="Ask at this address instead of the suite's.")
-    model = click.option(
-        "-m", "--model", multiple=True, callback=_one_model, help="Ask this model instead of the suite's."
-    )
+    if several_models:
+        words = "Ask this model instead of the suite's. Given several times, each is a variant of a matrix."
+        model = click.option("-m", "--model", "models", multiple=True, help=words)
+    else:
+        words = "Ask this model instead of the suite's."
+        model = click.option("-m", "--model", multiple=True, callback=_one_model, help=words)
     setting = click.option(
         "--set",
         "settings",
@@ -117,7 +120,7 @@ def target_flags(function: F) -> F:
         metavar="KEY.PATH=VALUE",
         help="Set a value of the suite file: run.seed=7, scorers.0.judge.runs=3. May be given several times.",
     )
-    return model(address(param(setting(function))))
+    return lambda function: model(address(param(setting(function))))
 
 
 def target_changes(flags: Any) -> dict[str, Any]:
@@ -148,8 +151,8 @@ def _no_number(text: str) -> Any:
 
 
 def _one_model(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | None:
-    """One model a run: a second -m would otherwise take the place of the first without a word."""
+    """One model a sweep: a second -m would otherwise take the place of the first without a word."""
     if len(value) > 1:
         named = ", ".join(value)
-        raise click.BadParameter(f"a run asks one model, got {named}: run the suite once for each", ctx, param)
+        raise click.BadParameter(f"a sweep asks one model, got {named}: sweep once for each", ctx, param)
     return value[0] if value else None

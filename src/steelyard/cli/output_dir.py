@@ -19,9 +19,11 @@ import click
 from click.core import ParameterSource
 
 from steelyard.errors import ConfigurationError, JournalError, RunFinished, RunLocked, RunRefused
-from steelyard.journal.files import MetricsCore, create, read_core
+from steelyard.journal.files import LOCK, MetricsCore, create, read_core
 from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import Manifest, read_manifest, read_sweep, same_run, sweep_manifest
+from steelyard.run.matrix import Matrix, is_matrix, read_matrix
+from steelyard.run.matrix_runner import MatrixRunner
 from steelyard.run.plan import manifest_of, read_session
 from steelyard.run.runner import Runner
 from steelyard.stats.formatting import counted
@@ -64,8 +66,52 @@ def choose_place(runner: Runner, flags: PlaceFlags) -> Path:
         return _resume(place, "run", force=flags.force)
     if flags.force or flags.retry_errors or flags.update:
         return place
-    _refuse_errors(place, metrics)
+    _refuse_errors(place, metrics.counts.error, metrics.scoring_errors)
     return new_place(runner.suite.id, make=not flags.dry_run)
+
+
+def choose_matrix_place(matrix: MatrixRunner, flags: PlaceFlags) -> Path:
+    """The folder of a matrix: as given, or the newest of the same suite and targets to be resumed, or a new one."""
+    given = flags.out or (None if flags.new else matrix.options.output_path)
+    if given is not None:
+        return Path(given)
+    newest = None if flags.new else newest_matrix(matrix)
+    if newest is None:
+        if flags.retry_errors:
+            raise ConfigurationError(
+                f"{RUNS} has no matrix of this suite and its targets whose errors could be retried"
+            )
+        return new_place(matrix.suite.id, make=not flags.dry_run)
+    place, cores = newest
+    complete = [core for core in cores if core is not None]
+    if len(complete) < len(cores):
+        return _resume(place, "matrix", force=flags.force)
+    if flags.force or flags.retry_errors or flags.update:
+        return place
+    errors, scoring = sum(core.counts.error for core in complete), sum(core.scoring_errors for core in complete)
+    _refuse_errors(place, errors, scoring)
+    return new_place(matrix.suite.id, make=not flags.dry_run)
+
+
+def newest_matrix(matrix: MatrixRunner, runs: Path = RUNS) -> tuple[Path, list[MetricsCore | None]] | None:
+    """The newest matrix of the same suite, axes and targets, unfinished ones first.
+
+    With the metrics of the variants that are to be run, None for each that is not complete.
+    """
+    ours = {variant.name: _same_as(matrix.runner_of(variant)) for variant in matrix.variants}
+    newest: tuple[Path, list[MetricsCore | None]] | None = None
+    found = [(described.created, place, described) for place in _folders(runs) if (described := _matrix(place))]
+    for _, place, described in sorted(found, key=lambda one: one[:2], reverse=True):
+        places = {name: run for name, run in described.runs(place).items() if name in ours}
+        manifests = {name: manifest for name, run in places.items() if (manifest := _manifest(run)) is not None}
+        same_axes = described.suite == matrix.suite.id and list(described.axes) == list(matrix.axes)
+        if not (same_axes and manifests and all(ours[name](one) for name, one in manifests.items())):
+            continue
+        cores = [read_core(places[name]) if name in places else None for name in ours]
+        if None in cores:
+            return place, cores
+        newest = newest or (place, cores)
+    return newest
 
 
 def choose_sweep_place(runner: Runner, *, out: Path | None, new: bool, force: bool) -> Path:
@@ -91,18 +137,18 @@ def _resume(place: Path, what: str, *, force: bool) -> Path:
     return place
 
 
-def _refuse_errors(place: Path, metrics: MetricsCore) -> None:
+def _refuse_errors(place: Path, errors: int, scoring_errors: int) -> None:
     """Refuse to start beside a complete run whose errors may be what is really meant."""
-    errors = metrics.counts.error + metrics.scoring_errors
-    if errors:
-        again = does_again(metrics.counts.error, metrics.scoring_errors)
-        raise RunFinished(
-            f"{place} is complete with {counted(errors, 'error')}. This {again}:\n"
-            f"  {command_again(place, '--retry-errors')}\n"
-            "--new starts another run",
-            path=place,
-            errors=errors,
-        )
+    if not errors + scoring_errors:
+        return
+    raise RunFinished(
+        f"{place} is complete with {counted(errors + scoring_errors, 'error')}. "
+        f"This {does_again(errors, scoring_errors)}:\n"
+        f"  {command_again(place, '--retry-errors')}\n"
+        "--new starts another run",
+        path=place,
+        errors=errors + scoring_errors,
+    )
 
 
 def newest_run(runner: Runner, runs: Path = RUNS) -> tuple[Path, MetricsCore | None] | None:
@@ -153,6 +199,14 @@ def _manifest(place: Path) -> Manifest | None:
         return None
 
 
+def _matrix(place: Path) -> Matrix | None:
+    """What a folder says of its matrix, if it holds one that can be read."""
+    try:
+        return read_matrix(place) if is_matrix(place) else None
+    except RunRefused:
+        return None
+
+
 def new_place(suite_id: str, *, make: bool) -> Path:
     """runs/<suite>-<time>, a name that no run has yet; made at once, so that no other run takes it."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", suite_id).strip(".-")[:80] or "suite"
@@ -180,6 +234,8 @@ def remove_if_unused(place: Path) -> None:
     """Take away a folder under runs/ in which nothing came to be: the run was refused before it began."""
     if place.parent == RUNS:
         with suppress(OSError):  # it holds a run, or is gone
+            if [file.name for file in place.iterdir()] == [LOCK]:
+                (place / LOCK).unlink()
             place.rmdir()
             RUNS.rmdir()
 

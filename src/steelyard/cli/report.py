@@ -168,4 +168,4 @@ def cases_of(suite: str) -> EvalSet:
         return read_suite_file(suite).cases
     from steelyard.cli.run import load_suite
 
-    return load_suite(suite)[0].suite
+    return load_suite(suite, variant={})[0].suite

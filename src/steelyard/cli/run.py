@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,15 @@ from steelyard.cli.run_control import (
     verdict_code,
     with_flags,
 )
-from steelyard.engine.base import CancellationToken
+from steelyard.engine.base import CancellationToken, Engine
 from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError, describe
 from steelyard.plugins import load_object
+from steelyard.protocols import Scorer
 from steelyard.report.summary import summary
-from steelyard.run.config import BuiltSuite, EngineChoice, Gate, build_suite, target_flag
+from steelyard.run.config import BuiltMatrix, BuiltSuite, EngineChoice, Gate, build_any, target_flag
 from steelyard.run.directory import OpenMode
+from steelyard.run.matrix_runner import MatrixRunner
 from steelyard.run.options import RunOptions
 from steelyard.run.result import Result
 from steelyard.run.runner import Runner
@@ -46,10 +48,11 @@ class RunFlags(msgspec.Struct, frozen=True, kw_only=True):
 
     suite: str
     out: Path | None
-    model: str | None
+    models: tuple[str, ...]
     base_url: str | None
     params: dict[str, Any] | None
     settings: tuple[str, ...]
+    variants: tuple[str, ...]
     no_cache: bool
     force: bool
     new: bool
@@ -67,11 +70,23 @@ class RunFlags(msgspec.Struct, frozen=True, kw_only=True):
     no_progress: bool
     otel: bool
 
+    @property
+    def model(self) -> str | None:
+        """The model that is asked; None where the suite's own is, or several are."""
+        return self.models[0] if len(self.models) == 1 else None
+
 
 @click.command("run")
 @click.argument("suite")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Run directory [default: runs/SUITE-TIME].")
-@target_flags
+@target_flags(several_models=True)
+@click.option(
+    "--variant",
+    "variants",
+    multiple=True,
+    metavar="PATTERN",
+    help="Of a matrix, only the variants whose names match: small/*. May be given several times.",
+)
 @flags_of(RunOptions, "run")
 @click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache that the suite names.")
 @flags_of(EngineChoice, "run")
@@ -106,10 +121,6 @@ def command(**given: Any) -> int:
     if flags.update and (flags.new or flags.force):
         raise click.UsageError("--update continues a run: it does not go with --new or --force")
     runner, gate = _load(flags, options, engine)
-    place = choose_place(runner, flags)
-    # Nothing here needs the responses in memory: the summary comes from the statistics.
-    runner = runner.with_changes(output_path=place, low_memory=True)
-    _tell(runner, place)
     entry = OpenMode(
         force=flags.force,
         retry_errors=flags.retry_errors,
@@ -117,6 +128,16 @@ def command(**given: Any) -> int:
         accept_edits=flags.accept_edits,
         if_complete="update" if flags.update else "error",
     )
+    if isinstance(runner, MatrixRunner):
+        from steelyard.cli.matrix import run_matrix
+
+        return run_matrix(runner, gate, flags, entry)
+    if flags.variants:
+        raise ConfigurationError(f"{flags.suite} describes one run, not a matrix: --variant has nothing to choose from")
+    place = choose_place(runner, flags)
+    # Nothing here needs the responses in memory: the summary comes from the statistics.
+    runner = runner.with_changes(output_path=place, low_memory=True)
+    _tell(runner, place)
     if flags.dry_run:
         from steelyard.cli.dry_run import look_ahead
 
@@ -125,7 +146,7 @@ def command(**given: Any) -> int:
         return 0
     allow_calls(SendPolicy(runner.target, runner.scorers, runner.options).parallelism)
     try:
-        with _traced(runner, flags.otel):
+        with traced([runner], runner.engine, flags.otel):
             return _run(runner, gate, flags, entry)
     finally:
         remove_if_unused(place)
@@ -133,15 +154,17 @@ def command(**given: Any) -> int:
             runner.engine.close()
 
 
-def _traced(runner: Runner, wanted: bool) -> AbstractContextManager[None]:
-    """What exports the run's spans while it goes on, where that is wanted."""
-    if not wanted:
-        return nullcontext()
-    if runner.engine is not None and runner.engine.runs_in_other_processes:
+@contextmanager
+def traced(runners: Iterable[Runner], engine: Engine | None, wanted: bool) -> Iterator[None]:
+    """Export the spans of these runs while they go on, where that is wanted."""
+    if wanted and engine is not None and engine.runs_in_other_processes:
         raise ConfigurationError("--otel needs the local engine: spans are made by the process that makes the calls")
-    from steelyard.integrations.otel import exported
+    with ExitStack() as stack:
+        for runner in runners if wanted else ():
+            from steelyard.integrations.otel import exported
 
-    return exported(runner)
+            stack.enter_context(exported(runner))
+        yield
 
 
 def _tell(runner: Runner, place: Path) -> None:
@@ -195,15 +218,16 @@ def _show(result: Result, flags: RunFlags, place: Path) -> None:
         show(summary(result.typed_metrics, str(place)), in_colour=True)
 
 
-def _load(flags: RunFlags, options: dict[str, Any], engine: dict[str, Any]) -> tuple[Runner, Gate]:
-    """The runner that a suite names; what was given on the command line overrides the suite's own options."""
+def _load(flags: RunFlags, options: dict[str, Any], engine: dict[str, Any]) -> tuple[Runner | MatrixRunner, Gate]:
+    """The run or matrix that a suite names; what was given on the command line overrides the suite's own options."""
     if flags.quiet or flags.no_progress:
         options["progress"] = "off"
     if flags.no_cache:
         options["cache"] = None
     options.pop("low_memory", None)  # never in memory, whatever was said
-    runner, gate = load_suite(flags.suite, target_changes(flags), engine, flags.settings)
-    runner = runner.with_changes(**options)
+    changed = target_changes(flags)
+    found, gate = _load_any(flags.suite, changed, engine, flags.settings, models=flags.models, variants=flags.variants)
+    runner = _with_command(found, flags.suite).with_changes(**options)
     gate = with_flags(gate, flags.allow, min_pass_rate=flags.min_pass_rate, max_error_rate=flags.max_error_rate)
     if runner.options.stop_when is not None and not runner.options.decide:
         runner = runner.with_changes(decide=deciding_rules(gate))
@@ -221,28 +245,50 @@ def load_suite(
     target: Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
+    variant: Mapping[str, str] | None = None,
 ) -> tuple[Runner, Gate]:
     """The runner that a suite file or file.py:name describes, and its gate.
 
-    `target` changes who is asked, or where; `engine` who makes the calls; `settings` any other value of a file. A local
-    engine gets as long to stop as a command has.
+    `target` changes who is asked, or where; `engine` who makes the calls; `settings` any other value of a file. Of a
+    matrix, `variant` has the values of the one that is meant. A local engine gets as long to stop as a command has.
     """
     runner, gate = _load_any(suite, dict(target or {}), engine or {}, settings)
+    if isinstance(runner, MatrixRunner):
+        if variant is None:
+            names = ", ".join(runner.runners)
+            raise ConfigurationError(f"{suite} is a matrix ({names}), and one run is wanted here")
+        fits = [one for one in runner.variants if all(variant.get(axis) == at for axis, at in one.axes.items())]
+        runner = runner.runner_of((fits or runner.variants)[0])
+    runner = _with_command(runner, suite)
+    assert isinstance(runner, Runner)
+    return runner, gate
+
+
+def _with_command(runner: Runner | MatrixRunner, suite: str) -> Runner | MatrixRunner:
+    """The same with what a command adds: a local engine that stops in time, a token for signals, the suite's name."""
     local = None if runner.engine is not None else LocalEngine(grace=CALLS_SECONDS)
-    return runner.with_changes(engine=local, token=runner.token or CancellationToken(), suite_file=suite), gate
+    return runner.with_changes(engine=local, token=runner.token or CancellationToken(), suite_file=suite)
 
 
 def _load_any(
-    suite: str, changed: dict[str, Any], engine: Mapping[str, Any], settings: Sequence[str]
-) -> tuple[Runner, Gate]:
+    suite: str,
+    changed: dict[str, Any],
+    engine: Mapping[str, Any],
+    settings: Sequence[str],
+    *,
+    models: Sequence[str] = (),
+    variants: Sequence[str] = (),
+) -> tuple[Runner | MatrixRunner, Gate]:
     if not _names_python(suite):
-        return _from_yaml(suite, changed, engine, settings)
+        return _from_yaml(suite, changed, engine, settings, models, variants)
     if settings:
         raise ConfigurationError(f"{suite} is Python code: --set can only change a suite file")
-    if changed:
-        flags = " and ".join(map(target_flag, changed))
+    if changed or models:
+        flags = " and ".join(dict.fromkeys(map(target_flag, [*changed, *(["model"] if models else [])])))
         raise ConfigurationError(f"{suite} makes its own target: {flags} can only change that of a suite file")
     runner, gate = _from_python(suite)
+    if isinstance(runner, MatrixRunner) and variants:
+        runner = runner.only(variants)
     if engine:
         made = EngineChoice(**engine).make(Path(suite.rpartition(":")[0]).parent, CALLS_SECONDS)
         runner = runner.with_changes(engine=made)
@@ -255,38 +301,78 @@ def _names_python(suite: str) -> bool:
 
 
 def _from_yaml(
-    path: str, target: dict[str, Any], engine: Mapping[str, Any], settings: Sequence[str] = ()
-) -> tuple[Runner, Gate]:
+    path: str,
+    target: dict[str, Any],
+    engine: Mapping[str, Any],
+    settings: Sequence[str],
+    models: Sequence[str],
+    variants: Sequence[str],
+) -> tuple[Runner | MatrixRunner, Gate]:
     if path.endswith(".py"):
         raise ConfigurationError(f"{path}: name the Runner in it too: {path}:NAME")
     if path.endswith((".jsonl", ".csv")):
         raise ConfigurationError(f"{path} holds cases, not a suite: name it in a suite file, as `cases: {path}`")
-    built: BuiltSuite = build_suite(path, target, settings)
+    built = build_any(path, target, settings, models)
+    if isinstance(built, BuiltMatrix):
+        return _matrix_from(path, built, engine, variants)
+    return _runner_from(path, built, built.scorers, engine), built.gate
+
+
+def _runner_from(path: str, built: BuiltSuite, scorers: Sequence[Scorer], engine: Mapping[str, Any]) -> Runner:
     workers = built.engine.replace(**engine).make(Path(path).parent, CALLS_SECONDS)
-    # Whether responses stay in memory is not the suite's to say here: they never do.
-    options = {name: value for name, value in built.options.items() if name != "low_memory"}
     try:
-        run_options = RunOptions().replace(**options)
-        runner = Runner(
+        return Runner(
             built.target,
             built.suite,
-            built.scorers,
+            scorers,
             workspace=built.workspace,
             case_limits=built.case_limits,
             hooks=built.hooks,
-            options=run_options,
+            options=_options_of(built),
             engine=workers,
         )
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: run: {error}") from error
-    return runner, built.gate
 
 
-def _from_python(reference: str) -> tuple[Runner, Gate]:
+def _options_of(built: BuiltSuite) -> RunOptions:
+    # Whether responses stay in memory is not the suite's to say here: they never do.
+    return RunOptions().replace(**{name: value for name, value in built.options.items() if name != "low_memory"})
+
+
+def _matrix_from(
+    path: str, built: BuiltMatrix, engine: Mapping[str, Any], variants: Sequence[str]
+) -> tuple[MatrixRunner, Gate]:
+    """The matrix of a suite file. All variants have the same scorers: another judge would be another measure."""
+    first = built.build({axis: values[0] for axis, values in built.axes.items()})
+    identities = [dict(scorer.identity()) for scorer in first.scorers]
+
+    def make(at: Mapping[str, str]) -> Runner:
+        one = built.build(at)
+        if [dict(scorer.identity()) for scorer in one.scorers] != identities:
+            raise ConfigurationError(
+                f"{path}: a judge without a target asks where the variant's target is, which is not the same place for "
+                f"all of them: give the judge a target"
+            )
+        return _runner_from(path, one, first.scorers, {"engine": "local", "workers": None, "ray_address": None})
+
+    try:
+        options = _options_of(first)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: run: {error}") from error
+    workers = first.engine.replace(**engine).make(Path(path).parent, CALLS_SECONDS)
+    prompts = built.file.prompts or {}
+    matrix = MatrixRunner.of_runners(
+        built.file.cases, built.axes, prompts, make, options=options, variants=variants, engine=workers
+    )
+    return matrix, first.gate
+
+
+def _from_python(reference: str) -> tuple[Runner | MatrixRunner, Gate]:
     found = load_object(reference, Path())
-    if callable(found) and not isinstance(found, (Runner, EvalSet)):
+    if callable(found) and not isinstance(found, (Runner, MatrixRunner, EvalSet)):
         found = _called(found, reference)
-    if isinstance(found, Runner):
+    if isinstance(found, (Runner, MatrixRunner)):
         return found, Gate()
     if isinstance(found, EvalSet):
         raise ConfigurationError(f"{reference} is an EvalSet, which has no target: name a Runner(target, suite, ...)")

@@ -348,24 +348,28 @@ def with_flags(gate: Gate, allow: Sequence[str] = (), **flags: float | None) -> 
     return build_gate({**msgspec.structs.asdict(gate), "allow": allowed, **given})
 
 
-def verdict_code(metrics: Metrics, gate: Gate, *, remedy: str) -> int:
-    """Return the exit code of a complete run; too many errors override a failed gate. `remedy` is printed with them."""
+def verdict_code(metrics: Metrics, gate: Gate, *, remedy: str, of: str | None = None) -> int:
+    """Return the exit code of a complete run; too many errors override a failed gate. `remedy` is printed with them.
+
+    `of` is the variant of a matrix that the run is.
+    """
+    label = "" if of is None else f"{safe_text(of)}: "
     # For a gate, an answer that could not be scored is no better than a missing one.
     rate = metrics.failure_rate or 0.0
     if rate > gate.max_error_rate:
         kind = "error rate, scoring errors included," if metrics.scoring_errors else "error rate"
-        say(f"{kind} {rate:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); {remedy}", bad=True)
+        say(f"{label}{kind} {rate:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); {remedy}", bad=True)
         return TOO_MANY_ERRORS
     if gate.min_pass_rate is not None:
         passed = metrics.pass_rate
         if passed is None or passed < gate.min_pass_rate:
             shown = "unknown: nothing was scored" if passed is None else f"{passed:.1%}"
-            say(f"pass rate {shown}, below {gate.min_pass_rate:.1%} (--min-pass-rate)", bad=True)
+            say(f"{label}pass rate {shown}, below {gate.min_pass_rate:.1%} (--min-pass-rate)", bad=True)
             return FAILED_GATE
-    return _check_rules(metrics, gate)
+    return _check_rules(metrics, gate, label)
 
 
-def _check_rules(metrics: Metrics, gate: Gate) -> int:
+def _check_rules(metrics: Metrics, gate: Gate, label: str) -> int:
     """Return the exit code of the rules of the suite, and print each one that fails."""
     known = figures(metrics)
     failed = []
@@ -381,5 +385,5 @@ def _check_rules(metrics: Metrics, gate: Gate) -> int:
     caveats, _ = check_caveats(metrics, rules, allowed, of_quality=gate.min_pass_rate is not None)
     failed += [f"{caveat.rule}: {caveat.reason}" for caveat in caveats if not caveat.ok]
     for line in failed:
-        say(f"gate: {safe_text(line)}", bad=True)
+        say(f"{label}gate: {safe_text(line)}", bad=True)
     return FAILED_GATE if failed else 0

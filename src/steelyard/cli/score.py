@@ -69,7 +69,7 @@ def command(
         raise ConfigurationError(f"{run} does not say which suite it is of: name one with --suite")
     if suite is None:
         _refuse_code(run, named)
-    runner, gate = load_suite(named)
+    runner, gate = load_suite(named, variant={} if answers.manifest is None else answers.manifest.variant)
     gate = with_flags(gate, allow, min_pass_rate=min_pass_rate, max_error_rate=max_error_rate)
     changes = {
         "output_path": place,

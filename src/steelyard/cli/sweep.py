@@ -69,7 +69,7 @@ class SweepFlags(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), help="Folder of the sweep [default: runs/SUITE-sweep-TIME]."
 )
-@target_flags
+@target_flags(several_models=False)
 @flags_of(RunOptions, "sweep")
 @flags_of(EngineChoice, "sweep")
 @click.option("--force", is_flag=True, help="Start over; what is there is moved to DIR/previous.")

@@ -113,7 +113,7 @@ def open_suite(run: Path, manifest: Manifest | None) -> tuple[EvalSet | None, st
     if not Path(named).is_file():
         return None, f"the suite file {named} is not to be found from here: --suite names another"
     try:
-        return read_suite_file(named).cases, None
+        return read_suite_file(named).cases_of({} if manifest is None else manifest.variant), None
     except ConfigurationError as error:
         return None, f"the suite file cannot be read any more: {error}"
 

@@ -17,6 +17,7 @@ from steelyard.plugins import BUILT_IN, Kind, find, load_object, takes
 from steelyard.protocols import Scorer, Target
 from steelyard.records import CaseLimits
 from steelyard.run.hooks import as_hooks
+from steelyard.run.matrix import PROMPT, TARGET, make_variants
 from steelyard.run.options import (
     Option,
     RunOptions,
@@ -149,21 +150,105 @@ class BuiltSuite(msgspec.Struct, frozen=True, kw_only=True):
     hooks: Sequence[object] = ()
 
 
+class BuiltMatrix(msgspec.Struct, frozen=True, kw_only=True):
+    """A suite file that describes several runs."""
+
+    file: SuiteFile
+    axes: dict[str, list[str]]
+    changes: dict[str, Any]
+    """What the command line changes of every target."""
+    models: tuple[str, ...] = ()
+    """The models on the axis of targets, where the command line names them."""
+
+    def build(self, at: Mapping[str, str]) -> BuiltSuite:
+        """The suite of one variant, without its prompt; what is wrong with it is said with its name."""
+        try:
+            return _build(_variant_of(self, at))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{'/'.join(at.values())}: {error}") from error
+
+
 def build_suite(path: str | Path, target: Mapping[str, Any] | None = None, settings: Sequence[str] = ()) -> BuiltSuite:
     """Everything that a suite file names, made; errors say which key is wrong.
 
     `target` has arguments that take the place of those of the file's own target, `settings` like `run.parallelism=5`
     of what else it says.
     """
+    built = build_any(path, target, settings)
+    if isinstance(built, BuiltSuite):
+        return built
+    names = ", ".join(variant.name for variant in make_variants(built.axes))
+    raise SuiteError(f"is a matrix ({names}), and one run is wanted here: `steelyard run` runs them all", path=path)
+
+
+def build_any(
+    path: str | Path,
+    target: Mapping[str, Any] | None = None,
+    settings: Sequence[str] = (),
+    models: Sequence[str] = (),
+) -> BuiltSuite | BuiltMatrix:
+    """The run that a suite file describes, or the matrix: with several targets, prompts or parameters, or `models`."""
     file = read_suite_file(path, settings)
+    if file.is_matrix or len(models) > 1:
+        return _matrix_of(file, target or {}, models)
+    return _build(_with_target(file, _required_target(file), target))
+
+
+def _matrix_of(file: SuiteFile, changes: Mapping[str, Any], models: Sequence[str]) -> BuiltMatrix:
+    if file.targets is None:
+        _required_target(file)
+    elif models or "model" in changes:
+        raise SuiteError("has targets: --model changes the one target of a suite; --variant chooses", path=file.path)
+    if len(set(models)) < len(models):
+        raise ConfigurationError(f"each model once, got {', '.join(models)}")
+    axes: dict[str, list[str]] = {}
+    if file.targets is not None or models:
+        axes[TARGET] = list(models or file.targets or ())
+    if file.prompts is not None:
+        axes[PROMPT] = list(file.prompts)
+    for name, values in (file.params or {}).items():
+        axes[name] = list(map(_label, values))
+        if len(set(axes[name])) < len(values):
+            raise SuiteError(f"params.{name}: each value once, got {', '.join(axes[name])}", path=file.path)
+    return BuiltMatrix(file=file, axes=axes, changes=dict(changes), models=tuple(models))
+
+
+def _label(value: Any) -> str:
+    """A parameter's value as it is in the name of a variant."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _variant_of(matrix: BuiltMatrix, at: Mapping[str, str]) -> SuiteFile:
+    """The suite file with the target of one variant."""
+    file, changes = matrix.file, matrix.changes
+    own = _required_target(file) if file.targets is None else file.targets[at[TARGET]]
+    if matrix.models:
+        changes = {**changes, "model": at[TARGET]}
+    changed = _with_target(file, own, changes)
+    values = {
+        name: next(value for value in given if _label(value) == at[name]) for name, given in (file.params or {}).items()
+    }
+    return _with_target(changed, changed.target, {"params": values}, by="`params`") if values else changed
+
+
+def _required_target(file: SuiteFile) -> str | dict[str, Any]:
     if file.target is None:
-        raise SuiteError(f"has no target: give one of {', '.join(BUILT_IN['targets'])}", path=path)
-    changed = _changed_target(file, target) if target else file.target
-    file = dataclasses.replace(file, target=changed)
+        raise SuiteError(f"has no target: give one of {', '.join(BUILT_IN['targets'])}", path=file.path)
+    return file.target
+
+
+def _with_target(file: SuiteFile, target: Any, changes: Mapping[str, Any] | None, by: str | None = None) -> SuiteFile:
+    """The suite file with this target, some of whose arguments are changed."""
+    file = dataclasses.replace(file, target=target)
+    return dataclasses.replace(file, target=_changed_target(file, changes, by)) if changes else file
+
+
+def _build(file: SuiteFile) -> BuiltSuite:
+    assert file.target is not None
     reject_unknown(file.run, RUN_KEYS, "run", file=file.path)
     return BuiltSuite(
         suite=file.cases,
-        target=_build_target(file, changed),
+        target=_build_target(file, file.target),
         scorers=_build_scorers(file),
         options=_run_options(file),
         gate=build_gate(file.gate, file.path),
@@ -239,8 +324,8 @@ def build_gate(raw: Mapping[str, Any], path: Path | None = None) -> Gate:
     return Gate(rules=tuple(rules), allow=tuple(allow), **thresholds)
 
 
-def _changed_target(file: SuiteFile, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The suite's target with another model or address, if it takes one."""
+def _changed_target(file: SuiteFile, changes: Mapping[str, Any], by: str | None = None) -> dict[str, Any]:
+    """The suite's target with another model or address, if it takes one; `by` is what wants to change it."""
     kind, arguments = _name_and_arguments(file.target, "target", file.path)
     if kind == "python" and isinstance(arguments, str):
         arguments = {"class": arguments}
@@ -248,7 +333,7 @@ def _changed_target(file: SuiteFile, changes: Mapping[str, Any]) -> dict[str, An
     known = _target_arguments(file, kind, arguments) if isinstance(arguments, dict) else []
     refused = [name for name in changes if known is not None and name not in known]
     if refused:
-        flags = " and ".join(map(target_flag, refused))
+        flags = by or " and ".join(map(target_flag, refused))
         raise SuiteError(
             f"target: {kind} does not take {' or '.join(refused)}: {flags} cannot change it", path=file.path
         )

@@ -146,44 +146,63 @@ def select_variants(variants: Sequence[Variant], patterns: Iterable[str]) -> lis
 
 
 def enter_matrix(
-    folder: Path,
-    suite: str,
-    suite_file: str | None,
-    axes: Mapping[str, Sequence[str]],
-    selected: Sequence[str],
-    mode: OpenMode,
+    folder: Path, suite: str, axes: Mapping[str, Sequence[str]], selected: Sequence[str], mode: OpenMode
 ) -> tuple[Matrix, dict[str, OpenMode]]:
-    """Make a locked folder ready for these variants, and write matrix.json; or refuse.
+    """Make a locked folder ready for these variants, or refuse; matrix.json is yet to be written.
 
     Returns the matrix, with the variants of earlier launches, and how each selected one is to be opened: those that are
     complete are only read, unless the mode says otherwise.
     """
     with disk_errors(folder):
         clear_drafts(folder)
-        refuse_run(folder, "a matrix")
-        refuse_sweep(folder, "a matrix")
-        old = _read_old(folder, suite, axes, mode)
-        variants = make_variants(axes, [] if old is None else old.variants)
-        chosen = [variant for variant in variants if variant.name in selected]
-        if old is not None:
-            mode = _with_new(folder, chosen, mode)
-            if mode.force and {variant.name for variant in old.variants} <= set(selected):
-                _move_all_aside(folder, old)
-                old = None
-        modes = {variant.name: _mode_of(folder / variant.directory, mode) for variant in chosen}
-        _refuse_finished(folder, chosen, mode)
-        earlier = [] if old is None else [one for one in old.variants if one.name not in {v.name for v in variants}]
-        begun = [] if old is None else [one.name for one in old.variants]
-        listed = [variant for variant in variants if variant.name in selected or variant.name in begun]
-        matrix = Matrix(
-            suite=suite,
-            suite_file=suite_file,
-            axes=_all_values(axes, {} if old is None else old.axes),
-            variants=[*listed, *earlier],
-            created=now() if old is None else old.created,
-        )
-        write_matrix(folder, matrix)
+        matrix, modes = look_at_matrix(folder, suite, axes, selected, mode)
+        starts_over = modes and all(one.force for one in modes.values())
+        old = _readable(folder) if starts_over else None
+        if old is not None and not _kept_beside(old, matrix, selected):
+            # Its list last: until then what is left is still the old matrix.
+            move_aside(folder, (REPORT, *(variant.directory for variant in old.variants), CASES, MATRIX))
     return matrix, modes
+
+
+def look_at_matrix(
+    folder: Path, suite: str, axes: Mapping[str, Sequence[str]], selected: Sequence[str], mode: OpenMode
+) -> tuple[Matrix, dict[str, OpenMode]]:
+    """The same, without a change to what is there."""
+    refuse_run(folder, "a matrix")
+    refuse_sweep(folder, "a matrix")
+    old = _read_old(folder, suite, axes, mode)
+    variants = make_variants(axes, [] if old is None else old.variants)
+    chosen = [variant for variant in variants if variant.name in selected]
+    complete = all(run_state(folder / variant.directory) is RunState.COMPLETE for variant in chosen)
+    if mode.if_complete == "new" and complete:
+        mode = msgspec.structs.replace(mode, force=True)
+    _refuse_finished(folder, chosen, mode)
+    modes = {variant.name: _mode_of(folder / variant.directory, mode) for variant in chosen}
+    others = [] if old is None or (mode.force and not _kept_beside(old, old, selected)) else old.variants
+    begun = {one.name for one in others}
+    listed = [variant for variant in variants if variant.name in selected or variant.name in begun]
+    names = {variant.name for variant in listed}
+    matrix = Matrix(
+        suite=suite,
+        axes=_all_values(axes, old.axes if others and old is not None else {}),
+        variants=[*listed, *(one for one in others if one.name not in names)],
+        created=old.created if others and old is not None else now(),
+    )
+    return matrix, modes
+
+
+def _readable(folder: Path) -> Matrix | None:
+    """The matrix in a folder that is to start over: one that cannot be read is as good as none."""
+    try:
+        return read_matrix(folder)
+    except RunRefused:
+        return None
+
+
+def _kept_beside(old: Matrix, new: Matrix, selected: Sequence[str]) -> bool:
+    """Whether an old matrix has variants that stay when the selected ones start over."""
+    same = old.suite == new.suite and list(old.axes) == list(new.axes)
+    return same and any(variant.name not in selected for variant in old.variants)
 
 
 def leave_if_unused(folder: Path) -> None:
@@ -199,35 +218,23 @@ def leave_if_unused(folder: Path) -> None:
 
 
 def _read_old(folder: Path, suite: str, axes: Mapping[str, Sequence[str]], mode: OpenMode) -> Matrix | None:
-    """The matrix that is there, if it is of the same suite and axes; another one is moved aside, or refused."""
-    if not is_matrix(folder):
+    """The matrix that is there, if it is of the same suite and axes; another one is refused, unless it is replaced."""
+    old = _readable(folder) if mode.force or not is_matrix(folder) else read_matrix(folder)
+    if old is None:
         return None
-    old = read_matrix(folder)
     differences = [] if old.suite == suite else [f"suite: {old.suite!r} there, {suite!r} now"]
     if list(old.axes) != list(axes):
         differences.append(f"axes: {', '.join(old.axes)} there, {', '.join(axes)} now")
     if not differences:
         return old
-    if not mode.force:
-        raise RunMismatch(
-            f"{folder} holds a matrix of something else: {'; '.join(differences)}\n",
-            "use {out}, or {force} to start over there",
-            path=folder,
-            differences=differences,
-        )
-    _move_all_aside(folder, old)
-    return None
-
-
-def _move_all_aside(folder: Path, matrix: Matrix) -> None:
-    """Move a matrix to previous/, its list last: until then what is left is still the old one."""
-    move_aside(folder, (REPORT, *(variant.directory for variant in matrix.variants), CASES, MATRIX))
-
-
-def _with_new(folder: Path, chosen: Sequence[Variant], mode: OpenMode) -> OpenMode:
-    """`if_complete="new"` starts over where all is complete, and resumes where not."""
-    complete = all(run_state(folder / variant.directory) is RunState.COMPLETE for variant in chosen)
-    return msgspec.structs.replace(mode, force=mode.force or (mode.if_complete == "new" and complete))
+    if mode.force:
+        return None
+    raise RunMismatch(
+        f"{folder} holds a matrix of something else: {'; '.join(differences)}\n",
+        "use {out}, or {force} to start over there",
+        path=folder,
+        differences=differences,
+    )
 
 
 def _mode_of(run: Path, mode: OpenMode) -> OpenMode:

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -35,6 +35,7 @@ from steelyard.run.matrix import (
     make_variants,
     read_matrix,
     select_variants,
+    write_matrix,
 )
 from steelyard.run.options import RunChanges, RunOptions
 from steelyard.run.result import Result
@@ -47,6 +48,10 @@ from steelyard.stats.prices import SharedBudget, format_money
 from steelyard.stats.running import RunningStats
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.prompts import Prompt, read_prompts
+
+if TYPE_CHECKING:
+    from steelyard.report.gate import Gated
+    from steelyard.report.matrix.leaderboard import Leaderboard
 
 log = logging.getLogger("steelyard")
 
@@ -76,6 +81,37 @@ class MatrixResult:
         matrix = read_matrix(folder)
         begun = {name: run for name, run in matrix.runs(folder).items() if run_state(run) is not RunState.FRESH}
         return cls(matrix, folder, {name: Result.load(run) for name, run in begun.items()})
+
+    def summary(self) -> str:
+        """What the command line prints at the end: the leaderboard."""
+        from steelyard.report.matrix.text import leaderboard_text
+
+        return leaderboard_text(self.leaderboard())
+
+    def leaderboard(self) -> Leaderboard:
+        """The variants from the best to the worst, each compared with the best; all that have begun in the folder."""
+        from steelyard.report.matrix.leaderboard import leaderboard
+
+        return leaderboard(self.path)
+
+    def report(self, form: str = "html", output: str | Path | None = None) -> Path:
+        """Write a report of all variants side by side and return where it is: html, md, text, json or csv.
+
+        It goes to `output`, by default to a file `report.…` in the folder of the matrix.
+        """
+        from steelyard.report.formats import SUFFIXES, report_pieces, write_pieces
+
+        place = self.path / f"report.{SUFFIXES.get(form, form)}" if output is None else Path(output)
+        write_pieces(place, report_pieces([self.path], form))
+        return place
+
+    def gate(self, *rules: str, allow: Collection[str] = ()) -> dict[str, Gated]:
+        """Check rules such as `pass_rate>=0.8` of each variant, by its name."""
+        return {name: result.gate(*rules, allow=allow) for name, result in self.results.items()}
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.leaderboard()._repr_html_()
 
     def __repr__(self) -> str:
         rates = (
@@ -184,6 +220,13 @@ class MatrixRunner:
         matrix.engine = engine or self.engine
         matrix.token = token or self.token
         matrix.suite_file = suite_file or self.suite_file
+        return matrix
+
+    def only(self, patterns: Iterable[str]) -> MatrixRunner:
+        """The same matrix with those of its variants alone whose names match one of the patterns."""
+        matrix = copy(self)
+        matrix.variants = select_variants(self.variants, patterns)
+        matrix.runners = {variant.name: self.runners[variant.name] for variant in matrix.variants}
         return matrix
 
     def runner_of(self, variant: Variant, suite: EvalSet | None = None) -> Runner:
@@ -316,14 +359,11 @@ class _MatrixLaunch:
         unfollow = None if token is None else token.on_cancel(lambda: self._token.cancel(token.reason or "cancelled"))
         store = open_cache(self._options.cache)
         try:
-            described, modes = enter_matrix(
-                self._folder,
-                self._matrix.suite.id,
-                self._matrix.suite_file,
-                self._matrix.axes,
-                [variant.name for variant in self._matrix.variants],
-                self._mode,
-            )
+            matrix = self._matrix
+            selected = [variant.name for variant in matrix.variants]
+            described, modes = enter_matrix(self._folder, matrix.suite.id, matrix.axes, selected, self._mode)
+            described = msgspec.structs.replace(described, suite_file=matrix.suite_file)
+            write_matrix(self._folder, described)
             await self._prepare(described, modes, store)
             results = await self._work()
         finally:

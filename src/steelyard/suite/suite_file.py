@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from steelyard.errors import ConfigurationError, SuiteError, reject_unknown
 from steelyard.suite.data_files import FORMATS, HuggingFaceSource, file_source, harbor_cases, swebench_cases
 from steelyard.suite.evalset import EvalSet, arrangement
 from steelyard.suite.examples import read_examples
+from steelyard.suite.prompts import Prompt, read_prompts
 from steelyard.suite.sources import Arrange, MemorySource, Source, by_name, found, grouped_by, open_file
 
 if TYPE_CHECKING:
@@ -25,15 +26,16 @@ else:
     _BaseLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where available
 
 KEYS = (
-    "id", "description", "target", "workspace", "solution", "case_limits", "system_prompt", "cases", "fields", "group",
-    "examples", "attachments_from", "scorers", "run", "prices", "gate", "hooks", "by",
+    "id", "description", "target", "targets", "prompts", "params", "workspace", "solution", "case_limits",
+    "system_prompt", "cases", "fields", "group", "examples", "attachments_from", "scorers", "run", "prices", "gate",
+    "hooks", "by",
 )  # fmt: skip
 MAX_DEPTH = 100  # levels of nesting
 _MAX_NODES = 1_000_000
 """Values that a suite file's aliases may stand for, written out; more where the file itself has as many."""
 _EXPANDED = (
-    "id", "target", "workspace", "solution", "case_limits", "cases", "examples", "attachments_from", "scorers", "run",
-    "prices", "gate", "hooks",
+    "id", "target", "targets", "params", "workspace", "solution", "case_limits", "cases", "examples",
+    "attachments_from", "scorers", "run", "prices", "gate", "hooks",
 )  # fmt: skip
 """The keys in which `${NAME}` is replaced; not in the words of prompts and inline cases, which may have their own."""
 _variable = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_][A-Za-z0-9_]*)(:-((?:[^{}]|\{[^{}]*\})*))?\}|\$\{[^}]*\}?")
@@ -50,6 +52,11 @@ class SuiteFile:
     id: str
     description: str | None = None
     target: str | dict[str, Any] | None = None
+    targets: dict[str, Any] | None = None
+    """Of a matrix: targets by their names, in place of `target`."""
+    prompts: dict[str, Prompt] | None = None
+    params: dict[str, list[Any]] | None = None
+    """Of a matrix: the values of each parameter."""
     workspace: dict[str, Any] | None = None
     solution: str | dict[str, Any] | None = None
     """Where the cases' reference solutions are, for `steelyard check`."""
@@ -63,6 +70,16 @@ class SuiteFile:
     hooks: list[Any] = field(default_factory=list)
     by: list[Any] = field(default_factory=list)
     """The metadata keys whose slices reports show."""
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it describes several runs."""
+        return any(axis is not None for axis in (self.targets, self.prompts, self.params))
+
+    def cases_of(self, variant: Mapping[str, str]) -> EvalSet:
+        """The cases as a variant of the matrix asks them."""
+        prompt = (self.prompts or {}).get(variant.get("prompt", ""))
+        return self.cases if prompt is None else self.cases.with_prompt(prompt)
 
 
 def read_suite_file(path: str | Path, settings: Sequence[str] = ()) -> SuiteFile:
@@ -107,6 +124,9 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
         id=suite_id,
         description=value("description", str, "text"),
         target=_target(path, document.get("target")),
+        targets=_targets(path, document),
+        prompts=None if document.get("prompts") is None else read_prompts(document["prompts"], path.parent),
+        params=_params(path, document.get("params")),
         workspace=value("workspace", dict, "a mapping"),
         solution=_solution(path, document.get("solution")),
         case_limits=value("case_limits", dict, "a mapping"),
@@ -132,10 +152,37 @@ def _solution(path: Path, solution: Any) -> str | dict[str, Any] | None:
     raise SuiteError(f"solution must be a path, or a mapping with `patch`, got {found(solution)}", path=path)
 
 
-def _target(path: Path, target: Any) -> str | dict[str, Any] | None:
-    if target is None or isinstance(target, str) or (isinstance(target, dict) and len(target) == 1):
+def _target(path: Path, target: Any, where: str = "target") -> str | dict[str, Any] | None:
+    if isinstance(target, str) or (isinstance(target, dict) and len(target) == 1):
         return target
-    raise SuiteError(f"target must be a name or a mapping with one key, got {found(target)}", path=path)
+    if target is None and where == "target":
+        return None
+    raise SuiteError(f"{where} must be a name or a mapping with one key, got {found(target)}", path=path)
+
+
+def _targets(path: Path, document: dict[Any, Any]) -> dict[str, Any] | None:
+    targets = document.get("targets")
+    if targets is None:
+        return None
+    if document.get("target") is not None:
+        raise SuiteError("has target and targets: give one of them", path=path)
+    if not isinstance(targets, dict) or not targets:
+        raise SuiteError(f"targets must be a mapping of names to targets, got {found(targets)}", path=path)
+    return {str(name): _target(path, target, f"targets.{name}") for name, target in targets.items()}
+
+
+def _params(path: Path, params: Any) -> dict[str, list[Any]] | None:
+    if params is None:
+        return None
+    if not isinstance(params, dict) or not params:
+        raise SuiteError(f"params must be a mapping of parameters to lists of values, got {found(params)}", path=path)
+    for name, values in params.items():
+        if not isinstance(values, list) or not values:
+            message = f"params.{name} must be a list of values, such as [0, 0.7], got {found(values)}"
+            raise SuiteError(message, path=path)
+        if name in ("target", "prompt"):
+            raise SuiteError(f"params.{name}: a parameter cannot be called like another axis", path=path)
+    return {str(name): values for name, values in params.items()}
 
 
 def _cases(path: Path, cases: Any, arrange: Arrange, lines: list[int], attachments_from: str | None) -> Source:
