@@ -468,12 +468,11 @@ def test_built_in_stores_have_names_too(tmp_path: Path) -> None:
     assert not (tmp_path / "gone").exists()
 
 
-def test_two_models_are_refused_instead_of_the_last_being_taken(tmp_path: Path) -> None:
+def test_a_sweep_refuses_two_models_instead_of_taking_the_last(tmp_path: Path) -> None:
     suite(tmp_path, target={"simulated": {"model": "m"}})
-    for command in (["run"], ["sweep", "-j", "1"]):
-        ended = run_cli(tmp_path, *command, "suite.yaml", "-m", "a", "-m", "b")
-        assert ended.code == 2
-        assert "a run asks one model, got a, b" in ended.err
+    ended = run_cli(tmp_path, "sweep", "-j", "1", "suite.yaml", "-m", "a", "-m", "b")
+    assert ended.code == 2
+    assert "a sweep asks one model, got a, b" in ended.err
 
 
 def test_python_m_steelyard_is_the_command_line() -> None:

@@ -21,6 +21,7 @@ from steelyard.run.options import OptionField, RunOptions, options_of
 from steelyard.scoring.base import LIMIT_NAMES
 from steelyard.stats.metrics import Metrics
 from steelyard.suite.examples import KEYS as EXAMPLE_KEYS
+from steelyard.suite.prompts import KEYS as PROMPT_KEYS
 from steelyard.suite.suite_file import KEYS
 from steelyard.workspace.template import Workspace
 
@@ -48,6 +49,9 @@ def suite_schema() -> Schema:
         "id": {"type": ["string", "number"], "description": "The suite's name, in results and folders."},
         "description": {"type": "string", "description": "For readers; not used."},
         "target": _named("targets", "What answers."),
+        "targets": _described(_each(_named("targets", "A target.")), "Of a matrix: targets by name, not `target`."),
+        "prompts": _described(_each(_prompt()), "Of a matrix: prompts by name."),
+        "params": _described(_each({"type": "array", "minItems": 1}), "Of a matrix: the values of each parameter."),
         "workspace": _workspace(),
         "solution": _described({"type": ["string", "object"]}, "Reference solutions, for `steelyard check`."),
         "case_limits": _case_limits(),
@@ -98,6 +102,15 @@ SCHEMAS: Mapping[str, Callable[[], Schema]] = {
 
 def _closed(properties: Mapping[str, Schema]) -> Schema:
     return {"type": "object", "properties": dict(properties), "additionalProperties": False}
+
+
+def _each(schema: Schema) -> Schema:
+    """A mapping of any names."""
+    return {"type": "object", "minProperties": 1, "additionalProperties": schema}
+
+
+def _prompt() -> Schema:
+    return {"anyOf": [{"type": "string"}, _closed({key: {"type": "string"} for key in PROMPT_KEYS})]}
 
 
 def _described(schema: Schema, text: str) -> Schema:
