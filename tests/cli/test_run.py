@@ -296,7 +296,7 @@ def test_3_for_an_internal_error(shop: Workshop, monkeypatch: pytest.MonkeyPatch
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr("steelyard.cli.run.build_suite", broken)
+    monkeypatch.setattr("steelyard.cli.run.build_any", broken)
     ended = go(shop)
     assert ended.code == 3
     assert "a bug of ours" in ended.err
