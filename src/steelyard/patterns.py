@@ -50,6 +50,16 @@ class Pattern:
         except TimeoutError:
             raise self._timeout(text) from None
 
+    def last(self, text: str) -> regex.Match[str] | None:
+        """The last place in the text that matches, if any does."""
+        found = None
+        try:
+            for found in self._compiled.finditer(text, timeout=MATCH_SECONDS, concurrent=True):  # noqa: B007
+                pass
+        except TimeoutError:
+            raise self._timeout(text) from None
+        return found
+
     def fullmatch(self, text: str) -> regex.Match[str] | None:
         """The match of the whole text, if it matches."""
         try:

@@ -58,6 +58,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "trajectory": "steelyard.scoring.trajectory:Trajectory",
         "tests": "steelyard.scoring.tests:Tests",
         "program": "steelyard.scoring.tests:Program",
+        "combined": "steelyard.scoring.pipeline:Combined",
         "judge": "steelyard.scoring.judge.judge:Judge",
         "python": "steelyard.scoring.base:FunctionScorer",
     },

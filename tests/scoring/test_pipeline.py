@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from steelyard import EvalCase, InvocationResponse, Runner
+from steelyard import EvalCase, EvalSet, InvocationResponse, Record, Runner
 from steelyard.errors import ConfigurationError, TransientError
 from steelyard.records import Score
 from steelyard.run.config import build_suite
-from steelyard.scoring import Exact, FunctionScorer, Judge, Regex, pipeline
+from steelyard.scoring import Combined, Exact, FunctionScorer, Judge, Regex, pipeline
 from steelyard.scoring.base import as_scorer, run_scorers
 from steelyard.scoring.pipeline import is_immediate, limited
 from tests.support.engine import make_suite
@@ -253,3 +253,61 @@ def test_every_scorer_of_a_suite_file_takes_limits(tmp_path, scorer: str) -> Non
 def test_a_limited_scorer_can_be_sent_to_another_process() -> None:
     copy = pickle.loads(pickle.dumps(limited(Exact(parallelism=1))))
     assert asyncio.run(run_scorers([copy], CASE, RESPONSE)) == [Score("exact", 1.0, True)]
+
+
+def combined_run(*scorers: Any, answer: str = "please 4") -> Record:
+    suite = EvalSet("s", [EvalCase(id="c", prompt="?", expected="4")])
+    return Runner(lambda case: answer, suite, scorers, progress="off").run_sync().responses[0]
+
+
+def polite(case: EvalCase, response: InvocationResponse) -> float:
+    return float("please" in (response.response_text or ""))
+
+
+@pytest.mark.parametrize(("threshold", "passed"), [(0.3, True), (1 / 3, True), (0.4, False)])
+def test_a_combined_score_decides_in_place_of_those_it_weighs(threshold: float, passed: bool) -> None:
+    record = combined_run("exact", polite, Combined(weights={"exact": 2, "polite": 1}, threshold=threshold))
+    found = {score.name: score for score in record.scores}
+    assert found["combined"].value == pytest.approx(1 / 3)
+    assert (found["combined"].passed, found["exact"].passed, found["polite"].passed) == (passed, None, None)
+    assert found["combined"].reason == "2 × exact 0 + 1 × polite 1"
+    assert record.passed is passed
+
+
+def test_a_combined_score_that_does_not_decide_leaves_the_others_alone() -> None:
+    record = combined_run("exact", polite, Combined(weights={"exact": 1, "polite": 1}, decides=False))
+    assert [score.passed for score in record.scores] == [False, True, None]
+    assert record.passed is False
+
+
+def test_a_combined_score_of_one_that_broke_down_is_a_scoring_error() -> None:
+    def broken(case: EvalCase, response: InvocationResponse) -> float:
+        raise ValueError("no")
+
+    record = combined_run("exact", broken, Combined(weights={"exact": 1, "broken": 1}))
+    assert record.passed is None
+    assert record.scores[-1].errors == ["broken has no value from 0 to 1 to combine"]
+
+
+def test_what_does_not_apply_is_left_out_of_the_mean() -> None:
+    def never(case: EvalCase, response: InvocationResponse) -> None:
+        return None
+
+    record = combined_run(polite, never, Combined(weights={"polite": 1, "never": 5}))
+    assert record.scores[-1].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weights": {}}, "weights must be a mapping"),
+        ({"weights": {"exact": -1}}, "weights.exact must be a number >= 0"),
+        ({"weights": {"exact": 0}}, "must not all be 0"),
+        ({"weights": {"exakt": 1}}, "no scorer is named 'exakt'; did you mean 'exact'?"),
+        ({"weights": {"exact": 1}, "decides": "no"}, "decides must be true or false"),
+    ],
+)
+def test_weights_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as problem:
+        combined_run("exact", Combined(**arguments))
+    assert message in str(problem.value)

@@ -399,13 +399,12 @@ def _build_scorers(file: SuiteFile) -> list[Scorer]:
     for number, raw in enumerate(file.scorers):
         where = f"scorers[{number}]"
         name, arguments = _name_and_arguments(raw, where, file.path)
-        if name == "python":
-            scorers.append(_python_scorer(file.path, arguments, f"{where}.python"))
-        elif name == "judge":
-            scorers.append(_build_judge(file, arguments, f"{where}.judge"))
-        else:
-            found = _found("scorers", name, where, file.path)
-            scorers.append(_as_scorer(found, arguments, f"{where}.{name}", file.path))
+        extract = None
+        if isinstance(arguments, dict) and "extract" in arguments:
+            arguments = dict(arguments)
+            extract = arguments.pop("extract")
+        scorer = _build_scorer(file, name, arguments, where)
+        scorers.append(scorer if extract is None else _extracting(scorer, extract, f"{where}.{name}", file.path))
     try:
         return as_scorers(scorers)
     except ConfigurationError as error:
@@ -434,6 +433,24 @@ def _build_hooks(file: SuiteFile) -> list[object]:
         return as_hooks(made)
     except ConfigurationError as error:
         raise SuiteError(f"hooks: {error}", path=file.path) from error
+
+
+def _build_scorer(file: SuiteFile, name: str, arguments: Any, where: str) -> object:
+    if name == "python":
+        return _python_scorer(file.path, arguments, f"{where}.python")
+    if name == "judge":
+        return _build_judge(file, arguments, f"{where}.judge")
+    return _as_scorer(_found("scorers", name, where, file.path), arguments, f"{where}.{name}", file.path)
+
+
+def _extracting(scorer: object, extract: Any, where: str, path: Path) -> object:
+    """The scorer of what `extract` finds in the answer."""
+    from steelyard.scoring.extract import extracting
+
+    try:
+        return extracting(scorer, extract)
+    except ConfigurationError as error:
+        raise SuiteError(f"{where}: {error}", path=path) from error
 
 
 def _python_scorer(path: Path, arguments: Any, where: str) -> object:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # whole modules, so that a new scorer in one of them is known
     from steelyard.records import Sample as Sample
     from steelyard.scoring.base import *  # noqa: F403
     from steelyard.scoring.choice import *  # noqa: F403
+    from steelyard.scoring.extract import extracting as extracting
     from steelyard.scoring.judge.calibration import calibration_of as calibration_of
     from steelyard.scoring.judge.calibration import is_trusted as is_trusted
     from steelyard.scoring.judge.judge import Judge as Judge
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # whole modules, so that a new scorer in one of them is known
     from steelyard.scoring.judge.prompts import Prompt as Prompt
     from steelyard.scoring.latency import *  # noqa: F403
     from steelyard.scoring.number import *  # noqa: F403
+    from steelyard.scoring.pipeline import Combined as Combined
     from steelyard.scoring.similarity import *  # noqa: F403
     from steelyard.scoring.structured import *  # noqa: F403
     from steelyard.scoring.tests import *  # noqa: F403
@@ -34,6 +36,7 @@ _HOMES = {
     "Sample": "steelyard.records",
     "ToolCall": "steelyard.scoring.trajectory",
     "calibration_of": "steelyard.scoring.judge.calibration",
+    "extracting": "steelyard.scoring.extract",
     "is_trusted": "steelyard.scoring.judge.calibration",
 }
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 
 from steelyard.daemon_threads import DaemonThreads
-from steelyard.errors import ConfigurationError, describe
+from steelyard.errors import ConfigurationError, describe, suggestion
 from steelyard.masking import user_traceback
 from steelyard.plugins import find
 from steelyard.protocols import Identity, Scorer, ScoreResult, ScoringContext
@@ -245,7 +245,17 @@ def as_scorers(items: Iterable[object]) -> list[Scorer]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigurationError(f"two scorers are named {twice[0]!r}: give one of them another name")
+    _check_weights(scorers)
     return scorers
+
+
+def _check_weights(scorers: Sequence[Scorer]) -> None:
+    """Refuse a combined score of one that is not there; a class or function of the user's may give any names."""
+    names = [scorer.name for scorer in scorers if not hasattr(scorer, "weights")]
+    for scorer in scorers:
+        for name in getattr(scorer, "weights", None) or ():
+            if name not in names and all(isinstance(one, PlainScorer) for one in scorers):
+                raise ConfigurationError(f"{scorer.name}: no scorer is named {name!r}; {suggestion(str(name), names)}")
 
 
 async def run_scorers(

@@ -9,18 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from steelyard.daemon_threads import DaemonThreads
-from steelyard.errors import TransientError
+from steelyard.errors import ConfigurationError, TransientError
 from steelyard.protocols import Emit, Identity, InvocationContext, RepeatedJudge, Scorer, ScoreResult, ScoringContext
 from steelyard.records import EvalCase, InvocationResponse, Job, Sample, Score, StoredSample, verdict
 from steelyard.scoring.base import (
     DEFAULT_LIMITS,
+    PlainScorer,
     ScorerLimits,
+    check_flags,
+    check_number,
     limits_of,
     note_retries,
     run_scorers,
@@ -61,7 +66,7 @@ class LimitedScorer:
     """A scorer within its limits. One that is not async runs in a thread where limits were asked for."""
 
     def __init__(self, scorer: Scorer, limits: ScorerLimits) -> None:
-        self._scorer = scorer
+        self._scorer = self.scorer = scorer
         self._turns = Turns(limits.parallelism)
         in_thread = limits != DEFAULT_LIMITS and not inspect.iscoroutinefunction(scorer.score)
         self._threads = DaemonThreads() if in_thread else None
@@ -142,6 +147,55 @@ def _counted(answer: ScoreResult, retries: int) -> ScoreResult:
     return answer
 
 
+@dataclass(frozen=True, kw_only=True)
+class Combined(PlainScorer):
+    """The weighted mean of other scores, by their names; it passes from `threshold` on.
+
+    The scores that it weighs then decide nothing by themselves. With `decides: false` it is only shown, and they do.
+    A score that does not apply to a case is left out of its mean.
+    """
+
+    name: str = "combined"
+    weights: Mapping[str, float]
+    decides: bool = True
+
+    def _check(self) -> None:
+        check_flags(self, "decides")
+        if not isinstance(self.weights, Mapping) or not self.weights:
+            raise ConfigurationError(f"weights must be a mapping from scores to numbers, got {self.weights!r}")
+        for score, weight in self.weights.items():
+            check_number(f"weights.{score}", weight)
+        if not sum(self.weights.values()) > 0:
+            raise ConfigurationError("weights must not all be 0")
+
+    def score(self, case: EvalCase, response: InvocationResponse) -> Score | None:  # noqa: ARG002
+        """Nothing: it is made of the other scores, once these are there."""
+        return None
+
+    def add_to(self, scores: list[Score]) -> None:
+        """Add the combined score; what it weighs becomes a measurement where it decides."""
+        parts = [score for score in scores if score.name in self.weights and not score.overruled]
+        if not parts:
+            return
+        broken = [score.name for score in parts if score.value is None or score.is_number or not 0 <= score.value <= 1]
+        if broken:
+            scores.append(Score(self.name, errors=[f"{', '.join(broken)} has no value from 0 to 1 to combine"]))
+            return
+        total = sum(self.weights[score.name] for score in parts)
+        if not total:
+            return
+        value = math.fsum(self.weights[score.name] * (score.value or 0.0) for score in parts) / total
+        value = min(max(value, 0.0), 1.0)
+        made = Score(self.name, value, value >= self.threshold - 1e-12 if self.decides else None)
+        made.reason = " + ".join(f"{self.weights[score.name]:g} × {score.name} {score.value:.3g}" for score in parts)
+        if self.decides:
+            for score in parts:
+                score.passed = None
+        elif made.passed is None:
+            made.better = "higher"
+        scores.append(made)
+
+
 class ScoringPipeline:
     """The scorers of a run. Judges are asked one after another, each for all of its samples at once.
 
@@ -159,6 +213,8 @@ class ScoringPipeline:
     ) -> None:
         self._tracebacks = tracebacks
         self._trust = trust or {}
+        self._combined = [scorer for scorer in scorers if isinstance(scorer, Combined)]
+        scorers = [scorer for scorer in scorers if not isinstance(scorer, Combined)]
         self._scorers = [limited(scorer) for scorer in scorers if not isinstance(scorer, RepeatedJudge)]
         self._judges = [scorer for scorer in scorers if isinstance(scorer, RepeatedJudge)]
         self._num_runs = num_runs
@@ -177,7 +233,14 @@ class ScoringPipeline:
         self, job: Job, response: InvocationResponse, new_context: Callable[[], ScoringContext] | None = None
     ) -> Awaitable[list[Score]]:
         """Return the scores of all scorers but the judges."""
-        return run_scorers(self._scorers, job.case, response, tracebacks=self._tracebacks, new_context=new_context)
+        scores = run_scorers(self._scorers, job.case, response, tracebacks=self._tracebacks, new_context=new_context)
+        return scores if not self._combined or self._judges else self._with_combined(scores)
+
+    async def _with_combined(self, scoring: Awaitable[list[Score]]) -> list[Score]:
+        scores = await scoring
+        for combined in self._combined:
+            combined.add_to(scores)
+        return scores
 
     async def score(
         self,
@@ -213,6 +276,9 @@ class ScoringPipeline:
             if escalated and score.value is not None and not score.advisory:
                 _overrule(scores)
             scores.append(score)
+        if self._judges:
+            for combined in self._combined:
+                combined.add_to(scores)
         return scores
 
     async def _samples(
