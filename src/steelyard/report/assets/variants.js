@@ -100,6 +100,10 @@ class VariantCases {
     return [this.id[row], this.prompt[row], ...metadata, ...this.answers.map((column) => column[row])].join("\n").toLowerCase();
   }
 
+  rowOf(record) {
+    return record;
+  }
+
   // Rows without a value in a variant go last either way.
   sort(rows, key, descending) {
     if (key === null) return rows;
@@ -218,5 +222,5 @@ function trialDots(states) {
 }
 
 function labelledSelect(label, onchange, ...options) {
-  return el("label", { class: "choice" }, span("", label), el("select", { onchange }, ...options));
+  return el("label", { class: "choice" }, span("", label), el("select", { onchange, "aria-label": label }, ...options));
 }
