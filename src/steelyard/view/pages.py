@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse
 
 from steelyard.journal.index import Rows, counting
 from steelyard.report.html import DOCUMENT_SCRIPTS, asset, environment, join_scripts, render, script_json, style_sheet
+from steelyard.report.matrix.page import page_head
 from steelyard.report.page import charts as page_charts
 from steelyard.report.page.page import SHARED_SCRIPTS
 from steelyard.report.records import STATES
@@ -44,6 +45,11 @@ def label_page(about: dict[str, Any]) -> HTMLResponse:
 def document_page(kind: str, title: str, markup: Markup) -> HTMLResponse:
     """A comparison (`compare`) or a `sweep`, whose content is in its markup."""
     return _page("view_document.html", title, _script(DOCUMENT_SCRIPTS, ()), kind=kind, main=markup)
+
+
+def side_by_side_headers() -> dict[str, str]:
+    """The headers of a page of several runs, which is the one of the report: its script and style by their digests."""
+    return {"content-security-policy": f"{page_head()['policy']}; frame-ancestors 'none'"}
 
 
 def no_comparison(reason: str) -> HTMLResponse:

@@ -8,7 +8,7 @@ import logging
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,7 @@ from steelyard.view import pages
 from steelyard.view.cases import MAX_ROWS, MEASURED, CaseTable, SearchResult, search, terms_of
 from steelyard.view.label import Labelling
 from steelyard.view.live import Watches
+from steelyard.view.matrices import Matrices, batch
 from steelyard.view.pages import charts, in_case_order
 from steelyard.view.runs import MAX_COMPARED, Comparisons, Overviews, Runs, Suites, Sweeps, stat_of
 from steelyard.view.security import Guard, is_loopback
@@ -153,14 +154,17 @@ class View:
         self._tables = Tables()
         self._comparisons = Comparisons()
         self._sweeps = Sweeps(runs)
+        self._matrices = Matrices(runs, suites)
         self.watches = Watches(self._threads)
         routes = {
             "/": self._list,
             "/run/{run}": self._run,
             "/compare": self._compare,
             "/sweep/{sweep}": self._sweep,
+            "/matrix/{matrix}": self._matrix,
             "/api/runs": self._headlines,
             "/api/sweeps": self._sweep_headlines,
+            "/api/matrices": self._matrix_headlines,
             "/api/runs/{run}/events": self._events,
             "/api/runs/{run}/overview": self._overview,
             "/api/runs/{run}/charts": self._charts,
@@ -183,6 +187,9 @@ class View:
     async def _list(self, request: Request) -> Response:  # noqa: ARG002 - starlette's signature
         if self.runs.is_run:
             return RedirectResponse(f"/run/{self.runs.id_of(self.runs.root)}", 307)
+        matrix = await self._read(lambda: self._matrices.root_id)
+        if matrix is not None:
+            return RedirectResponse(f"/matrix/{matrix}", 307)
         return pages.list_page({"folder": str(self.runs.root)})
 
     async def _run(self, request: Request) -> Response:
@@ -196,9 +203,29 @@ class View:
         if len(places) < 2 or len(places) < len(asked):
             raise HTTPException(404, "name at least two runs of this folder")
         try:
+            if len(places) > 2:
+                return await self._side_by_side(self._matrices.side_by_side(places))
             return pages.document_page("compare", *await self._read(self._comparisons.of, places))
         except SteelyardError as error:
             return pages.no_comparison(str(error))
+
+    async def _matrix(self, request: Request) -> Response:
+        found = await self._read(self._matrices.page_of, request.path_params["matrix"])
+        if found is None:
+            raise HTTPException(404, "there is no such matrix here")
+        return await self._side_by_side(found)
+
+    async def _side_by_side(self, pieces: Iterator[str]) -> Response:
+        """A page as it is made, piece by piece: a run that cannot be read comes before the first."""
+        first = await self._read(batch, pieces)
+
+        async def sent() -> AsyncIterator[bytes]:
+            piece = first
+            while piece:
+                yield piece
+                piece = await self._read(batch, pieces)
+
+        return StreamingResponse(sent(), media_type="text/html", headers=pages.side_by_side_headers())
 
     async def _sweep(self, request: Request) -> Response:
         found = await self._read(self._sweeps.page_of, request.path_params["sweep"])
@@ -209,7 +236,10 @@ class View:
     # Data
 
     async def _headlines(self, request: Request) -> Response:
-        return _json(await self._read(self.runs.headlines), request)
+        return _json(await self._read(self._matrices.listed), request)
+
+    async def _matrix_headlines(self, request: Request) -> Response:
+        return _json(await self._read(self._matrices.headlines), request)
 
     async def _sweep_headlines(self, request: Request) -> Response:
         return _json(await self._read(self._sweeps.headlines), request)

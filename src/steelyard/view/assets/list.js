@@ -8,7 +8,7 @@ const here = JSON.parse(document.getElementById("about").textContent);
 const at = (id) => document.getElementById(id);
 const picked = [];  // the first one is the baseline
 const hiddenStates = new Set();
-let runs = null, asked = false;
+let runs = null, asked = false, together = 0;  // how many sweeps and matrices there are
 
 at("folder").textContent = escapeInvisible(here.folder);
 at("runs-head").append(el("tr", {}, ...[["Selected", "check-cell"], ["Run", "left"], ["State", "left"], ["Done", ""], ["Pass rate", ""],
@@ -20,12 +20,13 @@ async function refresh() {
   if (asked || document.hidden) return;
   asked = true;
   try {
-    const found = await Promise.all(["/api/runs", "/api/sweeps"].map(read));
+    const found = await Promise.all(["/api/runs", "/api/sweeps", "/api/matrices"].map(read));
     if (found.join() !== refresh.last) {
       refresh.last = found.join();
-      const [listed, sweeps] = found.map(JSON.parse);
-      runs = listed;
+      const [listed, sweeps, matrices] = found.map(JSON.parse);
+      [runs, together] = [listed, sweeps.length + matrices.length];
       renderSweeps(sweeps);
+      renderMatrices(matrices);
       render();
     }
     at("lost").hidden = true;
@@ -52,11 +53,34 @@ function renderSweeps(sweeps) {
         span("sub", escapeInvisible(about))),
       el("td", {}, plural(sweep.levels, "level") + (sweep.complete ? "" : " so far")), el("td", { class: "says" }, escapeInvisible(sweep.says)));
   });
-  at("sweeps").replaceChildren(el("h2", {}, "Sweeps"), div("scroll", el("table", {}, sweepsHead(), el("tbody", {}, ...rows))));
+  const head = hiddenHead(["Sweep", "Levels", "Recommendation"]);
+  at("sweeps").replaceChildren(el("h2", {}, "Sweeps"), div("scroll", el("table", {}, head, el("tbody", {}, ...rows))));
 }
 
-function sweepsHead() {
-  const names = ["Sweep", "Levels", "Recommendation"];
+// A matrix is one entry: its variants are on its page, and not in the list of runs.
+function renderMatrices(matrices) {
+  at("matrices").hidden = !matrices.length;
+  const rows = matrices.map((matrix) => {
+    const left = matrix.begun < matrix.variants ? `, ${number(matrix.begun)} begun` : "";
+    const leader = matrix.leader === null ? MISSING
+      : `${percent(matrix.pass_rate)} ${escapeInvisible(matrix.leader)}`;
+    const mark = matrix.uncalibrated ? span("tag error", "judge not calibrated") : null;
+    const about = [matrix.suite !== matrix.name ? matrix.suite : null, matrix.created ? started(matrix.created) : null];
+    return el("tr", {},
+      el("td", { class: "name" }, el("a", { href: "/matrix/" + matrix.id }, escapeInvisible(matrix.name)),
+        span("sub", escapeInvisible(about.filter(Boolean).join(" \u00b7 ")))),
+      el("td", { class: "left" }, span("pill " + PILLS[matrix.state], matrix.state)),
+      el("td", {}, plural(matrix.variants, "variant") + left),
+      el("td", { class: "bar-cell" }, `${number(matrix.done)} of ${number(matrix.planned)}`,
+        matrix.state === "complete" || !matrix.planned ? null : meter(matrix.done / matrix.planned)),
+      el("td", {}, leader, mark, span("sub", "passed most")),
+      el("td", { class: "less" }, matrix.cost ? money(matrix.cost, matrix.currency) : MISSING));
+  });
+  const head = hiddenHead(["Matrix", "State", "Variants", "Done", "Leader", "Cost"]);
+  at("matrices").replaceChildren(el("h2", {}, "Matrices"), div("scroll", el("table", {}, head, el("tbody", {}, ...rows))));
+}
+
+function hiddenHead(names) {
   return el("thead", { class: "visually-hidden" }, el("tr", {}, ...names.map((name) => el("th", { scope: "col" }, name))));
 }
 
@@ -66,7 +90,7 @@ function render() {
   const shown = runs.filter((run) => !hiddenStates.has(run.state) && matches(run, terms));
   at("runs").replaceChildren(...shown.map(runRow));
   at("many").textContent = plural(runs.length, "run");
-  at("empty").hidden = shown.length > 0;
+  at("empty").hidden = shown.length > 0 || (together > 0 && !runs.length);
   at("empty").textContent = runs.length ? "No runs match. Press Esc in the search box to clear it." : "No runs here yet: steelyard run SUITE makes one.";
   const states = ORDER.filter((state) => runs.some((run) => run.state === state));
   at("states").replaceChildren(...(states.length > 1 ? states.map(stateChip) : []));
@@ -119,7 +143,8 @@ function runRow(run) {
 function nameCell(run) {
   const about = [run.suite !== run.name ? run.suite : null, run.model].filter(Boolean).join(" \u00b7 ");
   return [el("a", { href: "/run/" + run.id }, escapeInvisible(run.name)),
-    picked[0] === run.id ? span("tag accent", "baseline") : null, span("sub", escapeInvisible(run.problem || about))];
+    picked[0] === run.id && picked.length < 3 ? span("tag accent", "baseline") : null,
+    span("sub", escapeInvisible(run.problem || about))];
 }
 
 function meter(share) {
@@ -145,7 +170,8 @@ function renderPicked() {
   const names = picked.map((id) => runs.find((run) => run.id === id).name);
   at("compare").disabled = picked.length < 2;
   at("compare").textContent = picked.length < 2 ? "Compare" : `Compare ${picked.length} runs`;
-  at("compare").title = picked.length < 2 ? "Pick at least two runs" : escapeInvisible(`${names[0]} is the baseline`);
+  const chosen = picked.length === 2 ? `${names[0]} is the baseline` : names.join(", ");
+  at("compare").title = picked.length < 2 ? "Pick at least two runs" : escapeInvisible(chosen);
 }
 
 at("compare").addEventListener("click", () => {
