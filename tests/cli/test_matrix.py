@@ -334,3 +334,83 @@ def test_agents_in_workspaces_are_a_matrix_too(shop) -> None:
     assert ended.code == 0, ended.err
     variants = json.loads(ended.out)["variants"]
     assert {name: metrics["pass_rate"] for name, metrics in variants.items()} == {"a": 1.0, "b": 0.0}
+
+
+def test_ls_shows_a_matrix_in_one_row_with_its_variants_beneath(shop) -> None:
+    shop.run("-o", "runs/m")
+    shop.suite(target=shop.model("own"))
+    shop.run("-o", "runs/single")
+    ended = run_cli(shop.folder, "ls")
+    lines = ended.out.splitlines()
+    rows = [" ".join(line.split()[:6]) for line in lines]
+    place = next(number for number, row in enumerate(rows) if row.startswith("runs/m"))
+    assert rows[place] == "runs/m complete sums 4 variants 12/12"
+    assert rows[place + 1 : place + 5] == [
+        f"{model}/{prompt} complete {model} 3/3 0 100.0%" for model in ("small", "large") for prompt in PROMPTS
+    ]
+    assert lines[place + 1].startswith("  small/terse")
+    listed = json.loads(run_cli(shop.folder, "ls", "--json").out)
+    assert [(row["run"], len(row["runs"])) for row in listed] == [("runs/single", 0), ("runs/m", 4)]
+    assert listed[1]["runs"][0]["variant"] == "small/terse"
+
+
+def test_ls_shows_an_unfinished_matrix_and_a_damaged_one(shop) -> None:
+    shop.run("-o", "runs/m", "--max-cost", "5", "-j", "1")
+    (shop.folder / "runs" / "bad").mkdir()
+    (shop.folder / "runs" / "bad" / "matrix.json").write_text("{")
+    states = {row["run"]: row["state"] for row in json.loads(run_cli(shop.folder, "ls", "--json").out)}
+    assert states == {"runs/m": "interrupted", "runs/bad": "damaged"}
+
+
+def test_ls_shows_the_levels_of_a_sweep_beneath_it(shop) -> None:
+    shop.suite(target="simulated")
+    words = ["sweep", "suite.yaml", "-j", "1,2", "-n", "3", "-o", "runs/s", "-q", "--set"]
+    ended = run_cli(shop.folder, *words, "target={simulated: {latency: 0, tokens_per_second: 0}}")
+    assert ended.code == 0, ended.err
+    lines = run_cli(shop.folder, "ls").out.splitlines()
+    assert lines[1].startswith("runs/s")
+    assert [line.split()[:2] for line in lines[2:]] == [["level-1", "complete"], ["level-2", "complete"]]
+
+
+def test_gate_checks_each_variant_of_a_matrix(shop) -> None:
+    shop.suite(targets={"good": shop.model("good"), "bad": shop.model("bad", wrong=True)})
+    shop.run("-o", "M")
+    kept = run_cli(shop.folder, "gate", "M", "--rule", "error_rate<=0")
+    assert (kept.code, kept.out) == (0, "")
+    broken = run_cli(shop.folder, "gate", "M", "--rule", "pass_rate>=0.5", "--junit", "gate.xml")
+    assert broken.code == 1
+    assert broken.out.startswith("bad: pass_rate>=0.5: ")
+    assert "good" not in broken.out
+    assert "bad: pass_rate&gt;=0.5" in (shop.folder / "gate.xml").read_text()
+    assert json.loads(run_cli(shop.folder, "gate", "M", "--rule", "n>=3", "--json").out)["passed"]
+    (shop.folder / "M" / "bad" / "metrics.json").unlink()
+    unfinished = run_cli(shop.folder, "gate", "M", "--rule", "n>=3")
+    assert unfinished.code == 1
+    assert unfinished.out.startswith("bad: the run: is not complete: ")
+
+
+def test_gate_of_a_matrix_reads_the_rules_of_its_suite_and_a_baseline_by_variant(shop) -> None:
+    targets = {"a": shop.model("a"), "b": shop.model("b")}
+    shop.suite(cases=200, targets=targets)
+    shop.run("-o", "OLD")
+    shop.suite(cases=200, targets={**targets, "b": shop.model("b", wrong=True)}, gate={"min_pass_rate": 0.5})
+    shop.run("-o", "NEW")
+    ended = run_cli(shop.folder, "gate", "NEW", "--baseline", "OLD", "--max-regression", "pass_rate=0.05")
+    assert ended.code == 1
+    rules = [line.split(":")[:2] for line in ended.out.splitlines()]
+    assert {variant for variant, _ in rules} == {"b"}
+    assert len(rules) >= 2  # below the suite's bar, and below its baseline
+
+
+def test_compare_and_report_take_the_folder_of_a_matrix(shop) -> None:
+    shop.run("-o", "M")
+    for words in (["compare", "M"], ["report", "M"]):
+        ended = run_cli(shop.folder, *words)
+        assert ended.code == 0, ended.err
+        assert ended.out.startswith("sums: 4 variants, 3 cases in common")
+    html = run_cli(shop.folder, "report", "M", "-f", "html")
+    assert (shop.folder / html.out.strip()).is_file()
+    alone = run_cli(shop.folder, "compare", "M/small-terse")
+    assert alone.code == 2
+    assert "only the folder of a matrix can be compared alone" in alone.err
+    assert run_cli(shop.folder, "compare", "M/small-terse", "M/large-terse").code == 0

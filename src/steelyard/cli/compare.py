@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from steelyard.cli.output import json_text, show, show_json
+from steelyard.run.matrix import is_matrix
+
+if TYPE_CHECKING:
+    from steelyard.report.matrix.table import VariantRuns
 
 
 @click.command("compare")
 @click.argument("baseline", metavar="A", type=click.Path(path_type=Path))
-@click.argument("runs", metavar="B...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="B...", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "-f",
     "--format",
@@ -29,12 +34,14 @@ def command(
 ) -> int:
     """Compare the run B with the baseline A, case by case: what is better, what is worse, and how sure that is.
 
-    Three or more runs get a leaderboard: the best, which cannot be told from it, and all of them side by side.
+    Three or more runs get a leaderboard: the best, which cannot be told from it, and all of them side by side. The
+    folder of a matrix stands for its variants.
 
     Unfinished runs are compared as far as they have come.
     """
-    made = _Pair if len(runs) == 1 else _Several
-    comparison = made([baseline, *runs], list_all=list_all, with_edited=with_edited)
+    if not runs and not is_matrix(baseline):
+        raise click.UsageError("name a run to compare with it; only the folder of a matrix can be compared alone")
+    comparison = _compared(baseline, runs, list_all=list_all, with_edited=with_edited)
     if form == "json" and output is None:
         show_json(comparison.found)
         return 0
@@ -46,6 +53,18 @@ def command(
 
         write_pieces(output, pieces)
     return 0
+
+
+def _compared(baseline: Path, runs: tuple[Path, ...], *, list_all: bool, with_edited: bool) -> _Pair | _Several:
+    from steelyard.report.formats import single_runs
+    from steelyard.report.matrix.table import variants_in, variants_of
+
+    if not runs:
+        return _Several(variants_in(baseline), list_all=list_all, with_edited=with_edited)
+    compared = single_runs([baseline, *runs])
+    if len(compared) == 2:
+        return _Pair(compared, list_all=list_all, with_edited=with_edited)
+    return _Several(variants_of(compared), list_all=list_all, with_edited=with_edited)
 
 
 class _Pair:
@@ -70,12 +89,11 @@ class _Pair:
 class _Several:
     """Three runs or more, side by side."""
 
-    def __init__(self, runs: list[Path], *, list_all: bool, with_edited: bool) -> None:
+    def __init__(self, variants: VariantRuns, *, list_all: bool, with_edited: bool) -> None:
         from steelyard.report.matrix.leaderboard import rank
-        from steelyard.report.matrix.table import variants_of
         from steelyard.report.matrix.text import MAX_DIFFERING
 
-        self._variants = variants_of(runs)
+        self._variants = variants
         self._most = None if list_all else MAX_DIFFERING
         self.found = rank(self._variants, with_edited=with_edited)
 

@@ -66,9 +66,12 @@ class GateFlags(msgspec.Struct, frozen=True, kw_only=True):
 def command(**given: Any) -> int:
     """Check RUN against the rules of its suite's gate, of --rule, and a baseline: exit 0 in silence, or 1 and a line
     for each broken rule.
+
+    Of a matrix, every variant is checked, and each line names the variant.
     """
     flags = GateFlags(**given)
-    from steelyard.report.gate import hold_to, parse_rule, parse_waivers
+    from steelyard.report.gate import hold_matrix_to, hold_to, parse_rule, parse_waivers
+    from steelyard.run.matrix import is_matrix
     from steelyard.run.result import Result
 
     if flags.baseline is None and (flags.drops or flags.slowdown is not None):
@@ -77,11 +80,13 @@ def command(**given: Any) -> int:
     rules = [*suite_rules, *(parse_rule(rule) for rule in flags.rules)]
     allowed = parse_waivers(flags.allow) | suite_allows
     if not rules and flags.baseline is None:
-        Result.load(flags.run)  # what is no run is refused as that
+        if not is_matrix(flags.run):
+            Result.load(flags.run)  # what is no run is refused as that
         raise ConfigurationError(
             f"{flags.run}: nothing to check: give --rule or --baseline, or add a gate to its suite"
         )
-    gated = hold_to(flags.run, rules, baseline=flags.baseline, allowance=_allowance(flags), allowed=allowed)
+    check = hold_matrix_to if is_matrix(flags.run) else hold_to
+    gated = check(flags.run, rules, baseline=flags.baseline, allowance=_allowance(flags), allowed=allowed)
     _write_files(gated, flags)
     _print(gated, flags)
     return 0 if gated.passed else FAILED_GATE
@@ -97,10 +102,11 @@ def _suite_gate(run: Path, suite: Path | None) -> tuple[list[Rule], frozenset[st
     """The rules and waivers of the suite that was named, or of the run's own where its file is at hand."""
     from steelyard.journal.manifest import read_manifest
     from steelyard.report.gate import parse_rule, parse_waivers
+    from steelyard.run.matrix import is_matrix, read_matrix
     from steelyard.stats.metrics import FAILURE_RATE
 
     if suite is None:
-        manifest = read_manifest(run)
+        manifest = read_matrix(run) if is_matrix(run) else read_manifest(run)
         named = None if manifest is None else manifest.suite_file
         if named is None or Path(named).suffix.lower() not in (".yaml", ".yml"):
             return [], frozenset()

@@ -1,35 +1,44 @@
-"""`steelyard ls`: the runs and sweeps in a folder, newest first."""
+"""`steelyard ls`: the runs, matrices and sweeps in a folder, newest first."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import RUNS
-from steelyard.errors import ConfigurationError
+from steelyard.errors import ConfigurationError, RunRefused
 from steelyard.journal.files import RunState, run_state
 from steelyard.journal.manifest import read_sweep
 from steelyard.report.headline import Headline, is_writing, read_headline
+from steelyard.run.matrix import is_matrix, read_matrix
 from steelyard.stats.formatting import counted, safe_text
 
 
 class ListRow(Headline, kw_only=True):
-    """One run, or one sweep, in a line."""
+    """One run, matrix or sweep, in a line."""
 
     run: str
+    variant: str | None = None
+    """Its name, where it is a variant of a matrix."""
     levels: int | None = None
     """How many a sweep has measured; None of a run."""
+    runs: list[ListRow] = msgspec.field(default_factory=list)
+    """Of a matrix its variants, of a sweep its levels."""
 
 
 @click.command("ls")
 @click.argument("folder", type=click.Path(path_type=Path), default=RUNS)
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def command(folder: Path, as_json: bool) -> int:
-    """List the runs and sweeps in FOLDER (default: runs), newest first."""
+    """List the runs, matrices and sweeps in FOLDER (default: runs), newest first.
+
+    The variants of a matrix, and the levels of a sweep, are beneath it.
+    """
     if not folder.is_dir() and folder != RUNS:
         raise ConfigurationError(f"there is no folder {folder}")
     places = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -45,13 +54,36 @@ def command(folder: Path, as_json: bool) -> int:
 
 
 def _look(place: Path) -> ListRow | None:
-    """What a folder holds, from its small files and its index alone; None when it is neither run nor sweep."""
+    """What a folder holds, from its small files and its index alone; None when it is no run, matrix or sweep."""
     try:
         if run_state(place) is RunState.FRESH:
-            return _look_at_sweep(place)
-    except OSError as error:
+            return _look_at_matrix(place) if is_matrix(place) else _look_at_sweep(place)
+    except (OSError, RunRefused) as error:
         return ListRow(run=str(place), state="damaged", problem=str(error))
-    return ListRow(run=str(place), **msgspec.structs.asdict(read_headline(place)))
+    return _look_at_run(place)
+
+
+def _look_at_run(place: Path, variant: str | None = None) -> ListRow:
+    return ListRow(run=str(place), variant=variant, **msgspec.structs.asdict(read_headline(place)))
+
+
+def _look_at_matrix(place: Path) -> ListRow:
+    matrix = read_matrix(place)
+    begun = {name: run for name, run in matrix.runs(place).items() if run_state(run) is not RunState.FRESH}
+    runs = [_look_at_run(run, name) for name, run in begun.items()]
+    complete = len(begun) == len(matrix.variants) and all(run.state == "complete" for run in runs)
+    unfinished = "running" if is_writing(place) else "interrupted"
+    return ListRow(
+        run=str(place),
+        state="complete" if complete else unfinished,
+        suite=matrix.suite,
+        model=counted(len(matrix.variants), "variant"),
+        created=matrix.created,
+        done=sum(run.done for run in runs),
+        planned=sum(run.planned for run in runs),
+        errors=sum(run.errors for run in runs),
+        runs=runs,
+    )
 
 
 def _look_at_sweep(place: Path) -> ListRow | None:
@@ -66,22 +98,33 @@ def _look_at_sweep(place: Path) -> ListRow | None:
         model=None if sweep.get("model_id") is None else str(sweep["model_id"]),
         created=str(sweep.get("created") or ""),
         levels=len(sweep["levels"]),
+        runs=[_look_at_run(run) for run in _level_runs(place, sweep)],
     )
+
+
+def _level_runs(place: Path, sweep: dict[str, Any]) -> list[Path]:
+    """The run directories of a sweep's levels that are still there."""
+    names = [name for level in sweep["levels"] if isinstance(level, dict) for name in level.get("runs") or ()]
+    plain = [name for name in names if isinstance(name, str) and Path(name).name == name]
+    return [place / name for name in plain if run_state(place / name) is not RunState.FRESH]
 
 
 def _table(listed: list[ListRow]) -> str:
     header = ("run", "state", "suite", "model", "done", "errors", "pass rate", "created")
     rows = [header]
-    for run in listed:
+    every = [(run, below) for outer in listed for run, below in ((outer, False), *((one, True) for one in outer.runs))]
+    for run, below in every:
         rate = "–" if run.pass_rate is None else f"{run.pass_rate:.1%}" + (" *" if run.uncalibrated else "")
         done = f"{run.done:,}/{run.planned:,}" if run.levels is None else counted(run.levels, "level")
         errors = f"{run.errors:,}" if run.levels is None else "–"
-        rows.append((run.run, run.state, run.suite, run.model or "–", done, errors, rate, _local_time(run.created)))
+        name = f"  {run.variant or Path(run.run).name}" if below else run.run
+        suite, created = ("", "") if below else (run.suite, _local_time(run.created))
+        rows.append((name, run.state, suite, run.model or "–", done, errors, rate, created))
     shown = [[safe_text(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
     marks = [
         f"* {safe_text(run.run)}: {safe_text(sentence)}"
-        for run in listed
+        for run, _ in every
         if run.pass_rate is not None
         for sentence in run.uncalibrated
     ]

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from steelyard.errors import ConfigurationError, nearest, suggestion
+from steelyard.journal.files import RunState, run_state
 from steelyard.journal.manifest import read_manifest
 from steelyard.report.compare.compare import notes, ratio_of_times
 from steelyard.report.compare.comparison import Ratio, signed
@@ -18,6 +19,7 @@ from steelyard.report.compare.pairs import Pairs, RunCases, Values
 from steelyard.report.junit import attribute, content
 from steelyard.report.markdown import code, markdown_table, words
 from steelyard.run.analysis import add_slices
+from steelyard.run.matrix import is_matrix, read_matrix
 from steelyard.run.result import Result
 from steelyard.stats.figures import SECONDS, SHORT_NAMES
 from steelyard.stats.formatting import counted, safe_text
@@ -309,6 +311,54 @@ def hold_to(
         notes=differences,
         warnings=warnings,
     )
+
+
+def hold_matrix_to(
+    folder: Path,
+    rules: Sequence[Rule],
+    *,
+    baseline: Path | None = None,
+    allowance: Allowance | None = None,
+    allowed: Collection[str] = (),
+) -> Gated:
+    """Every variant of a matrix checked against every rule; each check begins with the variant's name.
+
+    A baseline that is a matrix has one variant for each of the same name; any other is the baseline of all.
+    """
+    matrix = read_matrix(folder)
+    gated = Gated(
+        run=str(folder),
+        baseline=None if baseline is None else str(baseline),
+        suite=matrix.suite,
+        model_id=None,
+        passed=False,
+        checks=[],
+        notes=[],
+    )
+    baselines = None if baseline is None or not is_matrix(baseline) else read_matrix(baseline).runs(baseline)
+    for name, run in matrix.runs(folder).items():
+        if run_state(run) is RunState.FRESH:
+            kept = "incomplete" in allowed
+            found = [
+                CheckedRule(
+                    rule="the run", ok=kept, value=None, reason="has not begun (--allow incomplete lets that pass)"
+                )
+            ]
+            gated.checks += _of_variant(name, found)
+            continue
+        other = baseline if baselines is None else baselines.get(name)
+        if baselines is not None and other is None:
+            gated.notes.append(f"{name}: the baseline has no variant of this name")
+        one = hold_to(run, rules, baseline=other, allowance=allowance, allowed=allowed)
+        gated.checks += _of_variant(name, one.checks)
+        gated.notes += [f"{name}: {note}" for note in one.notes]
+        gated.warnings += [f"{name}: {warning}" for warning in one.warnings]
+    gated.passed = bool(gated.checks) and not gated.broken
+    return gated
+
+
+def _of_variant(name: str, checks: Iterable[CheckedRule]) -> list[CheckedRule]:
+    return [msgspec.structs.replace(check, rule=f"{name}: {check.rule}") for check in checks]
 
 
 def _unpaired(pairs: Pairs) -> Iterator[str]:
