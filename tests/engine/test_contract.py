@@ -579,7 +579,7 @@ def test_in_flight_names_the_oldest_call(backend, tmp_path) -> None:
         assert first.oldest_seconds >= 0.009
         board.release(0)
         await until(lambda: board.entered == 4)
-        assert engine.in_flight().oldest_id == "c1"
+        await until(lambda: engine.in_flight().oldest_id == "c1")  # another process may say later that it has ended
         board.release()
         await running
         assert (engine.in_flight().count, engine.in_flight().oldest_seconds) == (0, 0.0)

@@ -96,6 +96,7 @@ class _Pool:
         self._workers: list[asyncio.Task[None]] = []
         self._parallelism = 0
         self._running = 0
+        self._growing = False
         self._failure: BaseException | None = None
 
     async def run(self, parallelism: int, grace: float) -> Tally:
@@ -130,6 +131,17 @@ class _Pool:
             self.since.append(0.0)
             self._running += 1
 
+    def _grow(self) -> None:
+        """Start two more workers for each, if all of them wait for an answer.
+
+        All are there in a few turns of the loop, a parallelism far above the number of jobs costs nothing, and a
+        target that never awaits keeps one worker.
+        """
+        self._growing = False
+        if len(self.in_flight) == self._running:
+            for _ in range(2 * self._running):
+                self._start_worker()
+
     def _close(self) -> None:
         """Count what never finished as cancelled; from here on nothing changes the tally."""
         self._closed = self._over = True
@@ -138,7 +150,7 @@ class _Pool:
 
     async def _worker(self, number: int) -> None:
         """Run one job after the other. Every case pays for each line of this loop."""
-        task = asyncio.current_task()
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         tally, calls, since, turn, token = self._tally, self.in_flight, self.since, self._turn, self._token
         work, emit, jobs, gate, monotonic = self._work, self._emit, self._jobs, self._gate, time.monotonic
@@ -148,7 +160,6 @@ class _Pool:
                 raise asyncio.CancelledError("the run has ended")
             emit(item)
 
-        first = gate is None
         while not (self._stopping or token.cancelled):
             job = next(jobs, _NO_MORE) if gate is None else await self._enter_gate(gate, task)
             if job is _NO_MORE:
@@ -156,14 +167,11 @@ class _Pool:
             if job is None:  # none yet: finished cases are being skipped, and the event loop has calls to serve
                 await asyncio.sleep(0)
                 continue
-            if first:
-                # Each worker that finds work starts two more: all are there in a few turns of the loop, and a
-                # parallelism far above the number of jobs costs nothing.
-                first = False
-                self._start_worker()
-                self._start_worker()
             since[number] = now = monotonic()
             calls[number] = job
+            if gate is None and len(calls) == self._running and not self._growing:
+                self._growing = True
+                loop.call_soon(self._grow)
             tally.started += 1
             if len(calls) > tally.peak_in_flight:
                 tally.peak_in_flight = len(calls)

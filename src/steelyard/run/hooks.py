@@ -105,10 +105,10 @@ class Hooks:
                 thread.send("on_error", record)
 
     def paced(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
-        """Yield the jobs, none while a hook that is to see all records is behind; None means: not yet, ask again."""
-        if not self._awaited:
-            yield from jobs
-            return
+        """The jobs, none while a hook that is to see all records is behind; None means: not yet, ask again."""
+        return self._held_back(jobs) if self._awaited else jobs
+
+    def _held_back(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
         for job in jobs:
             while any(thread.is_behind for thread in self._awaited):
                 yield None

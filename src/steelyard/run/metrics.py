@@ -54,7 +54,7 @@ class RunCounts(msgspec.Struct, frozen=True, kw_only=True):
         return self.planned == self.ok + self.error + self.not_asked and not (self.to_redo or self.cut_short)
 
     def check(self, stats: RunningStats, scores: ScoreStats) -> None:
-        """Raise BooksError unless the counts add up, among themselves and with the statistics."""
+        """Raise CountsError unless the counts add up, among themselves and with the statistics."""
         if self.planned != self.ok + self.error + self.cancelled + self.not_started + self.not_asked:
             raise CountsError(f"the counts do not add up: {self}")
         counted = (stats.total_requests - stats.failed_requests, stats.failed_requests)

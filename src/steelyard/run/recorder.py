@@ -202,7 +202,8 @@ class Recorder:
         slot = record.index if self._is_direct else self._plan.slot_at(record.index, record.trial)
         passed = verdict(scores) if ok and scores else None
         if self._writer is not None:
-            self._writer.note((offset, length, slot, _index_state(ok, passed), crc))
+            state = ERROR if not ok else UNSCORED if passed is None else passed
+            self._writer.note((offset, length, slot, state, crc))
         before = self._states[slot]
         if before != _STARTED_UNSCORED:  # a stored response was counted when it was replayed
             self.stats.update(record)
@@ -328,10 +329,3 @@ def _log_traceback(case_id: str, text: str) -> None:
     if log.isEnabledFor(logging.DEBUG):
         lines = (safe_text(line) for line in text.splitlines())
         log.debug("%s: %s", safe_text(case_id), "\n  ".join(lines))
-
-
-def _index_state(ok: bool, passed: bool | None) -> int:
-    """Return a record's state as the index encodes it."""
-    if not ok:
-        return ERROR
-    return UNSCORED if passed is None else passed
