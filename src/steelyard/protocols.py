@@ -489,6 +489,8 @@ class Tally(msgspec.Struct, kw_only=True):
     peak_in_flight: int = 0
     interrupted_by: str | None = None
     """The case whose target or scorer raised KeyboardInterrupt, which ended the work."""
+    unused: tuple[Job, ...] = ()
+    """Jobs that were taken for a planned time and not started, when that had passed; `started` is without them."""
 
 
 class Permits(Protocol):

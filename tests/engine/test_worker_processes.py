@@ -381,6 +381,25 @@ def test_a_killed_driver_takes_the_programs_of_its_workers_with_it(tmp_path, boa
     wait_for(lambda: is_gone(program))
 
 
+def test_the_arrivals_of_a_lost_worker_are_missed_and_what_it_had_sent_is_an_error(engine, board, tmp_path) -> None:
+    def disturb() -> None:
+        wait_for(lambda: len(board.lines("called")) > 40, seconds=60)
+        os.kill(int(board.lines("called")[-1][1]), signal.SIGKILL)
+
+    disturbing = threading.Thread(target=disturb, daemon=True)
+    disturbing.start()
+    options: dict[str, Any] = {"arrivals": "constant:50/s", "duration": 3.0, "output_path": tmp_path / "run"}
+    result = run(Asking(board, 0.3), make_suite(5), engine, **options)
+    disturbing.join()
+    sends, counts = result.metrics["load"]["sends"], result.metrics["counts"]
+    assert result.complete
+    assert sends["planned"] == sends["sent"] + sends["missed"] == 150
+    assert sends["missed"] >= 5  # those that it had already, and those that came before another was ready
+    assert counts["planned"] == counts["ok"] + counts["error"] == sends["sent"]
+    assert set(result.metrics["errors"]) == {"WorkerLost"}
+    assert len(board.lines("called")) <= sends["sent"]  # nothing was sent twice
+
+
 def test_a_full_disk_ends_the_run_and_the_workers_serve_the_next(engine, board) -> None:
     def full(record: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -9,16 +9,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Literal, get_args
 
 import msgspec
+from msgspec import UNSET
 
 from steelyard.errors import ConfigurationError, suggestion
 from steelyard.protocols import derived_rng
-from steelyard.stats.metrics import SendCounts
+from steelyard.stats.metrics import SendCounts, WorkerSends
 from steelyard.units import RateLimit, parse_rate
 
 Kind = Literal["constant", "poisson"]
 
-_LATE_AFTER = 0.01
-_EARLY_ENOUGH = 0.0005
+LATE_AFTER = 0.01
+EARLY_ENOUGH = 0.0005
 """Seconds: timers of some loops count in whole milliseconds and fire as much too soon."""
 
 
@@ -66,7 +67,7 @@ class Schedule:
         duration: float | None = None,
         count: int | None = None,
         seed: int = 0,
-        late_after: float = _LATE_AFTER,
+        late_after: float = LATE_AFTER,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -79,42 +80,60 @@ class Schedule:
         self._sleep = sleep
         self._offsets = self._planned_offsets()
         self._began: float | None = None
-        self._sent = 0
-        self._late = 0
-        self._worst = 0.0
+        self._sends = WorkerSends()
+        self._workers: dict[str, WorkerSends] = {}
 
     async def next_send(self) -> float | None:
         """Wait for the next planned time and return it, by the clock; None when there are no more."""
         if self._began is None:
-            self._began = self._clock()
+            self.begin(self._clock())
+        assert self._began is not None
         offset = next(self._offsets, None)
         if offset is None or self._clock() >= self._began + self._duration:
             return None
         planned = self._began + offset
-        while (ahead := planned - self._clock()) > _EARLY_ENOUGH:
+        while (ahead := planned - self._clock()) > EARLY_ENOUGH:
             await self._sleep(ahead)
-        self._note(self._clock() - planned)
+        self._sends.note(self._clock() - planned, self._late_after)
         return planned
+
+    # Where workers send, each its part of the arrivals
+
+    def begin(self, at: float) -> None:
+        """Have the schedule begin at this reading of the clock."""
+        self._began = at
+
+    def planned(self) -> Iterator[float]:
+        """Yield when each call is to be sent, by the clock; `begin` comes before."""
+        assert self._began is not None
+        return (self._began + offset for offset in self._planned_offsets())
+
+    @property
+    def ends_at(self) -> float | None:
+        """When nothing is sent any more, by the clock; None without a duration."""
+        return None if self._began is None or self._duration == float("inf") else self._began + self._duration
+
+    def count_worker(self, name: str, sends: WorkerSends) -> None:
+        """Count what a worker, or the one that took its place, has sent."""
+        self._sends.add(sends)
+        self._workers.setdefault(name, WorkerSends()).add(sends)
 
     def counts(self) -> SendCounts:
         """Return what became of the sends that were planned until now."""
         elapsed = 0.0 if self._began is None else min(self._clock() - self._began, self._duration)
         due = sum(1 for _ in itertools.takewhile(lambda offset: offset < elapsed, self._planned_offsets()))
-        planned = max(due, self._sent)
+        sends = self._sends
+        planned = max(due, sends.sent)
         return SendCounts(
             planned=planned,
-            sent=self._sent,
-            late=self._late,
-            missed=planned - self._sent,
+            sent=sends.sent,
+            late=sends.late,
+            missed=planned - sends.sent,
             late_after=self._late_after,
-            worst_lateness=self._worst,
+            worst_lateness=sends.worst_lateness,
+            workers=self._workers or UNSET,
         )
 
     def _planned_offsets(self) -> Iterator[float]:
         offsets = itertools.takewhile(lambda offset: offset < self._duration, self._arrivals.offsets(self._seed))
         return itertools.islice(offsets, self._count)
-
-    def _note(self, lateness: float) -> None:
-        self._sent += 1
-        self._late += lateness > self._late_after
-        self._worst = max(self._worst, lateness)

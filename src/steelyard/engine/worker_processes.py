@@ -77,12 +77,8 @@ class ProcessEngine(WorkersEngine):
         self._size = auto_workers() if workers == "auto" else workers
         self._pool: ProcessPool | None = None
 
-    def check(self, *, pace: bool = False) -> None:
+    def check(self, *, pace: bool = False) -> None:  # noqa: ARG002 - arrivals are shared, too
         """Start all processes; raises ConfigurationError for what cannot be done. Not for the event loop."""
-        if pace:
-            raise ConfigurationError(
-                "arrivals need one clock: an open-loop load run is not spread over workers, use the local engine"
-            )
         self._open()
 
     def close(self) -> None:
@@ -288,7 +284,11 @@ class ProcessConnection:
         self._process = process
         self._writer: asyncio.StreamWriter | None = None
 
-    async def begin(self, run: int, work: bytes, parallelism: int, grace: float) -> None:  # noqa: ARG002
+    async def clock_offset(self) -> float:
+        """Return 0: all processes of a machine have one monotonic clock."""
+        return 0.0
+
+    async def begin(self, run: int, work: bytes, parallelism: int, grace: float, paced: bool) -> None:  # noqa: ARG002
         """Have the process unpickle the work and open its endpoints; raises what makes that impossible."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -298,7 +298,7 @@ class ProcessConnection:
                 ours.close()
                 raise
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=BUFFER_BYTES)
-        write_frame(self._writer, BEGIN, pickle.dumps((work, parallelism, grace)))
+        write_frame(self._writer, BEGIN, pickle.dumps((work, parallelism, grace, paced)))
         try:
             kind, content = await self._read()
             if kind != BEGUN:

@@ -518,7 +518,7 @@ class Execution:
 
     async def _run_engine(self, work: CaseRunner) -> Tally:
         jobs = self._hooks.paced(self._until_the_suite_changes(self._recorder.jobs()))
-        if self._engine.runs_in_other_processes and self._options.arrivals is None:
+        if self._engine.runs_in_other_processes:
             jobs = self._from_the_first(jobs)
         if self._options.max_cost is not None:
             jobs = self._until_spent(jobs, self._options.max_cost)

@@ -274,10 +274,14 @@ class Recorder:
         for _ in range(earlier_responses):
             self.scores.update([], failed=False)
         self.stats.active_seconds = self.active_seconds
-        pending = self._count(SlotState.PENDING)
+        for job in tally.unused:
+            self._states[self._plan.slot_at(job.index, job.trial)] &= ~STARTED
+        # A run without a number of requests has a slot for each job that was sent, and no other.
+        unused = len(tally.unused) if self._plan.is_open_ended else 0
+        pending = self._count(SlotState.PENDING) - unused
         is_decided = self._decided is not None and self._decided.settled
         return RunCounts(
-            planned=self._plan.slots,
+            planned=self._plan.slots - unused,
             ok=self._count(SlotState.DONE) + earlier_responses,
             error=self._count(SlotState.FAILED) + earlier_errors,
             cancelled=self._count(SlotState.PENDING | STARTED),

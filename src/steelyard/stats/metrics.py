@@ -172,6 +172,26 @@ class LatencyMetrics(msgspec.Struct, kw_only=True):
     """Of a load run: as how many independent requests they count for each percentile, as neighbours are alike."""
 
 
+class WorkerSends(msgspec.Struct, kw_only=True):
+    """What one of several workers sent, as far as it reported."""
+
+    sent: Annotated[int, _COUNT] = 0
+    late: Annotated[int, _FAULTS] = 0
+    worst_lateness: Annotated[float, Figure("seconds", "lower", "client")] = 0.0
+
+    def note(self, lateness: float, late_after: float) -> None:
+        """Count a send that was made so many seconds after its time."""
+        self.sent += 1
+        self.late += lateness > late_after
+        self.worst_lateness = max(self.worst_lateness, lateness)
+
+    def add(self, other: WorkerSends) -> None:
+        """Add what another worker sent."""
+        self.sent += other.sent
+        self.late += other.late
+        self.worst_lateness = max(self.worst_lateness, other.worst_lateness)
+
+
 class SendCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the planned sends."""
 
@@ -184,6 +204,8 @@ class SendCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Planned and never sent."""
     late_after: Annotated[float, Figure("seconds", None, "client")]
     worst_lateness: Annotated[float, Figure("seconds", "lower", "client")]
+    workers: dict[str, WorkerSends] | UnsetType = UNSET
+    """Where several workers shared the arrivals: what each of them sent."""
 
     def really_sent(self, sent: int) -> SendCounts:
         """The counts for `sent` sends: a budget or a cancellation may stop a call at its planned time."""

@@ -47,8 +47,8 @@ class Lossy:
         self._lost = lost
         self.lost_replies = self.lost_messages = 0
 
-    def begin(self, run: int, work: bytes, parallelism: int, grace: float) -> Awaitable[None]:
-        return self._worker.begin(run, work, parallelism, grace)
+    def begin(self, run: int, work: bytes, parallelism: int, grace: float, paced: bool) -> Awaitable[None]:
+        return self._worker.begin(run, work, parallelism, grace, paced)
 
     def close(self) -> None: ...
 

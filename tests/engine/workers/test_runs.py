@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import threading
@@ -168,11 +169,28 @@ def test_a_key_that_no_worker_has_is_missed_before_the_first_call(engine, monkey
     assert "sk-secret" not in str(caught.value)
 
 
-def test_an_open_loop_is_refused_before_anything_is_called(engine, board, tmp_path) -> None:
-    with pytest.raises(ConfigurationError, match="local engine"):
-        run(Asking(board), make_suite(3), engine, arrivals="constant:20/s", output_path=tmp_path / "run")
-    assert not board.lines()
-    assert not (tmp_path / "run").exists()
+def test_arrivals_are_shared_by_the_workers_each_sends_every_second_one(engine, board, tmp_path) -> None:
+    options: dict[str, Any] = {"arrivals": "constant:50/s", "duration": 2.0, "output_path": tmp_path / "run"}
+    result = run(Asking(board, 0.001), make_suite(7), engine, **options)
+    sends = result.metrics["load"]["sends"]
+    assert sends["planned"] == 100
+    assert sends["missed"] <= 2  # at the end of the time, on a busy machine
+    assert result.metrics["counts"]["ok"] == sends["sent"] == len(board.lines("called"))
+    assert result.complete
+    parts = sends["workers"]
+    assert sum(part["sent"] for part in parts.values()) == sends["sent"]
+    assert [48 <= part["sent"] <= 50 for part in parts.values()] == [True, True]
+    # By the clock of the machine, which both have: one schedule, in turns.
+    times = [float(line[2]) for line in board.lines("called")]
+    assert 1.9 <= max(times) - min(times) < 2.5
+    turns = [line[1] for line in sorted(board.lines("called"), key=lambda line: float(line[2]))]
+    assert sum(one != other for one, other in itertools.pairwise(turns)) > 60
+
+
+def test_an_open_loop_of_a_number_of_requests_sends_them_all(engine, board) -> None:
+    result = run(Asking(board, 0.001), make_suite(3), engine, arrivals="poisson:200/s", requests=50)
+    assert result.metrics["counts"]["ok"] == result.metrics["load"]["sends"]["sent"] == 50
+    assert result.metrics["load"]["sends"]["missed"] == 0
 
 
 def test_a_cache_and_judges_serve_runs_there_as_here(engine, board, tmp_path) -> None:

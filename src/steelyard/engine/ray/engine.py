@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from steelyard.errors import ConfigurationError
 from steelyard.shutdown import ENGINE_GRACE_SECONDS
 
 _FIRST_WORKER_SECONDS = 60.0
+_ROUND_TRIPS = 8
+"""How often a worker is asked for its clock."""
 _MAX_CONCURRENT_CALLS = 1000
 """Actor calls at once: messages, exchanges and handshakes, never the cases themselves."""
 
@@ -48,15 +51,11 @@ class RayEngine(WorkersEngine):
         self._workers = workers
         self._pool: RayWorkerPool | None = None
 
-    def check(self, *, pace: bool = False) -> None:
+    def check(self, *, pace: bool = False) -> None:  # noqa: ARG002 - arrivals are shared, too
         """Connect to the cluster and start a first worker; raises ConfigurationError for what cannot be done.
 
         Takes seconds: not for the event loop.
         """
-        if pace:
-            raise ConfigurationError(
-                "arrivals need one clock: an open-loop load run is not spread over workers, use the local engine"
-            )
         self._open().start_first()
 
     def check_workspaces(self) -> None:
@@ -101,9 +100,20 @@ class ActorConnection:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    def begin(self, run: int, work: bytes, parallelism: int, grace: float) -> Awaitable[None]:
-        called: Awaitable[None] = self._actor.begin.remote(run, work, parallelism, grace)
+    def begin(self, run: int, work: bytes, parallelism: int, grace: float, paced: bool) -> Awaitable[None]:
+        called: Awaitable[None] = self._actor.begin.remote(run, work, parallelism, grace, paced)
         return called
+
+    async def clock_offset(self) -> float:
+        """Compare the two clocks by the quickest of some round trips: right to half of what that took."""
+        took, offset = float("inf"), 0.0
+        for _ in range(_ROUND_TRIPS):
+            before = time.monotonic()
+            there = await self._actor.clock.remote()
+            after = time.monotonic()
+            if after - before < took:
+                took, offset = after - before, there - (before + after) / 2
+        return offset
 
     def send(self, run: int, message: Message) -> Awaitable[None]:
         called: Awaitable[None] = self._actor.receive.remote(run, message)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from steelyard.engine.adaptive import AdaptivePermits
+from steelyard.engine.arrivals import Schedule
 from steelyard.engine.workers.logs import log_here
 from steelyard.engine.workers.messages import (
     CALL,
@@ -26,6 +27,7 @@ from steelyard.engine.workers.messages import (
     WorkerExit,
     WorkerInfo,
 )
+from steelyard.engine.workers.open_loop import OpenLoop
 from steelyard.engine.workers.pending import NOT_YET, Assigned, PendingJobs, WorkerHandle, divide_limit, lost_record
 from steelyard.engine.workers.pickling import DriverObjects
 from steelyard.engine.workers.remote_limits import WorkerCalls
@@ -61,7 +63,10 @@ _ROUNDS = 8
 class WorkerConnection(Protocol):
     """Reaches one worker, whatever is in between."""
 
-    def begin(self, run: int, work: bytes, parallelism: int, grace: float) -> Awaitable[None]: ...
+    def begin(self, run: int, work: bytes, parallelism: int, grace: float, paced: bool) -> Awaitable[None]: ...
+
+    async def clock_offset(self) -> float:
+        """Return what to add to the clock of this process for the worker's."""
 
     def exchange(self, run: int, message: Message) -> Awaitable[Batch]:
         """Send a message, and wait for the next batch."""
@@ -102,7 +107,8 @@ class NoPlaceForWorker(SteelyardError):
 class DriverRun:
     """The workers of one run, the jobs assigned to them, and how the run ends.
 
-    With `together`, in a load run, no job is taken before all workers are ready.
+    With `together`, in a load run, no job is taken before all workers are ready. With a `schedule`, each of them gets
+    its part of the arrivals.
     """
 
     def __init__(
@@ -120,6 +126,7 @@ class DriverRun:
         permits: Permits | None,
         grace: float,
         together: bool = False,
+        schedule: Schedule | None = None,
     ) -> None:
         self._number = number
         self._pool = pool
@@ -141,7 +148,10 @@ class DriverRun:
         self._dispatch = Dispatch(
             number, self._workers, pending, parallelism=parallelism, permits=permits, token=token, fail=self._fail
         )
-        self._dispatch.is_held = together
+        self._dispatch.is_held = together or schedule is not None
+        self._dispatch.is_paced = schedule is not None
+        self._open_loop = None if schedule is None else OpenLoop(schedule, pending, self._dispatch.assign_at)
+        self._arriving: asyncio.Task[None] | None = None
         self._began = time.monotonic()
         self.loads: list[ClientLoad] = []
 
@@ -169,8 +179,12 @@ class DriverRun:
         )
         if oldest is None:
             return InFlight(0, None, 0.0)
-        count = sum(len(worker.assigned) for worker in self._workers)
-        return InFlight(count, oldest.job.case.id, time.monotonic() - oldest.since)
+        now = time.monotonic()
+        if self._open_loop is None:
+            count = sum(len(worker.assigned) for worker in self._workers)
+        else:  # the others wait for their time
+            count = sum(one.since <= now for worker in self._workers for one in worker.assigned.values())
+        return InFlight(count, oldest.job.case.id, max(0.0, now - oldest.since))
 
     # Start and end
 
@@ -229,6 +243,15 @@ class DriverRun:
             )
         self._dispatch.is_held = False
         self._dispatch.guarded(self._dispatch.rebalance)()
+        if self._open_loop is not None:
+            self._arriving = asyncio.create_task(self._hand_out_arrivals(self._open_loop), name="steelyard-arrivals")
+
+    async def _hand_out_arrivals(self, open_loop: OpenLoop) -> None:
+        try:
+            await open_loop.run([worker for worker in self._workers if worker.is_live])
+            self._close_if_done()
+        except Exception as error:  # noqa: BLE001 - raised where the run is awaited
+            self._fail(error)
 
     def _end(self) -> None:
         """Assign no more jobs, and have `run` shut the workers down."""
@@ -251,6 +274,9 @@ class DriverRun:
         """Cancel the workers and wait for their last batches, within the grace."""
         self._stopping = self._dispatch.is_over = True
         watcher.cancel()
+        if self._arriving is not None:
+            self._arriving.cancel()
+            await asyncio.wait([self._arriving])
         reason = self._token.reason or "the run has ended"
         for worker, task in zip(self._workers, self._tasks, strict=True):
             if worker.is_live and not task.done():
@@ -272,8 +298,12 @@ class DriverRun:
         for task in [watcher, *self._tasks, *self._dispatch.sending]:
             task.cancel()
         for worker in self._workers:
-            self._count_recorded(worker.detach())
-        self._tally.started = self._pending.started
+            left = self._count_recorded(worker.detach())
+            if self._open_loop is not None:
+                self._open_loop.report(worker)
+                self._open_loop.drop_unsent(left)
+        self._tally.unused = () if self._open_loop is None else tuple(self._open_loop.unused)
+        self._tally.started = self._pending.started - len(self._tally.unused)
         self._tally.cancelled = self._tally.started - self._tally.finished
         self._tally.peak_in_flight = min(self._tally.peak_in_flight, self._parallelism)
 
@@ -303,13 +333,17 @@ class DriverRun:
 
     async def _start_worker(self, worker: WorkerHandle) -> None:
         actor, info = await self._pool.worker(worker.number)
-        await actor.begin(self._number, self._work, self._parallelism, self._grace)
+        paced = self._open_loop is not None
+        await actor.begin(self._number, self._work, self._parallelism, self._grace, paced)
+        worker.clock_offset = await actor.clock_offset() if paced else 0.0
 
         def reply(call: int, value: Any) -> None:
             worker.message.replies.append((call, value))
             self._dispatch.send_soon(worker)
 
         worker.attach(actor, info, WorkerCalls(self._driver_objects.objects, reply))
+        if self._open_loop is not None:
+            self._open_loop.greet(worker)
         self._start_together(time.monotonic())
         self._dispatch.rebalance()
         self._close_if_done()
@@ -361,8 +395,13 @@ class DriverRun:
         if self._stopping:
             return
         log.warning("%s was lost, with %s: %s", name, counted(len(lost), "case"), why)
+        if self._open_loop is not None:
+            self._open_loop.report(worker)
+            lost = self._open_loop.drop_unsent(lost)
         for assigned in lost:
-            if not self._pending.reschedule(assigned):
+            # In an open loop what was sent is sent once: another time would not be the planned one.
+            if self._open_loop is not None or not self._pending.reschedule(assigned):
+                assigned.losses = max(1, assigned.losses)
                 self._emit(lost_record(assigned, info, why))
                 self._tally.finished += 1
         self._dispatch.rebalance()
@@ -407,7 +446,11 @@ class DriverRun:
                 ended += 1
                 self._handle_ended(worker, number, content)
             elif kind == RETURNED:
-                self._pending.put_back(self._unassign(worker, number))
+                returned = self._unassign(worker, number)
+                if self._open_loop is None:
+                    self._pending.put_back(returned)
+                else:
+                    self._open_loop.unused.append(returned.job)
             elif kind == CALL:
                 self._handle_call(worker, number, *content)
             elif kind == LOGGED:
@@ -416,6 +459,7 @@ class DriverRun:
                 ending = content
         if records:
             self._emit(EncodedRecords(records))
+        worker.sends = batch.sends
         if ending is not None:
             self._handle_exit(ending)
             return True
@@ -501,6 +545,8 @@ class Dispatch:
         """Whether no more jobs are assigned."""
         self.is_held = False
         """Whether no jobs are assigned yet."""
+        self.is_paced = False
+        """Whether jobs are assigned at their planned times, and not when workers want some."""
         self.sending: set[asyncio.Task[None]] = set()
         """Messages being sent."""
         self._adaptive = isinstance(permits, AdaptivePermits)
@@ -542,6 +588,8 @@ class Dispatch:
 
     def assign_jobs(self, workers: list[WorkerHandle]) -> None:
         """Assign jobs to workers that want some, in rounds: a few jobs should not all go to the first worker."""
+        if self.is_paced:
+            return
         wanting = [(worker, max(1, self._wanted(worker) // _ROUNDS)) for worker in workers if self._wanted(worker) > 0]
         while wanting and not self.is_over and not self._token.cancelled:
             still_wanting = []
@@ -556,6 +604,14 @@ class Dispatch:
             wanting = still_wanting
         if self._pending.is_empty:
             self._recall_waiting()
+
+    def assign_at(self, worker: WorkerHandle, assigned: Assigned) -> None:
+        """Assign a job whose time is planned."""
+        ticket = next(self._tickets)
+        worker.assigned[ticket] = assigned
+        worker.message.jobs.append((ticket, assigned.job))
+        if len(worker.message.jobs) == 1:
+            self.send_soon(worker)
 
     def send_soon(self, worker: WorkerHandle) -> None:
         """Send a worker's message at the end of this turn of the loop, with all that it has collected by then."""

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 
 from steelyard.daemon_threads import DaemonThreads
+from steelyard.engine.arrivals import Schedule
 from steelyard.engine.base import Engine
 from steelyard.engine.workers.driver import DriverRun, WorkerPool
 from steelyard.engine.workers.pending import PendingJobs
@@ -57,8 +58,8 @@ class WorkersEngine(Engine):
         """Run all jobs, or until the token is cancelled, or until work raises: then cancel the rest and raise."""
         if parallelism < 1:
             raise ConfigurationError(f"parallelism must be >= 1, got {parallelism}")
-        if pace is not None:
-            self.check(pace=True)
+        if pace is not None and not isinstance(pace, Schedule):
+            raise ConfigurationError("only arrivals can be spread over workers, not a pace of your own")
         if token.cancelled:
             return Tally()
         driver_objects = DriverObjects(sends_keys=self.sends_keys)
@@ -77,6 +78,7 @@ class WorkersEngine(Engine):
             permits=permits,
             grace=self._grace,
             together=together,
+            schedule=pace,
         )
         self._runs.append(run)
         try:

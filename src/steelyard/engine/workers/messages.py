@@ -18,6 +18,7 @@ from steelyard._version import __version__
 from steelyard.errors import ConfigurationError
 from steelyard.records import Job
 from steelyard.stats.client_load import ClientLoad
+from steelyard.stats.metrics import WorkerSends
 
 EMITTED, RECORD, ENDED, RETURNED = "emitted", "record", "ended", "returned"
 CALL, LOGGED, EXIT = "call", "logged", "exit"
@@ -55,6 +56,8 @@ class Message(msgspec.Struct):
     no_more: bool = False
     """Whether no more jobs will come."""
     cancelled: str | None = None
+    ends_at: float | None = None
+    """Open loop: when nothing more is sent, by the worker's clock."""
     number: int = 0
     """Counts up from 1. A worker takes each message once and in order, however often it is sent."""
     acknowledged: int = 0
@@ -75,6 +78,8 @@ class Batch(msgspec.Struct):
     """Counts up from 1. Until the driver acknowledges it, a batch is sent again."""
     received: int = 0
     """The number of the last message received, with all before it."""
+    sends: WorkerSends | None = None
+    """Open loop: what the worker has sent so far."""
 
 
 class WorkerExit(msgspec.Struct):

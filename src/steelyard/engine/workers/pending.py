@@ -14,6 +14,7 @@ from steelyard.engine.workers.messages import Batch, Message, WorkerInfo
 from steelyard.engine.workers.remote_limits import WorkerCalls
 from steelyard.records import RECORD_VERSION, Job, Record
 from steelyard.stats.formatting import counted
+from steelyard.stats.metrics import WorkerSends
 
 NOT_YET = "not yet"
 """There is no job to assign now, but there may be one later."""
@@ -84,6 +85,10 @@ class PendingJobs:
             return NOT_YET
         self.started += 1
         return Assigned(job, time.monotonic())
+
+    def close(self) -> None:
+        """Take no more jobs."""
+        self._exhausted = True
 
     def put_back(self, assigned: Assigned) -> None:
         """Take back a job that has not begun; it is assigned before fresh ones."""
@@ -203,6 +208,10 @@ class WorkerHandle:
         self.starting_since = time.monotonic()
         self.peak = 0
         """The most calls it had in flight between its last two batches."""
+        self.clock_offset = 0.0
+        """What to add to this process's clock for the worker's."""
+        self.sends: WorkerSends | None = None
+        """Open loop: what it has sent so far."""
         self.on_probation: int | None = None
         """The ticket of the one job on probation that it has."""
         self.message = Message()

@@ -164,9 +164,11 @@ class _Host:
             writer.close()
 
 
-async def _begin(writer: asyncio.StreamWriter, work: bytes, parallelism: int, grace: float) -> HostedRun | None:
+async def _begin(
+    writer: asyncio.StreamWriter, work: bytes, parallelism: int, grace: float, paced: bool
+) -> HostedRun | None:
     """Begin a run, and say whether that could be done."""
-    hosted = HostedRun(None, parallelism, grace, batch_bytes=BATCH_BYTES)
+    hosted = HostedRun(None, parallelism, grace, batch_bytes=BATCH_BYTES, paced=paced)
     try:
         await hosted.begin(work)
     except BaseException as error:  # noqa: BLE001 - raised in the driver

@@ -9,10 +9,12 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import partial
 from typing import Any
 
 from steelyard._version import __version__
+from steelyard.engine.arrivals import EARLY_ENOUGH, LATE_AFTER
 from steelyard.engine.base import CancellationToken
 from steelyard.engine.local import LocalEngine
 from steelyard.engine.workers.logs import LogForwarder
@@ -34,6 +36,7 @@ from steelyard.engine.workers.remote_limits import DriverLink
 from steelyard.protocols import Emit, Work
 from steelyard.records import Job, Record, UnscoredAnswer
 from steelyard.stats.client_load import LoopMonitor
+from steelyard.stats.metrics import WorkerSends
 
 _KEPT_SECONDS = 60.0
 """How long a run that is over is kept: its last batch may have to be sent again."""
@@ -55,12 +58,16 @@ class Worker:
         """Report node and versions; called before anything else."""
         return WorkerInfo(self._node, os.getpid(), platform.python_version(), __version__, self._ray_version)
 
-    async def begin(self, run: int, work: bytes, parallelism: int, grace: float) -> None:
+    async def clock(self) -> float:
+        """Return this process's clock: planned times are by it."""
+        return time.monotonic()
+
+    async def begin(self, run: int, work: bytes, parallelism: int, grace: float, paced: bool = False) -> None:
         """Unpickle the work and open its endpoints; raises what makes that impossible."""
         now = time.monotonic()
         self._runs = {number: hosted for number, hosted in self._runs.items() if hosted.is_kept(now)}
         if run not in self._runs:  # else the connection broke before the reply to the first call arrived
-            hosted = self._runs[run] = HostedRun(self._node, parallelism, grace)
+            hosted = self._runs[run] = HostedRun(self._node, parallelism, grace, paced=paced)
             hosted.beginning = asyncio.create_task(hosted.begin(work))
         try:
             await asyncio.shield(self._runs[run].beginning)
@@ -92,7 +99,15 @@ def _allow_open_files() -> None:
 class HostedRun:
     """One run's jobs in this process: those waiting, those in flight, and the items to report."""
 
-    def __init__(self, node: str | None, parallelism: int, grace: float, *, batch_bytes: int = BATCH_BYTES) -> None:
+    def __init__(
+        self,
+        node: str | None,
+        parallelism: int,
+        grace: float,
+        *,
+        batch_bytes: int = BATCH_BYTES,
+        paced: bool = False,
+    ) -> None:
         self._node = node
         self._parallelism = parallelism
         self._grace = grace
@@ -107,6 +122,10 @@ class HostedRun:
         self._last_message_at = time.monotonic()
         self._no_more = False
         self._callbacks: list[Callable[[], None]] = []
+        self._changed = asyncio.Event()
+        self._sends = WorkerSends() if paced else None
+        """In an open loop, in which each job comes with the time at which it is to be sent."""
+        self._ends_at: float | None = None
         self._received = 0
         """The number of the last message that was taken in."""
         self._early: dict[int, Message] = {}
@@ -153,6 +172,8 @@ class HostedRun:
         if message.share is not None and message.share_number > self._share_number:
             self._share, self._share_number = message.share, message.share_number
         self._waiting.extend(message.jobs)
+        if message.ends_at is not None:
+            self._ends_at = message.ends_at
         recalled = [self._waiting.pop() for _ in range(min(message.recall, len(self._waiting)))]
         for ticket, _ in reversed(recalled):
             self._queue.put((RETURNED, ticket, None), urgent=True)
@@ -169,7 +190,9 @@ class HostedRun:
             items = await self._queue.take()
             peak, self._peak = self._peak, self._active
             number = self._last_batch.number + 1
-            self._last_batch = Batch(items, self._active, peak, self._share_number, number, self._received)
+            self._last_batch = Batch(
+                items, self._active, peak, self._share_number, number, self._received, copy(self._sends)
+            )
             if items and items[-1][0] == EXIT:
                 self._over_at = time.monotonic()
             return self._last_batch
@@ -191,6 +214,7 @@ class HostedRun:
         self._callbacks.append(callback)
 
     def _notify_change(self) -> None:
+        self._changed.set()
         for callback in self._callbacks:
             callback()
 
@@ -206,6 +230,7 @@ class HostedRun:
                 parallelism=self._parallelism,
                 token=self._token,
                 permits=self,
+                pace=None if self._sends is None else self,
             )
             interrupted_by = tally.interrupted_by
         except BaseException as error:  # noqa: BLE001 - raised in the driver
@@ -215,6 +240,27 @@ class HostedRun:
             await close_all()
         self._log.remove()
         self._queue.put((EXIT, 0, WorkerExit(failure, load, interrupted_by)), urgent=True)
+
+    async def next_send(self) -> float | None:
+        """Wait for the planned time of the next job and return it; None when there are no more (see `Pace`)."""
+        assert self._sends is not None
+        while self._waiting or not self._no_more:
+            if not self._waiting:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            ticket, job = self._waiting[0]
+            now = time.monotonic()
+            planned = now if job.planned_at is None else job.planned_at
+            if self._ends_at is not None and now >= self._ends_at:
+                self._waiting.popleft()
+                self._queue.put((RETURNED, ticket, None))
+            elif planned - now > EARLY_ENOUGH:
+                await asyncio.sleep(planned - now)
+            else:
+                self._sends.note(now - planned, LATE_AFTER)
+                return planned
+        return None
 
     def _jobs(self) -> Iterator[Job | None]:
         while self._waiting or not self._no_more:
