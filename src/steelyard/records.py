@@ -321,6 +321,9 @@ class Record(_RecordHead, kw_only=True, omit_defaults=True, gc=False):
     metadata: dict[str, Any] = {}
     time_scoring: float | None = None
     """Seconds that scorers took which can wait: judges, functions, tests. Those of the others are microseconds."""
+    files_not_kept: int = 0
+    """Files of an agent's workspace that were to be kept, and were not: `max_disk` was used up."""
+    bytes_not_kept: int = 0
 
     @property
     def passed(self) -> bool | None:

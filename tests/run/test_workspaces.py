@@ -12,6 +12,7 @@ import pytest
 
 from steelyard import CaseLimits, ConfigurationError, EvalSet, Runner, SuiteError, TransientError, Workspace
 from steelyard.journal.reader import iter_records
+from steelyard.report.headline import notices
 from steelyard.run.config import build_suite
 from steelyard.run.rescore import StoredAnswers
 from steelyard.targets import CallableTarget
@@ -203,6 +204,30 @@ def test_disk_use_is_bounded_and_the_record_says_what_was_not_kept(tmp_path):
     notes = [record.notes for record in result.responses]
     assert sum(bool(one) for one in notes) >= 3
     assert "max_disk (450,000 bytes) is used up" in str(notes)
+    dropped = [record for record in result.responses if record.files_not_kept]
+    not_kept = result.typed_metrics.not_kept
+    assert (not_kept.cases, not_kept.files, not_kept.bytes) == (len(dropped), len(dropped), 200_000 * len(dropped))
+    line = f"not kept of {len(dropped)} cases: {len(dropped)} files, {200 * len(dropped)} kB (max_disk is used up)"
+    assert line in result.summary()
+    (notice,) = [one for one in notices(result.typed_metrics) if one["title"] == "Not everything was kept"]
+    assert f"{len(dropped)} files of {len(dropped)} cases, {200 * len(dropped)} kB" in notice["text"]
+
+
+def test_files_that_a_pattern_names_are_counted_when_they_are_not_kept(tmp_path):
+    def logs(case, context):
+        for name in ("a.log", "b.log", "other"):
+            (context.workspace / name).write_bytes(b"x" * 1000)
+        return "x"
+
+    workspace = Workspace(keep="none", artifacts=["*.log"], max_disk="1k")
+    result = run(logs, workspace=workspace, tmp_path=tmp_path)
+    assert [(record.files_not_kept, record.bytes_not_kept) for record in result.responses] == [(2, 2000), (2, 2000)]
+    assert (
+        Runner(logs, CASES, workspace=workspace, output_path=tmp_path / "run", progress="off")
+        .run_sync(if_complete="load")
+        .typed_metrics.not_kept.bytes
+        == 4000
+    )
 
 
 def test_stored_answers_are_graded_again_from_the_patch(tmp_path):

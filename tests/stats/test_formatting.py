@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from steelyard.stats.formatting import counted, format_number, format_rate, format_seconds, join, safe_text
+from steelyard.stats.formatting import (
+    counted,
+    format_bytes,
+    format_number,
+    format_rate,
+    format_seconds,
+    join,
+    safe_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,3 +57,12 @@ def test_a_single_segment_too_long_is_cut():
 
 def test_plain_text_in_any_script_stays_as_it_is():
     assert safe_text("Größe 国 é · ok") == "Größe 国 é · ok"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (9_950, "10 kB"), (34_000_000, "34 MB"), (999_600, "1.0 MB"),
+     (1_200_000_000, "1.2 GB"), (5 * 10**15, "5000 TB")],
+)  # fmt: skip
+def test_bytes_are_told_in_a_unit_that_suits_them(size: int, text: str) -> None:
+    assert format_bytes(size) == text

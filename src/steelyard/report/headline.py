@@ -15,7 +15,7 @@ from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import read_manifest
 from steelyard.journal.reader import belonging_rows, index_rows
 from steelyard.run.result import load_metrics
-from steelyard.stats.formatting import counted
+from steelyard.stats.formatting import counted, format_bytes
 from steelyard.stats.intervals import clopper_pearson
 from steelyard.stats.metrics import Metrics, correction_note, uncalibrated
 
@@ -149,6 +149,8 @@ def notices(metrics: Metrics) -> list[dict[str, str]]:
         _source(metrics),
         _cached(metrics),
         _left_out(metrics),
+        _limits(metrics),
+        _not_kept(metrics),
     ]
     return [notice for notice in found if notice is not None]
 
@@ -164,6 +166,25 @@ def _incomplete(metrics: Metrics) -> dict[str, str] | None:
     if metrics.stopped and metrics.stopped != _REPLAYED:
         text += f" Stopped: {metrics.stopped}."
     return _notice("warning", "This run is not complete", f"{text} The figures may change when it is resumed.")
+
+
+def _limits(metrics: Metrics) -> dict[str, str] | None:
+    if not metrics.limits:
+        return None
+    reached = [
+        f"{limit.n:,} of {metrics.n:,} hit the {reason.replace('_', ' ')}, {limit.passed:,} of them passed"
+        for reason, limit in metrics.limits.items()
+    ]
+    return _notice("info", "Limits were reached", "; ".join(reached) + ".")
+
+
+def _not_kept(metrics: Metrics) -> dict[str, str] | None:
+    if not metrics.not_kept:
+        return None
+    files, cases = counted(metrics.not_kept.files, "file"), counted(metrics.not_kept.cases, "case")
+    size = format_bytes(metrics.not_kept.bytes)
+    text = f"{files} of {cases}, {size}: `max_disk` was used up. Patches are kept always."
+    return _notice("info", "Not everything was kept", text)
 
 
 def _bottleneck(metrics: Metrics) -> dict[str, str] | None:

@@ -12,6 +12,7 @@ from msgspec import UNSET
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import (
     counted,
+    format_bytes,
     format_number,
     format_seconds,
     format_time,
@@ -230,11 +231,16 @@ def _cases_of(metrics: Metrics, score: str) -> int:
 
 
 def limit_lines(metrics: Metrics) -> list[str]:
-    """How many cases reached each limit, and how many of those passed."""
-    return [
+    """How many cases reached each limit, how many of those passed, and what was not kept for lack of disk."""
+    lines = [
         f"  {limit.n:,} of {metrics.n:,} hit the {reason.replace('_', ' ')}, {limit.passed:,} of them passed"
         for reason, limit in (metrics.limits or {}).items()
     ]
+    if metrics.not_kept:
+        dropped = metrics.not_kept
+        what = f"{counted(dropped.files, 'file')}, {format_bytes(dropped.bytes)}"
+        lines.append(f"  not kept of {counted(dropped.cases, 'case')}: {what} (max_disk is used up)")
+    return lines
 
 
 class SliceRow(msgspec.Struct, frozen=True):

@@ -60,12 +60,12 @@ from steelyard.scoring.judge.verdict import is_verdict
 from steelyard.scoring.pipeline import ScoringPipeline
 from steelyard.stats.figures import parse_progress_bar_stats
 from steelyard.stats.formatting import counted, safe_text
-from steelyard.stats.metrics import JudgeCalibration, LimitMetrics, Metrics
+from steelyard.stats.metrics import JudgeCalibration, LimitMetrics, Metrics, NotKept
 from steelyard.stats.prices import SharedBudget, over_budget
 from steelyard.stats.running import RunningStats
 from steelyard.stats.trials import TrialStats
 from steelyard.suite.evalset import EvalSet
-from steelyard.workspace.attempts import InWorkspace, Workspaces
+from steelyard.workspace.attempts import DISK_LIMIT, InWorkspace, Workspaces
 from steelyard.workspace.limits import check_enforced
 from steelyard.workspace.places import work_root
 from steelyard.workspace.template import Workspace
@@ -676,6 +676,7 @@ class Execution:
         if directory is not None:
             directory.commit()
         counts = recorder.close(tally, stopped)
+        limits, not_kept = self._work_metrics()
         if counts.complete:  # whatever came just then stopped nothing
             stopped = None
         metrics = compose(
@@ -687,7 +688,8 @@ class Execution:
             left_out=recorder.left_out,
             lines=recorder.lines if directory is not None else None,
             stopped=stopped,
-            limits=self._limit_metrics(),
+            limits=limits,
+            not_kept=not_kept,
             trials=recorder.trial_metrics(),
             repeated=self._is_repeated,
             spending=recorder.spending,
@@ -708,18 +710,22 @@ class Execution:
             directory.write_metrics(metrics)
         return metrics
 
-    def _limit_metrics(self) -> dict[str, LimitMetrics]:
-        """How many cases reached each limit, and how many of those passed all the same."""
-        reached = set(STOP_REASONS.values()).intersection(self._recorder.stats.stop_reasons)
-        if not reached or self._workspaces is None:
-            return {}
-        found = {reason: LimitMetrics() for reason in STOP_REASONS.values() if reason in reached}
+    def _work_metrics(self) -> tuple[dict[str, LimitMetrics], NotKept]:
+        """How many cases reached each limit, how many of those passed all the same, and what was not kept of them."""
+        names = (*STOP_REASONS.values(), DISK_LIMIT)
+        found = {reason: LimitMetrics() for reason in names if reason in self._recorder.stats.stop_reasons}
+        not_kept, workspaces = NotKept(), self._workspaces
+        if workspaces is None or (not found and workspaces.keeper is None):
+            return {}, not_kept
         records = self._recorder.kept or ()
         for record in iter_records(self._directory.path) if self._directory is not None else records:
             if record.status == "ok" and record.stop_reason in found:
                 found[record.stop_reason].n += 1
                 found[record.stop_reason].passed += verdict(record.scores) is True
-        return found
+            not_kept.cases += record.files_not_kept > 0
+            not_kept.files += record.files_not_kept
+            not_kept.bytes += record.bytes_not_kept
+        return found, not_kept
 
     def _responses(self) -> list[Record]:
         """Return all records in case order: those of this launch or, after a resume, read from the journal."""

@@ -21,6 +21,7 @@ from steelyard.stats.metrics import (
     JudgeCalibration,
     LimitMetrics,
     Metrics,
+    NotKept,
     ScoreMetrics,
     SliceMetrics,
     TrialMetrics,
@@ -117,6 +118,7 @@ def compose(
     decided: DecidedMetrics | None = None,
     slices: list[SliceMetrics] | None = None,
     limits: Mapping[str, LimitMetrics] | None = None,
+    not_kept: NotKept | None = None,
     sent: Callable[[Mapping[str, float | None]], Mapping[str, Any]] | None = None,
 ) -> Metrics:
     """The metrics of a run. The counts are checked first.
@@ -153,6 +155,7 @@ def compose(
         truncated_rate=stats.truncated_requests / counts.ok if counts.ok else None,
         stop_reasons=ranked(stats.stop_reasons.items()),
         limits=dict(limits) if limits else UNSET,
+        not_kept=not_kept if not_kept is not None and not_kept.cases else UNSET,
         cached=stats.cached_requests,
         resent=stats.resent_requests,
         retried=stats.retried_requests,

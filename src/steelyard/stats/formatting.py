@@ -174,6 +174,15 @@ def escape_invisible(text: str) -> str:
     return _UNSEEN.sub(_sign, text.replace("\r\n", "\n"))
 
 
+def format_bytes(size: int) -> str:
+    """A number of bytes in the unit that suits it, powers of 1000: `512 B`, `1.2 kB`, `34 MB`."""
+    if size < 1000:
+        return f"{size} B"
+    power = next((power for power in (1, 2, 3) if size / 1000**power < 999.5), 4)
+    value = size / 1000**power
+    return f"{value:.{1 if value < 9.95 else 0}f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
+
+
 def one_line(text: str, max_length: int) -> str:
     """Return the beginning of a text, visible, on one line."""
     # Cut first: a text may be megabytes long. Four times the length leaves room for runs of blanks.

@@ -306,6 +306,14 @@ class LimitMetrics(msgspec.Struct, kw_only=True):
     """Those that passed all the same."""
 
 
+class NotKept(msgspec.Struct, kw_only=True):
+    """What was thrown away of agents' work because `max_disk` was used up."""
+
+    cases: Annotated[int, _COUNT] = 0
+    files: Annotated[int, _COUNT] = 0
+    bytes: Annotated[int, _COUNT] = 0
+
+
 class SliceMetrics(msgspec.Struct, kw_only=True):
     """The cases that share a value in their metadata: figures as those of the whole run, by the same procedures."""
 
@@ -393,6 +401,8 @@ class Metrics(msgspec.Struct, kw_only=True):
     """How many answers ended for each reason that a target gives, the most frequent first."""
     limits: dict[str, LimitMetrics] | UnsetType = UNSET
     """Cases that reached a limit of theirs, by its stop reason."""
+    not_kept: NotKept | UnsetType = UNSET
+    """What was thrown away of agents' work, if anything was."""
     cached: Annotated[int, _COUNT] = 0
     resent: Annotated[int, _COUNT] = 0
     """Requests sent again at once, as their kept-alive connection was closed before anyone read them."""

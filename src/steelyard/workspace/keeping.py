@@ -68,9 +68,9 @@ class Keeper:
         notes: list[str] = []
         try:
             if self._patterns:
-                self._keep_files(workspace, folder / KEPT_FILES, notes)
+                self._keep_files(workspace, folder / KEPT_FILES, notes, record)
             if self._is_kept(record):
-                self._keep_whole(workspace, folder / KEPT_WORKSPACE, notes)
+                self._keep_whole(workspace, folder / KEPT_WORKSPACE, notes, record)
         except OSError as error:
             notes.append(f"not everything could be kept of the workspace: {error.strerror or error}")
             log.warning("case %s: %s", record.id, notes[-1])
@@ -82,27 +82,29 @@ class Keeper:
             return self._workspace.keep == "all"
         return record.status == "error" or verdict(record.scores) is False
 
-    def _keep_files(self, workspace: Path, folder: Path, notes: list[str]) -> None:
+    def _keep_files(self, workspace: Path, folder: Path, notes: list[str], record: Record) -> None:
         """Keep the files that a pattern matches. Links are not followed: they may lead to anything of the user's."""
         if folder.exists():
             remove_tree(folder)
-        dropped = 0
+        dropped, size = 0, 0
         for path, stamp in scan(workspace).stamps.items():
             if not any(pattern.fullmatch(path) for pattern in self._patterns):
                 continue
             if (workspace / path).is_symlink() or not (workspace / path).is_file():
                 continue
             if not self._reserve(stamp.size):
-                dropped += 1
+                dropped, size = dropped + 1, size + stamp.size
                 continue
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             copy_entry(workspace / path, folder / path)
         if dropped:
             notes.append(f"artifacts not kept: {dropped}; max_disk ({self._workspace.max_disk:,} bytes) is used up")
+            _count_dropped(record, dropped, size)
 
-    def _keep_whole(self, workspace: Path, folder: Path, notes: list[str]) -> None:
-        size = folder_size(workspace)
+    def _keep_whole(self, workspace: Path, folder: Path, notes: list[str], record: Record) -> None:
+        size, files = tree_size(workspace)
         if not self._reserve(size):
+            _count_dropped(record, files, size)
             notes.append(
                 f"workspace not kept ({size:,} bytes): max_disk ({self._workspace.max_disk:,} bytes) is used up"
             )
@@ -116,7 +118,7 @@ class Keeper:
         with self._lock:
             if self._used is None:
                 run = self._places.run
-                self._used = folder_size(run / ARTIFACTS) if run is not None else 0
+                self._used = tree_size(run / ARTIFACTS)[0] if run is not None else 0
             if not always and self._used + size > self._workspace.max_disk:
                 return False
             self._used += size
@@ -133,16 +135,22 @@ def read_patch(run: Path, case_id: str, trial: int) -> tuple[bytes, PatchSummary
         raise ConfigurationError(f"{run} has kept no patch of it") from error
 
 
-def folder_size(folder: Path) -> int:
-    """Bytes of all files in a folder, `.git` included, without following links."""
-    total = 0
+def _count_dropped(record: Record, files: int, size: int) -> None:
+    record.files_not_kept += files
+    record.bytes_not_kept += size
+
+
+def tree_size(folder: Path) -> tuple[int, int]:
+    """Bytes and number of all files in a folder, `.git` included, without following links."""
+    total = count = 0
     for place, _, files in os.walk(folder):
         for name in files:
             try:
                 total += os.lstat(os.path.join(place, name)).st_size
+                count += 1
             except OSError:
                 continue
-    return total
+    return total, count
 
 
 def _as_regex(pattern: str) -> str:
