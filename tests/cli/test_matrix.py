@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from steelyard.run.matrix import read_matrix
 from tests.support.cli import Ended, run_cli
 from tests.support.mock import running_mock
+from tests.support.paths import ROOT
 
 AGENT = """
 from pathlib import Path
@@ -334,6 +336,17 @@ def test_agents_in_workspaces_are_a_matrix_too(shop) -> None:
     assert ended.code == 0, ended.err
     variants = json.loads(ended.out)["variants"]
     assert {name: metrics["pass_rate"] for name, metrics in variants.items()} == {"a": 1.0, "b": 0.0}
+
+
+def test_the_example_runs_as_it_is(shop) -> None:
+    for name in ("matrix.yaml", "capitals.jsonl"):
+        shutil.copy(ROOT / "examples" / name, shop.folder)
+    ended = run_cli(shop.folder, "run", "matrix.yaml", "-o", "M", "-n", "20", "--no-progress", "--json")
+    assert ended.code == 0, ended.err
+    variants = json.loads(ended.out)["variants"]
+    assert {name: metrics["counts"]["ok"] for name, metrics in variants.items()} == {
+        f"{model}/{prompt}": 20 for model in ("small", "large") for prompt in ("terse", "steps")
+    }
 
 
 def test_ls_shows_a_matrix_in_one_row_with_its_variants_beneath(shop) -> None:

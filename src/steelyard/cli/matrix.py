@@ -61,7 +61,7 @@ def _run(matrix: MatrixRunner, gate: Gate, flags: RunFlags, entry: OpenMode, pla
         say(f"resume with: {command_again(place, begun=False)}")
         return ending.signal_code
     result = ending.result
-    _show(result, flags, place)
+    _show(result, flags, place, interrupted=ending.signal_code != 0)
     if not result.complete:
         stopped = {name: one.typed_metrics.stopped or "" for name, one in result.results.items() if not one.complete}
         for name, reason in stopped.items():
@@ -90,11 +90,36 @@ def _partial(matrix: MatrixRunner, place: Path, reason: str | None) -> MatrixRes
     return MatrixResult(described, place, {name: partial_result(run, reason) for name, run in begun.items()})
 
 
-def _show(result: MatrixResult, flags: RunFlags, place: Path) -> None:
+def _show(result: MatrixResult, flags: RunFlags, place: Path, *, interrupted: bool) -> None:
     if flags.as_json:
         show_json({"run": str(place), "variants": {name: one.metrics for name, one in result.results.items()}})
+    elif interrupted:
+        show(_so_far(result, place))
     else:
-        show(result.summary(), in_colour=True)
+        from steelyard.report.matrix.leaderboard import leaderboard
+        from steelyard.report.matrix.text import leaderboard_text
+
+        show(leaderboard_text(leaderboard(place)), in_colour=True)
+
+
+def _so_far(result: MatrixResult, place: Path) -> str:
+    """How far each variant has come, from what is in memory: after a signal there is no time to compare them."""
+    rows: list[tuple[str, ...]] = [("variant", "done", "errors", "pass rate")]
+    for name, one in result.results.items():
+        counts = one.typed_metrics.counts
+        rate = "–" if one.pass_rate is None else f"{one.pass_rate:.1%}"
+        rows.append((safe_text(name), f"{counts.ok + counts.error:,}/{counts.planned:,}", f"{counts.error:,}", rate))
+    return "\n".join([*_aligned(rows), f"results in {safe_text(str(place))}"])
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """The rows of a table, the first column to the left and the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        f"  {row[0].ljust(widths[0])}"
+        + "".join(f"  {cell.rjust(width)}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    ]
 
 
 class PlannedVariant(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,15 +151,11 @@ class PlannedMatrix(msgspec.Struct, frozen=True, kw_only=True):
             rows.append((safe_text(variant.name), *_cells(variant.plan)))
         total = "not known" if self.cost is None else format_money(self.cost, safe_text(self.currency))
         rows.append(("all", "", "", "", f"{self.to_ask:,}", "", total))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        table = [
-            "  "
-            + row[0].ljust(widths[0])
-            + "".join(f"  {cell.rjust(width)}" for cell, width in zip(row[1:], widths[1:], strict=True))
-            for row in rows
-        ]
         limits = ", ".join(f"{most} at a time at {safe_text(place)}" for place, most in self.parallelism.items())
-        lines = [f"{safe_text(self.suite)}: {counted(len(self.variants), 'variant')}, in {safe_text(self.run)}", *table]
+        lines = [
+            f"{safe_text(self.suite)}: {counted(len(self.variants), 'variant')}, in {safe_text(self.run)}",
+            *_aligned(rows),
+        ]
         lines.append(f"  {limits}; nothing was called")
         judges = sum(one.plan.judge_calls for one in self.variants if one.plan is not None)
         if judges:
