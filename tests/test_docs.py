@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 NOT_ON_EVERY_MACHINE = ("jq",)
-NEEDED = {"integrations.md": ("mlflow", "opentelemetry.sdk"), "results.md": ("pandas",)}
+NEEDED = {"integrations.md": ("mlflow", "opentelemetry.sdk"), "results.md": ("pandas",), "cookbook.md": ("openai",)}
 
 _BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -268,3 +268,11 @@ def test_each_promise_against_a_fault_names_tests_that_are_there() -> None:
         assert named, row
         for file in named:
             assert (DOCS.parent / file).is_file(), file
+
+
+def test_troubleshooting_quotes_messages_that_there_are() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    for heading in re.findall(r"^### (.+)$", page_text("troubleshooting.md"), flags=re.M):
+        for quoted in re.findall(r'"([^"]+)"', heading):
+            for part in filter(None, (piece.strip(" ,") for piece in quoted.split("…"))):
+                assert part in source, part
