@@ -126,6 +126,11 @@ class EndpointLimits:
         return self._rate is not None or self._tokens is not None or self._permits is not None
 
     @property
+    def is_rate_only(self) -> bool:
+        """Whether nothing is counted but the calls of a period: then permits can be granted ahead of their time."""
+        return self._rate is not None and self._tokens is None and self._permits is None
+
+    @property
     def pauses(self) -> bool:
         """Whether calls pause for a while when the endpoint is overloaded."""
         return self._pause is not None
@@ -143,6 +148,17 @@ class EndpointLimits:
         if self._queue or not self._has_room() or self._ready_at() > now:
             return None
         return self._take(now, estimate, self._to_reserve(estimate))
+
+    def permits_ahead(self, count: int, seconds: float) -> list[Sent]:
+        """Grant up to `count` permits for the times to come within these seconds, each for its own time (`at`).
+
+        None while others wait: they came first. For limits that are a rate only.
+        """
+        now = self._clock()
+        granted: list[Sent] = []
+        while len(granted) < count and not self._queue and (at := max(now, self._ready_at())) <= now + seconds:
+            granted.append(self._take(at, 0.0, 0.0))
+        return granted
 
     async def permit(self, estimate: float, context: InvocationContext) -> Sent:
         """Wait for a send permit; the case's time limit is stopped meanwhile."""

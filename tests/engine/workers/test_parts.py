@@ -316,6 +316,79 @@ def test_a_refusal_uses_up_no_attempt_while_the_endpoint_answers_other_calls() -
     assert asyncio.run(main()).response_text == "at last"
 
 
+class SlicedLink:
+    """A worker with a rate and the driver that counts it, with nothing between them; it counts the requests."""
+
+    def __init__(self, limits: EndpointLimits) -> None:
+        self.queue = MessageQueue(lambda: None)
+        link = DriverLink(self.queue)
+        self.calls = WorkerCalls([limits], lambda call, value: link.deliver([(call, value)], []))
+        self.remote = link.limits(0, True, True, True)
+        self.asked: list[str] = []
+
+    async def serve(self) -> None:
+        while True:
+            for _, call, content in await self.queue.take():
+                self.asked.append(content[1])
+                self.calls.handle(call, *content)
+
+
+def test_a_rate_is_granted_in_slices_not_call_by_call_and_still_holds() -> None:
+    async def main() -> None:
+        sliced = SlicedLink(EndpointLimits(rate=RateLimit(200, 1.0)))
+        serving = asyncio.create_task(sliced.serve())
+        times: list[float] = []
+
+        async def call() -> None:
+            sent = await sliced.remote.permit(0.0, InvocationContext("c"))
+            times.append(time.monotonic())
+            sliced.remote.answered(sent, InvocationResponse())
+            sliced.remote.ended()
+
+        await asyncio.gather(*(call() for _ in range(101)))
+        assert times[-1] - times[0] >= 0.48  # the last may catch up on what timers lose
+        assert sliced.asked.count("slice") <= 101 / 10
+        await asyncio.sleep(0.15)
+        assert "answered" not in sliced.asked
+        assert sliced.calls._sent == {}
+        serving.cancel()
+
+    asyncio.run(main())
+
+
+def test_permits_that_nobody_waits_for_any_more_are_given_back_and_the_others_get_theirs() -> None:
+    async def main() -> None:
+        sliced = SlicedLink(EndpointLimits(rate=RateLimit(50, 1.0)))
+        serving = asyncio.create_task(sliced.serve())
+        waiting = [asyncio.create_task(sliced.remote.permit(0.0, InvocationContext("c"))) for _ in range(12)]
+        await asyncio.wait([waiting[0]])
+        for task in waiting[1:11]:
+            task.cancel()
+        await asyncio.wait_for(waiting[11], 5)
+        await asyncio.sleep(0)
+        assert sliced.remote._asking is None
+        await asyncio.wait(waiting)
+        serving.cancel()
+
+    asyncio.run(main())
+
+
+def test_an_overload_takes_back_what_was_granted_ahead() -> None:
+    async def main() -> None:
+        limits = EndpointLimits(rate=RateLimit(100, 1.0))
+        sliced = SlicedLink(limits)
+        serving = asyncio.create_task(sliced.serve())
+        waiting = [asyncio.create_task(sliced.remote.permit(0.0, InvocationContext("c"))) for _ in range(9)]
+        await asyncio.wait([waiting[0]])
+        sliced.remote.failed(waiting[0].result(), overloaded(0.3))
+        began = time.monotonic()
+        await asyncio.wait(waiting)
+        assert time.monotonic() - began >= 0.25
+        serving.cancel()
+
+    asyncio.run(main())
+
+
 async def serve(queue: MessageQueue, calls: WorkerCalls) -> None:
     await asyncio.sleep(0)
     for kind, call, content in await queue.take():

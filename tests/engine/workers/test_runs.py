@@ -35,6 +35,7 @@ def engine(request) -> Iterator[Any]:
     """Two workers that serve all tests of this file."""
     if request.param == "processes":
         with ProcessEngine(2) as processes:
+            processes.check()
             yield processes
         return
     from steelyard.engine.ray.engine import RayEngine

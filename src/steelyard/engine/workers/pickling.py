@@ -106,7 +106,7 @@ def _reference(value: Any, driver_objects: DriverObjects) -> tuple[Any, ...] | N
     if isinstance(value, DriverCallback):
         return ("callback", driver_objects.number_of(value))
     if isinstance(value, EndpointLimits):
-        return ("limits", driver_objects.number_of(value), value.is_counted, value.pauses)
+        return ("limits", driver_objects.number_of(value), value.is_counted, value.pauses, value.is_rate_only)
     if isinstance(value, Secret) and not driver_objects.sends_keys:
         raise ConfigurationError(
             "a key that was given in code or in the suite is not sent to workers, where it would show among a task's "
