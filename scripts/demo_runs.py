@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -187,3 +188,14 @@ def running(folder: Path) -> Iterator[None]:
                 yield
             finally:
                 run.terminate()
+
+
+def worked(run: Path, models: str) -> Path:
+    """Four tasks of examples/coding, by the agent that asks its models through the gateway; they are at `models`."""
+    example = Path(__file__).resolve().parent.parent / "examples" / "coding" / "gateway.yaml"
+    arguments = ["run", str(example), "--out", str(run), "--no-progress", "-n", "4"]
+    keys = {"OPENAI_BASE_URL": models, "OPENAI_API_KEY": "any", "STEELYARD_WORK": str(run.with_name("work"))}
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, **keys, "PATH": programs}
+    subprocess.run([STEELYARD, *arguments], env=environment, check=True, stdout=subprocess.DEVNULL)
+    return run

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from demo_runs import Assistant, compared, evaluated, running, swept  # noqa: E402
+from demo_runs import Assistant, compared, evaluated, running, swept, worked  # noqa: E402
 from tests.support.browser import Seen, browser, opened, why_no_browser  # noqa: E402
 from tests.support.cli import wait_until  # noqa: E402
+from tests.support.mock import running_mock  # noqa: E402
 from tests.support.view import served  # noqa: E402
 
 from steelyard.report.compare.compare import compare_runs  # noqa: E402
@@ -124,6 +125,21 @@ def shoot_view(studio: Studio, folder: Path) -> None:
             studio.take(seen, "view-runs")
 
 
+def shoot_agent(studio: Studio, folder: Path) -> None:
+    """A case of an agent: its time line and what it changed, and its turns."""
+    with running_mock(tool_call_rate=1.0, latency="400ms", chunk_interval="20ms") as mock:
+        worked(folder / "runs" / "coding", mock.base_url)
+    report = written(folder / "coding.html", page(folder / "runs" / "coding"), folder)
+    with studio.open(report.as_uri(), "html[data-ready=cases]", height=760) as seen:
+        seen.page.click("#tab-cases")
+        seen.page.locator(".row[data-id=leap-year]").click()
+        seen.page.locator("#drawer svg.chart").wait_for()
+        studio.take(seen, "agent-time-line")
+        seen.page.locator("#drawer h3", has_text="Trajectory").evaluate("(title) => title.scrollIntoView()")
+        seen.page.locator("#drawer").evaluate("(drawer) => drawer.scrollBy(0, -70)")
+        studio.take(seen, "agent-trajectory")
+
+
 def shoot_labels(studio: Studio, run: Path) -> None:
     """An answer to label, after a few others; the labels stay in a copy of the run."""
     copy = Path(shutil.copytree(run, run.parent.parent / "to-label" / run.name))
@@ -173,6 +189,7 @@ def main(folder: Path) -> int:
             studio, written(place / "matrix.html", matrix_page(variants_in(compared(place / "matrix"))), place)
         )
         shoot_documents(studio, documents)
+        shoot_agent(studio, place)
         shoot_view(studio, place)
         shoot_labels(studio, place / "runs" / "support-answers")
     return 0

@@ -73,6 +73,7 @@ def test_the_examples_of_a_page_do_what_it_says(page: str, place: Path) -> None:
     names: dict[str, Any] = {"__name__": "docs_" + page.removesuffix(".md")}
     for block in blocks(page):
         if block.file is not None:
+            (place / block.file).parent.mkdir(parents=True, exist_ok=True)
             (place / block.file).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
             run_python(block.text, names)
