@@ -76,13 +76,78 @@ def test_batch_outputs_of_providers_are_read(tmp_path: Path) -> None:
         assert words in record.error
 
 
+def test_lines_as_the_providers_document_them_have_their_own_ids_besides(tmp_path: Path) -> None:
+    """OpenAI's lines also have an `id`, of the request in the batch."""
+    chat = {
+        "id": "batch_req_123",
+        "custom_id": "fr",
+        "error": None,
+        "response": {"status_code": 200, "request_id": "req_c", "body": chat_whole({"content": "Paris"})},
+    }
+    answer = {
+        "id": "resp_1",
+        "object": "response",
+        "status": "completed",
+        "usage": {"input_tokens": 3, "output_tokens": 1},
+        "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Rome"}]}],
+    }
+    responses = {
+        "id": "batch_req_124",
+        "custom_id": "it",
+        "error": None,
+        "response": {"status_code": 200, "body": answer},
+    }
+    first, second = records(tmp_path, responses, chat)
+    assert (first.id, first.response_text, first.request_id) == ("fr", "Paris", "req_c")
+    assert (second.response_text, second.num_tokens_input) == ("Rome", 3)
+    expired = {
+        "id": "batch_req_125",
+        "custom_id": "fr",
+        "response": None,
+        "error": {"code": "batch_expired", "message": "late"},
+    }
+    errored = {
+        "custom_id": "it",
+        "result": {"type": "errored", "error": {"type": "error", "error": {"message": "too big"}}},
+    }
+    for record, words in zip(
+        records(tmp_path, expired, errored, name="b.jsonl"), ("batch_expired", "too big"), strict=True
+    ):
+        assert record.status == "error"
+        assert words in record.error
+
+
+def test_batches_of_gemini_and_bedrock(tmp_path: Path) -> None:
+    gemini = {
+        "key": "fr",
+        "response": {
+            "candidates": [{"content": {"role": "model", "parts": [{"text": "Paris"}]}, "finishReason": "STOP"}],
+            "usageMetadata": {"promptTokenCount": 4, "candidatesTokenCount": 1},
+        },
+    }
+    message = {"role": "assistant", "content": [{"type": "text", "text": "Rome"}], "stop_reason": "end_turn"}
+    claude = {"recordId": "it", "modelInput": {"messages": []}, "modelOutput": message}
+    first, second = records(tmp_path, gemini, claude)
+    assert (first.response_text, first.num_tokens_input, second.response_text) == ("Paris", 4, "Rome")
+    output = {
+        "output": {"message": {"role": "assistant", "content": [{"text": "Rome"}]}},
+        "stopReason": "end_turn",
+        "usage": {"inputTokens": 6, "outputTokens": 1},
+    }
+    nova = {"recordId": "it", "modelInput": {}, "modelOutput": output}
+    bad = {"key": "fr", "error": {"code": 3, "message": "no quota"}}
+    failed, second = records(tmp_path, nova, bad, name="b.jsonl")
+    assert "no quota" in failed.error
+    assert (second.response_text, second.num_tokens_input) == ("Rome", 6)
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
         ([1], "a line must be an object"),
         ({"answer": "x"}, "it has no id"),
         ({"id": "a"}, "it has no answer"),
-        ({"custom_id": "a"}, "neither response.body nor result.message"),
+        ({"custom_id": "a"}, "no answer of a batch"),
         ({"id": "a", "response_text": 3}, "response_text"),
     ],
 )

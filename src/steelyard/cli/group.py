@@ -21,8 +21,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        module = "import_log" if cmd_name == "import" else cmd_name  # a module cannot be imported by that name
-        command: click.Command = import_module(f"steelyard.cli.{module}").command
+        command: click.Command = import_module(f"steelyard.cli.{cmd_name}").command
         return command
 
     def resolve_command(

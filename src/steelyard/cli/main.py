@@ -101,7 +101,7 @@ COMMANDS = {
     "check": "Check the tasks of an agent's suite: solutions pass, untouched workspaces fail.",
     "label": "Label answers of a run by hand, blind, for its judges to be compared with.",
     "calibrate": "Compare a run's judges with people's labels: may they be trusted?",
-    "import": "Make a run directory of a log of inspect_ai or lm-eval.",
+    "import": "Make a run directory of a log of inspect_ai or lm_eval.",
     "cache": "Look at a cache of answers, or empty it.",
     "sweep": "Measure a suite at several parallelisms: where is the knee?",
     "init": "Write a small suite, its cases and a CI workflow to start from.",

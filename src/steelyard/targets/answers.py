@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import msgspec
 from steelyard.errors import ConfigurationError, TargetError
 from steelyard.protocols import Identity, InvocationContext
 from steelyard.records import EvalCase, InvocationResponse
+from steelyard.targets.conversation import ModelAnswer
 
 _IDS = ("id", "case_id", "custom_id")
 _TEXTS = ("response_text", "answer", "output", "completion", "response")
@@ -60,14 +61,15 @@ class Answers:
         fields = msgspec.json.decode(line)
         if not isinstance(fields, dict):
             raise ValueError("a line must be an object")
-        case_id = next((fields[name] for name in _IDS if fields.get(name) is not None), None)
+        batch = _batch_id(fields)
+        case_id = batch or next((fields[name] for name in _IDS if fields.get(name) is not None), None)
         if case_id is None:
             raise ValueError(f"it has no id: one of {', '.join(_IDS)}")
         trial = fields.get("trial")
         key = (str(case_id), trial if isinstance(trial, int) else None)
         if key in self._answers:
             raise ValueError(f"the id {case_id} is duplicated")
-        self._answers[key] = _batch_answer(fields) if "custom_id" in fields else _own_answer(fields)
+        self._answers[key] = _own_answer(fields) if batch is None else _batch_answer(fields)
 
 
 def _own_answer(fields: Mapping[str, Any]) -> InvocationResponse:
@@ -81,30 +83,28 @@ def _own_answer(fields: Mapping[str, Any]) -> InvocationResponse:
     return msgspec.convert(known, InvocationResponse)
 
 
-def _batch_answer(fields: Mapping[str, Any]) -> InvocationResponse:
-    """Read a line of a batch's output: `response.body` of OpenAI's and others, `result.message` of Anthropic's."""
-    from steelyard.targets.anthropic import read_anthropic_whole
-    from steelyard.targets.openai_chat import read_chat_whole
-    from steelyard.targets.openai_responses import read_response_whole
+def _batch_id(fields: Mapping[str, Any]) -> str | None:
+    """How a batch names a request; None for a line of no batch. OpenAI's lines have another `id` besides."""
+    named = fields.get("custom_id")
+    if named is None and "modelInput" in fields:  # Bedrock
+        named = fields.get("recordId")
+    if named is None and "id" not in fields and isinstance(fields.get("response") or fields.get("error"), dict):
+        named = fields.get("key")  # Gemini
+    return None if named is None else str(named)
 
-    response, result = fields.get("response"), fields.get("result")
-    failed = fields.get("error")
-    if isinstance(result, dict):
-        body, failed = result.get("message"), result.get("error") or failed
-        failed = failed or (None if result.get("type") in (None, "succeeded") else result.get("type"))
-    else:
-        body = response.get("body") if isinstance(response, dict) else None
-        if isinstance(response, dict) and response.get("status_code", 200) >= 400:
-            failed = body or response["status_code"]
+
+def _batch_answer(fields: Mapping[str, Any]) -> InvocationResponse:
+    """Read a line of a batch's output, of whichever provider."""
+    body, failed = _batch_body(fields)
     if failed:
         return InvocationResponse(error=f"the batch has an error: {msgspec.json.encode(failed).decode()}"[:1000])
     if not isinstance(body, dict):
-        raise ValueError("it has neither response.body nor result.message")
-    read = read_chat_whole if "choices" in body else read_response_whole if "output" in body else read_anthropic_whole
+        raise ValueError("it has no answer of a batch: response, result or modelOutput")
     try:
-        answer = read(msgspec.json.encode(body))
+        answer = _reader_of(body)(msgspec.json.encode(body))
     except TargetError as error:
         return InvocationResponse(error=str(error))
+    response = fields.get("response")
     usage = answer.usage
     return InvocationResponse(
         response_text=answer.text or answer.refusal,
@@ -114,7 +114,43 @@ def _batch_answer(fields: Mapping[str, Any]) -> InvocationResponse:
         num_tokens_output=None if usage is None else usage.output,
         num_tokens_input_cached=None if usage is None else usage.cached,
         num_tokens_output_reasoning=None if usage is None else usage.reasoning,
+        num_tokens_input_cache_write=None if usage is None else usage.cache_write,
+        request_id=response.get("request_id") if isinstance(response, dict) else None,
     )
+
+
+def _batch_body(fields: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The answer in a line of a batch as the API gives it, or what went wrong."""
+    response, result = fields.get("response"), fields.get("result")
+    failed = fields.get("error")
+    if isinstance(result, dict):  # Anthropic
+        ended = result.get("type")
+        return result.get("message"), result.get("error") or failed or (None if ended in (None, "succeeded") else ended)
+    if "recordId" in fields:  # Bedrock
+        return fields.get("modelOutput"), failed
+    if not isinstance(response, dict):
+        return None, failed
+    if "body" not in response:  # Gemini
+        return response, failed or response.get("error")
+    body, status = response.get("body"), response.get("status_code")
+    return body, failed or (body or status if isinstance(status, int) and status >= 400 else None)
+
+
+def _reader_of(body: Mapping[str, Any]) -> Callable[[bytes], ModelAnswer]:
+    """What reads an answer of this API."""
+    from steelyard.targets.anthropic import read_anthropic_whole
+    from steelyard.targets.bedrock import read_bedrock_whole
+    from steelyard.targets.gemini import read_gemini_whole
+    from steelyard.targets.openai_chat import read_chat_whole
+    from steelyard.targets.openai_responses import read_response_whole
+
+    if "choices" in body:
+        return read_chat_whole
+    if "candidates" in body or "promptFeedback" in body:
+        return read_gemini_whole
+    if isinstance(body.get("output"), dict):
+        return read_bedrock_whole
+    return read_response_whole if "output" in body else read_anthropic_whole
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -42,9 +42,9 @@ doc_to_target: "{{capital}}"
 generation_kwargs: {until: ["\\n"], max_gen_toks: 32}
 filter_list:
   - name: strict-match
-    filter: [{function: regex, regex_pattern: "^(\\w+)$"}, {function: take_first}]
+    filter: [{function: regex, regex_pattern: "^(\\\\w+)$"}, {function: take_first}]
   - name: flexible-extract
-    filter: [{function: regex, regex_pattern: "([A-Z]\\w+)", group_select: -1}, {function: take_first}]
+    filter: [{function: regex, regex_pattern: "([A-Z]\\\\w+)", group_select: -1}, {function: take_first}]
 metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 """
 CHOOSE = """

@@ -1,4 +1,4 @@
-"""`steelyard import FILE`: a log of another tool as a run directory."""
+"""`steelyard import FILE`: a log of another tool as a run directory."""  # noqa: N999 - the command has this name
 
 from __future__ import annotations
 
