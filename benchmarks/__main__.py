@@ -23,6 +23,7 @@ BENCHMARKS = (
     "auto_ceiling",
     "gateway",
     "report_page",
+    "side_by_side",
     "ray_scale",
     "ray_worker",
 )

@@ -25,7 +25,7 @@ FIRST_PAINT, FILTER = 2_000.0, 200.0
 READY = "html[data-ready=cases]"
 
 
-def write_run(folder: Path, count: int) -> None:
+def write_run(folder: Path, count: int, seed: int = 7, right: float = 0.85) -> None:
     """A complete run of answers of about 600 characters, some of them wrong, a few of them errors."""
     import json
 
@@ -34,11 +34,11 @@ def write_run(folder: Path, count: int) -> None:
     from steelyard.records import Record, Score
     from steelyard.run.result import Result
 
-    rng = random.Random(7)
+    rng = random.Random(seed)
     words = [f"{stem}{number}" for stem in ("measure", "weigh", "beam", "pan", "stone") for number in range(60)]
 
     def record(number: int) -> Record:
-        ok, passed, first = rng.random() > 0.03, rng.random() < 0.85, rng.lognormvariate(-1, 0.5)
+        ok, passed, first = rng.random() > 0.03, rng.random() < right, rng.lognormvariate(-1, 0.5)
         return a_record(
             id=f"case-{number:06}",
             index=number,
@@ -50,6 +50,7 @@ def write_run(folder: Path, count: int) -> None:
             time_to_first_token=first if ok else None,
             time_to_last_token=first + rng.lognormvariate(-1, 0.6) if ok else None,
             run_time=number / 80,
+            metadata={"topic": words[number % 9], "hard": number % 4 == 0},
             num_tokens_input=rng.randrange(20, 900),
             num_tokens_output=rng.randrange(20, 900),
             scores=[Score("exact", float(passed), passed)] if ok else [],

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,7 @@ from steelyard.stats.intervals import (
 )
 from steelyard.stats.paired import (
     cases_needed,
+    holm,
     paired_mean,
     smallest_detectable,
     unchanged_cases_needed,
@@ -314,6 +316,63 @@ def _power_at_n() -> Check:
         power = _shown(rng, np.array([-1.0, 0, 1]), shares, needed, margin, 3000)
         check.add(power, n, better, worse, f"{margin:.0%}", f"{needed:,}", f"{power:.3f}")
     return check
+
+
+def check_a3() -> Iterator[Check]:
+    """A leaderboard: how often it calls a variant worse than the best that is not, whichever came out best."""
+    rng = np.random.default_rng(105)
+    columns = ("variants", "cases", "pass rates", "all pairs", "pairs with the best alone")
+    check = Check("A3 false alarms of a leaderboard, any variant, Holm over all pairs", 0.05, columns=columns)
+    without = Check("A3 the same with Holm over the pairs with the best alone, at worst (for information)", 0.07, True)
+    cells: list[tuple[float, Callable[[int], float]]] = []
+    for rates, n, spread in _BOARDS:
+        ours, naive = _wrong_boards(rng, rates, n, spread, 1500)
+        cells.append((ours, lambda runs, of=(rates, n, spread): _wrong_boards(rng, *of, runs)[0]))
+        without.values = [max([*without.values, naive])]
+        shown = ", ".join(f"{rates.count(rate)} × {rate:g}" for rate in sorted(set(rates), reverse=True))
+        check.rows.append((len(rates), n, shown + (", uneven" if spread else ""), f"{ours:.3f}", f"{naive:.3f}"))
+    for share in _again(cells, 3, 8000):
+        check.add(share)
+    yield check
+    yield without
+
+
+_BOARDS = (
+    *(([0.8] * k, n, 0.0) for k in (3, 6, 10) for n in (30, 100, 400)),
+    *(([0.5] * k, 100, 0.3) for k in (3, 6, 10)),
+    ([0.9] * 3 + [0.6] * 3, 100, 0.0),
+    ([0.9] * 5 + [0.85] * 5, 200, 0.0),
+)
+"""The true pass rates of the variants, the cases, and how unevenly hard these are."""
+
+
+def _wrong_boards(
+    rng: np.random.Generator, rates: Sequence[float], n: int, spread: float, runs: int
+) -> tuple[float, float]:
+    """The share of leaderboards with a wrong alarm: by all pairs, and by the pairs with the best one alone."""
+    truth = np.array(rates)
+    ours = naive = 0
+    for _ in range(runs):
+        hard = rng.choice([-spread, spread], n) if spread else np.zeros(n)
+        passed = rng.random((len(rates), n)) < np.clip(truth[:, None] + hard, 0.0, 1.0)
+        best = int(np.argmax(passed.sum(axis=1)))
+        p = {}
+        for one, other in combinations(range(len(rates)), 2):
+            flips = int((passed[one] & ~passed[other]).sum()), int((passed[other] & ~passed[one]).sum())
+            if any(flips):
+                p[one, other] = _flip_p(max(flips), min(flips), n)
+        false = [pair for pair in p if best in pair and truth[best] <= truth[pair[0] + pair[1] - best]]
+        by_all = dict(zip(p, holm(list(p.values())), strict=True))
+        with_best = [pair for pair in p if best in pair]
+        by_best = dict(zip(with_best, holm([p[pair] for pair in with_best]), strict=True))
+        ours += any(by_all[pair] < 0.05 for pair in false)
+        naive += any(by_best[pair] < 0.05 for pair in false)
+    return ours / runs, naive / runs
+
+
+@cache
+def _flip_p(better: int, worse: int, n: int) -> float:
+    return paired_mean(np.repeat([1.0, -1.0, 0.0], [better, worse, n - better - worse])).p_value(0.0)
 
 
 # B. Rates and intervals
@@ -966,6 +1025,7 @@ def _as_replayed() -> Check:
 CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
     "A1": check_a1,
     "A2": check_a2,
+    "A3": check_a3,
     "B5": check_b5,
     "B6": check_b6,
     "B7": check_b7,

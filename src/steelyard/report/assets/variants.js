@@ -79,7 +79,7 @@ class VariantCases {
   select(words, chips) {
     const bits = chips.reduce((found, name) => found | VARIANT_BIT[name], 0);
     const terms = words.toLowerCase().split(/\s+/).filter(Boolean);
-    if (terms.length) this.words ||= this.id.map((_, row) => this.wordsOf(row));
+    if (terms.length) this.readWords();
     const found = [];
     for (let row = 0; row < this.count; row++) {
       if (bits && !(this.bits[row] & bits)) continue;
@@ -88,6 +88,10 @@ class VariantCases {
       found.push(row);
     }
     return found;
+  }
+
+  readWords() {
+    this.words ||= this.id.map((_, row) => this.wordsOf(row));
   }
 
   isUnwanted(row) {
@@ -150,6 +154,8 @@ class VariantTable extends Table {
   build(root) {
     super.build(root);
     this.search.placeholder = "Search ids, questions, metadata, answers";
+    // Before the first letter is typed, where the browser has the time.
+    (window.requestIdleCallback || setTimeout)(() => this.cases.readWords());
     const tools = this.grid.parentElement.querySelector(".tools");
     const facets = this.cases.facets.map(([name, values]) => this.facetSelect(name, values));
     if (facets.length) tools.append(el("div", { class: "facets", role: "group", "aria-label": "Metadata" }, ...facets));

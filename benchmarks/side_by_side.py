@@ -1,0 +1,111 @@
+"""Six variants of 5,000 cases side by side: what the page weighs, and how fast it is in a browser.
+
+Opened from a file in headless Chromium; without one only the writing is measured.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.memory import peak_bytes
+from benchmarks.report_page import FILTER, FIRST_PAINT, READY, ROUNDS, write_run
+from benchmarks.rows import Row
+
+VARIANTS, CASES, FEW = 6, 5_000, 500
+
+
+def write_matrix_of(folder: Path, count: int) -> None:
+    """A finished matrix of targets, the first of them best."""
+    from steelyard.run.matrix import Matrix, make_variants, write_matrix
+
+    axes = {"target": [f"model-{number}" for number in range(VARIANTS)]}
+    variants = make_variants(axes)
+    folder.mkdir()
+    write_matrix(folder, Matrix(suite="bench", axes=axes, variants=variants))
+    for number, variant in enumerate(variants):
+        write_run(folder / variant.directory, count, seed=number, right=0.9 - number / 50)
+
+
+def child(folder: str, place: str) -> None:
+    """Write the page; print the seconds it took and the peak of this process's memory."""
+    from steelyard.report.matrix.page import matrix_page
+    from steelyard.report.matrix.table import variants_in
+
+    started = time.perf_counter()
+    with open(place, "w", encoding="utf-8") as file:
+        file.writelines(matrix_page(variants_in(Path(folder))))
+    print(time.perf_counter() - started, peak_bytes())
+
+
+def written(folder: Path, count: int) -> tuple[Path, float, int]:
+    """The page of a matrix of so many cases, written by a process of its own; its seconds and peak memory."""
+    matrix, place = folder / f"matrix-{count}", folder / f"{count}.html"
+    write_matrix_of(matrix, count)
+    program = f"from benchmarks.side_by_side import child; child({str(matrix)!r}, {str(place)!r})"
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    seconds, peak = ended.stdout.split()
+    return place, float(seconds), int(peak)
+
+
+def in_browser(place: Path) -> dict[str, float]:
+    """Milliseconds, the median of several openings: first paint, cases ready, and each thing that a reader does."""
+    from tests.support.browser import browser, opened
+
+    taken: dict[str, list[float]] = {}
+    with browser() as started:
+        for _ in range(ROUNDS):
+            with opened(started, place.as_uri(), ready=READY) as shown:
+                for name, value in measured(shown.page):
+                    taken.setdefault(name, []).append(value)
+    return {name: median(values) for name, values in taken.items()}
+
+
+def measured(shown: Any) -> Iterator[tuple[str, float]]:
+    yield "first paint", shown.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    yield "cases ready", shown.evaluate("performance.getEntriesByName('cases-ready')[0].startTime")
+    shown.click("#tab-cases")
+    for name, action in {
+        "differ": "document.querySelector('[data-chip=differ]').click()",
+        "metadata": "table.cases.wanted.set('hard', 'true'); table.apply()",
+        "by variant": "table.showAll(); table.cases.outcomes[0] = 0; table.cases.outcomes[5] = 1; table.apply()",
+        "search": "table.showAll(); table.search.value = 'beam17 stone'; table.apply()",
+        "search again": "table.search.value = 'case-0049'; table.apply()",
+        "sort": "table.showAll(); table.sortBy('passes', true)",
+        "scroll": "table.grid.scrollTop = 1e5; table.paint()",
+    }.items():
+        done = "table.grid.offsetHeight; return performance.now() - from;"  # asking for the height lays the page out
+        yield name, shown.evaluate(f"() => {{ const from = performance.now(); {action}; {done} }}")
+    opening = """() => new Promise((resolve) => { const from = performance.now();
+        const seen = new MutationObserver(() => resolve(performance.now() - from));
+        seen.observe(drawer.element, { attributes: true, attributeFilter: ["data-record"] });
+        table.activate(2500); table.open(); })"""
+    yield "open a case", shown.evaluate(opening)
+
+
+def measure() -> list[Row]:
+    """The file, then the browser where there is one."""
+    from tests.support.browser import why_no_browser
+
+    with tempfile.TemporaryDirectory() as folder:
+        _, _, few = written(Path(folder), FEW)
+        place, seconds, many = written(Path(folder), CASES)
+        size = place.stat().st_size / 2**20
+        growth = (many - few) / (CASES - FEW)
+        detail = f"{VARIANTS} × {CASES:,} cases, {size:.0f} MiB of HTML in {seconds:.1f} s; peak {many / 2**20:.0f} MiB"
+        rows = [Row(f"memory a case, from {FEW:,} to {CASES:,} cases", growth, 2_000.0, detail, unit="bytes")]
+        if (reason := why_no_browser()) is not None:
+            print(f"  ({reason})")
+            return rows
+        times = in_browser(place)
+    shown = ", ".join(f"{name} {value:.0f}" for name, value in times.items())
+    slowest = max(times[name] for name in ("differ", "metadata", "by variant", "search", "search again"))
+    rows.append(Row("first paint in Chromium", times["first paint"], FIRST_PAINT, f"ms: {shown}", unit="ms"))
+    rows.append(Row("the slowest of filter and search", slowest, FILTER, f"median of {ROUNDS} openings", unit="ms"))
+    return rows
