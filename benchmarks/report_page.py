@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -65,23 +65,33 @@ def child(run: str, place: str) -> None:
     """Write a report; print the seconds it took and the peak of this process's memory."""
     from steelyard.report.page.page import page
 
+    timed(page(Path(run)), place)
+
+
+def timed(pieces: Iterable[str], place: str) -> None:
+    """Write a page; print the seconds it took and the peak of this process's memory."""
     started = time.perf_counter()
     with open(place, "w", encoding="utf-8") as file:
-        file.writelines(page(Path(run)))
+        file.writelines(pieces)
     print(time.perf_counter() - started, peak_bytes())
 
 
 def written(folder: Path, count: int) -> tuple[Path, float, int]:
-    """The report of a run of that many cases, written by a separate process; its seconds and peak memory."""
+    """The report of a run of so many cases, written by a process of its own; its seconds and peak memory."""
     run, place = folder / f"run-{count}", folder / f"{count}.html"
     write_run(run, count)
-    program = f"from benchmarks.report_page import child; child({str(run)!r}, {str(place)!r})"
+    return place, *in_a_child("benchmarks.report_page", run, place)
+
+
+def in_a_child(module: str, *paths: Path) -> tuple[float, int]:
+    """What a module's `child` printed of these paths in a process of its own: seconds and peak memory."""
+    program = f"from {module} import child; child{tuple(map(str, paths))!r}"
     ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     seconds, peak = ended.stdout.split()
-    return place, float(seconds), int(peak)
+    return float(seconds), int(peak)
 
 
-def in_browser(place: Path) -> dict[str, float]:
+def in_browser(place: Path, measured: Callable[[Any], Iterator[tuple[str, float]]]) -> dict[str, float]:
     """Milliseconds, the median of several openings: first paint, cases ready, and each thing that a reader does."""
     from tests.support.browser import browser, opened
 
@@ -94,19 +104,23 @@ def in_browser(place: Path) -> dict[str, float]:
     return {name: median(values) for name, values in taken.items()}
 
 
-def measured(shown: Any) -> Iterator[tuple[str, float]]:
+def actions(shown: Any, named: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    """When the page was there, and how long each of these actions in its table of cases takes."""
     yield "first paint", shown.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     yield "cases ready", shown.evaluate("performance.getEntriesByName('cases-ready')[0].startTime")
     shown.click("#tab-cases")
-    for name, action in {
-        "filter": "document.querySelector('[data-chip=failed]').click()",
-        "search": "table.chips.clear(); table.search.value = 'beam17 stone'; table.apply()",
-        "search again": "table.search.value = 'case-0499'; table.apply()",
-        "sort": "table.showAll(); table.sortBy('last', true)",
-        "scroll": "table.grid.scrollTop = 9e5; table.paint()",
-    }.items():
+    for name, action in named.items():
         done = "table.grid.offsetHeight; return performance.now() - from;"  # asking for the height lays the page out
         yield name, shown.evaluate(f"() => {{ const from = performance.now(); {action}; {done} }}")
+
+
+_ACTIONS = {
+    "filter": "document.querySelector('[data-chip=failed]').click()",
+    "search": "table.chips.clear(); table.search.value = 'beam17 stone'; table.apply()",
+    "search again": "table.search.value = 'case-0499'; table.apply()",
+    "sort": "table.showAll(); table.sortBy('last', true)",
+    "scroll": "table.grid.scrollTop = 9e5; table.paint()",
+}
 
 
 def measure() -> list[Row]:
@@ -124,7 +138,7 @@ def measure() -> list[Row]:
         if (reason := why_no_browser()) is not None:
             print(f"  ({reason})")
             return rows
-        times = in_browser(place)
+        times = in_browser(place, lambda shown: actions(shown, _ACTIONS))
     shown = ", ".join(f"{name} {value:.0f}" for name, value in times.items())
     slowest = max(times[name] for name in ("filter", "search", "search again"))
     rows.append(Row("first paint in Chromium", times["first paint"], FIRST_PAINT, f"ms: {shown}", unit="ms"))

@@ -5,17 +5,12 @@ Opened from a file in headless Chromium; without one only the writing is measure
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.memory import peak_bytes
-from benchmarks.report_page import FILTER, FIRST_PAINT, READY, ROUNDS, write_run
+from benchmarks.report_page import FILTER, FIRST_PAINT, ROUNDS, actions, in_a_child, in_browser, timed, write_run
 from benchmarks.rows import Row
 
 VARIANTS, CASES, FEW = 6, 5_000, 500
@@ -38,55 +33,35 @@ def child(folder: str, place: str) -> None:
     from steelyard.report.matrix.page import matrix_page
     from steelyard.report.matrix.table import variants_in
 
-    started = time.perf_counter()
-    with open(place, "w", encoding="utf-8") as file:
-        file.writelines(matrix_page(variants_in(Path(folder))))
-    print(time.perf_counter() - started, peak_bytes())
+    timed(matrix_page(variants_in(Path(folder))), place)
 
 
 def written(folder: Path, count: int) -> tuple[Path, float, int]:
     """The page of a matrix of so many cases, written by a process of its own; its seconds and peak memory."""
     matrix, place = folder / f"matrix-{count}", folder / f"{count}.html"
     write_matrix_of(matrix, count)
-    program = f"from benchmarks.side_by_side import child; child({str(matrix)!r}, {str(place)!r})"
-    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    seconds, peak = ended.stdout.split()
-    return place, float(seconds), int(peak)
+    return place, *in_a_child("benchmarks.side_by_side", matrix, place)
 
 
-def in_browser(place: Path) -> dict[str, float]:
-    """Milliseconds, the median of several openings: first paint, cases ready, and each thing that a reader does."""
-    from tests.support.browser import browser, opened
-
-    taken: dict[str, list[float]] = {}
-    with browser() as started:
-        for _ in range(ROUNDS):
-            with opened(started, place.as_uri(), ready=READY) as shown:
-                for name, value in measured(shown.page):
-                    taken.setdefault(name, []).append(value)
-    return {name: median(values) for name, values in taken.items()}
+_ACTIONS = {
+    "differ": "document.querySelector('[data-chip=differ]').click()",
+    "metadata": "table.cases.wanted.set('hard', 'true'); table.apply()",
+    "by variant": "table.showAll(); table.cases.outcomes[0] = 0; table.cases.outcomes[5] = 1; table.apply()",
+    "search": "table.showAll(); table.search.value = 'beam17 stone'; table.apply()",
+    "search again": "table.search.value = 'case-0049'; table.apply()",
+    "sort": "table.showAll(); table.sortBy('passes', true)",
+    "scroll": "table.grid.scrollTop = 1e5; table.paint()",
+}
+_OPENING = """() => new Promise((resolve) => { const from = performance.now();
+    const seen = new MutationObserver(() => resolve(performance.now() - from));
+    seen.observe(drawer.element, { attributes: true, attributeFilter: ["data-record"] });
+    table.activate(2500); table.open(); })"""
 
 
 def measured(shown: Any) -> Iterator[tuple[str, float]]:
-    yield "first paint", shown.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    yield "cases ready", shown.evaluate("performance.getEntriesByName('cases-ready')[0].startTime")
-    shown.click("#tab-cases")
-    for name, action in {
-        "differ": "document.querySelector('[data-chip=differ]').click()",
-        "metadata": "table.cases.wanted.set('hard', 'true'); table.apply()",
-        "by variant": "table.showAll(); table.cases.outcomes[0] = 0; table.cases.outcomes[5] = 1; table.apply()",
-        "search": "table.showAll(); table.search.value = 'beam17 stone'; table.apply()",
-        "search again": "table.search.value = 'case-0049'; table.apply()",
-        "sort": "table.showAll(); table.sortBy('passes', true)",
-        "scroll": "table.grid.scrollTop = 1e5; table.paint()",
-    }.items():
-        done = "table.grid.offsetHeight; return performance.now() - from;"  # asking for the height lays the page out
-        yield name, shown.evaluate(f"() => {{ const from = performance.now(); {action}; {done} }}")
-    opening = """() => new Promise((resolve) => { const from = performance.now();
-        const seen = new MutationObserver(() => resolve(performance.now() - from));
-        seen.observe(drawer.element, { attributes: true, attributeFilter: ["data-record"] });
-        table.activate(2500); table.open(); })"""
-    yield "open a case", shown.evaluate(opening)
+    """What the table of cases takes, and a case by every variant until it is shown."""
+    yield from actions(shown, _ACTIONS)
+    yield "open a case", shown.evaluate(_OPENING)
 
 
 def measure() -> list[Row]:
@@ -103,7 +78,7 @@ def measure() -> list[Row]:
         if (reason := why_no_browser()) is not None:
             print(f"  ({reason})")
             return rows
-        times = in_browser(place)
+        times = in_browser(place, measured)
     shown = ", ".join(f"{name} {value:.0f}" for name, value in times.items())
     slowest = max(times[name] for name in ("differ", "metadata", "by variant", "search", "search again"))
     rows.append(Row("first paint in Chromium", times["first paint"], FIRST_PAINT, f"ms: {shown}", unit="ms"))

@@ -15,7 +15,7 @@ from tests.support.axe import violations
 from tests.support.browser import Seen, opened
 from tests.support.compare import outcome
 from tests.support.matrix import matrix_of
-from tests.support.report import HOSTILE, hostile_run
+from tests.support.report import HOSTILE, hostile_run, worked_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -71,7 +71,9 @@ def pages(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     """The address of a page of each kind. Needs the browser, so that nothing is made where there is none."""
     folder = tmp_path_factory.mktemp("matrix")
     hostile = [hostile_run(folder / name) for name in ("<img src=x onerror='window.ran=9'>", "b", "c")]
-    shown = {"answers": answers(folder / "m"), "many": many(folder / "n"), "hostile": variants_of(hostile)}
+    agents = [worked_run(folder / "agents" / name, text) for name, text in (("a", "plain"), ("b", " ".join(HOSTILE)))]
+    shown = {"answers": answers(folder / "m"), "many": many(folder / "n")}
+    shown |= {"hostile": variants_of(hostile), "agents": variants_of(agents)}
     for name, variants in shown.items():
         (folder / f"{name}.html").write_text("".join(matrix_page(variants)), encoding="utf-8")
     return {name: (folder / f"{name}.html").as_uri() for name in shown}
@@ -259,6 +261,18 @@ def test_what_models_and_folders_say_is_shown_as_text(seen: Seen) -> None:
     assert page.evaluate("window.ran") is None
 
 
+@of("agents")
+def test_what_agents_did_is_shown_by_variant(seen: Seen) -> None:
+    page = seen.page
+    page.locator(".row").first.click()
+    opened_case(page, 0)
+    for number in range(2):
+        text = page.locator(".variant").nth(number).inner_text()
+        for part in ("Time line", "Changes", "Artifacts", "Trajectory"):
+            assert part in text
+    assert page.evaluate("window.ran") is None
+
+
 @of("many")
 def test_only_the_rows_in_sight_are_in_the_document(seen: Seen) -> None:
     page = seen.page
@@ -294,8 +308,9 @@ def test_a_narrow_screen_keeps_the_case_in_sight(chromium: Browser, pages: dict[
     with opened(chromium, pages["answers"], ready=READY, viewport={"width": 400, "height": 800}) as seen:
         page = seen.page
         page.click("#tab-cases")
-        page.evaluate("table.grid.scrollLeft = 400; table.paint()")
-        box = page.locator(".row[data-id=case-1] .id").bounding_box()
-        assert box is not None
-        assert -1 <= box["x"] <= 30
+        left = page.evaluate(
+            """() => { table.grid.scrollLeft = 400; table.paint();
+            return document.querySelector(".row[data-id=case-1] .id").getBoundingClientRect().left; }"""
+        )
+        assert -1 <= left <= 30
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

@@ -87,7 +87,7 @@ class SideBySide extends Drawer {
     if (choice === "") return null;
     if (choice === EXPECTED) return this.shown.expected ? this.shown.expected[0] : null;
     const one = this.shown.variants[Number(choice)][this.trial[Number(choice)]];
-    return one ? one.answer : null;
+    return one ? one.answer || (one.patch ? one.patch.text : null) : null;  // of an agent, what it changed
   }
 
   compare() {
@@ -122,7 +122,8 @@ class SideBySide extends Drawer {
     if (!body) { box.replaceChildren(name, div("cut", "No record of this case.")); return; }
     const state = STATES[this.cases.states[place][this.record][this.trial[place]]];
     const answer = body.answer ? this.labelled("answer", this.text(body.answer)) : null;
-    const parts = [this.errorPart(body), this.scoresPart(body), this.stderrPart(body), this.talk(body), this.times(body)];
+    const parts = [this.errorPart(body), this.scoresPart(body), this.timeLinePart(body), this.patchPart(body),
+      this.stderrPart(body), this.talk(body), this.logsPart(body), this.filesPart(body), this.times(body)];
     box.replaceChildren(div("variant-head", name, span("pill " + state, `${SIGNS[state]} ${state}`)),
       ...[this.trialsOf(trials, place), answer, ...parts].filter(Boolean));
   }
@@ -130,7 +131,8 @@ class SideBySide extends Drawer {
   talk(body) {
     const part = this.talkPart({ ...body, trajectory: undefined });
     if (!part || body.turns.length < 3) return null;
-    return el("details", { class: "part" }, el("summary", {}, `Conversation, ${plural(body.turns.length, "message")}`),
+    const title = body.time_line ? "Trajectory" : "Conversation";
+    return el("details", { class: "part" }, el("summary", {}, `${title}, ${plural(body.turns.length, "message")}`),
       ...[...part.children].slice(1));
   }
 

@@ -33,7 +33,16 @@ from steelyard.report.matrix.text import (
     leaderboard_text,
     shown_columns,
 )
-from steelyard.report.page.data import BLOCK, PackedCases, answer_body, cut, expected_body, preview, text_limit
+from steelyard.report.page.data import (
+    BLOCK,
+    CaseWork,
+    PackedCases,
+    answer_body,
+    cut,
+    expected_body,
+    preview,
+    text_limit,
+)
 from steelyard.report.page.page import SHARED_SCRIPTS
 from steelyard.report.records import STATES, Expectations, SuiteCase, open_suite, shows_expected, state_of
 from steelyard.stats.formatting import counted
@@ -73,7 +82,7 @@ def matrix_page(
     board = rank(variants) if board is None else board
     aligned = AlignedCases([one.run for one in variants.runs])
     with tempfile.TemporaryFile(prefix=_DRAFT) as bodies, tempfile.TemporaryFile(prefix=_DRAFT) as columns:
-        packed = _Packed(bodies, columns, len(variants.runs), text_limit(aligned.records))
+        packed = _Packed(bodies, columns, variants, text_limit(aligned.records))
         asked = _Asked(variants, suite, around.open_suite)
         for _, records in aligned.read():
             packed.add(records, asked)
@@ -142,10 +151,11 @@ class _Asked:
 class _Packed(PackedCases):
     """The cases of all variants: a row of the table, and a body, for each case."""
 
-    def __init__(self, bodies: IO[bytes], columns: IO[bytes], variants: int, limit: int) -> None:
+    def __init__(self, bodies: IO[bytes], columns: IO[bytes], variants: VariantRuns, limit: int) -> None:
         super().__init__(bodies, columns)
         self.has_expected = False
-        self._variants, self._limit = variants, limit
+        self._limit = limit
+        self._work = [CaseWork(one.run) for one in variants.runs]
         self._clear()
 
     def add(self, records: Sequence[Sequence[tuple[int, Record]]], asked: _Asked) -> None:
@@ -161,7 +171,8 @@ class _Packed(PackedCases):
             "question": cut(question_text, self._limit),
             "metadata": metadata,
             "variants": [
-                [answer_body(record, offset, case, self._limit) for offset, record in trials] for trials in records
+                [answer_body(record, offset, case, self._limit, work) for offset, record in trials]
+                for trials, work in zip(records, self._work, strict=True)
             ],
         }
         self.put_body(msgspec.json.encode(shown))
@@ -194,8 +205,8 @@ class _Packed(PackedCases):
 
     def _clear(self) -> None:
         self._block: dict[str, list[Any]] = {name: [] for name in ("id", "prompt", "metadata", "flags")}
-        self._states: list[list[str]] = [[] for _ in range(self._variants)]
-        self._answers: list[list[str]] = [[] for _ in range(self._variants)]
+        self._states: list[list[str]] = [[] for _ in self._work]
+        self._answers: list[list[str]] = [[] for _ in self._work]
 
 
 def _shown_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
