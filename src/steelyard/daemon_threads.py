@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from steelyard.errors import TargetError
+from steelyard.shutdown import INTERRUPT_SECONDS
 
 Result = TypeVar("Result")
 
@@ -233,3 +234,17 @@ class LoopThread(Generic[T]):
         if all(task.done() for task in tasks):
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T], loop_factory: LoopFactory | None = None) -> T:
+    """Run a coroutine to its end from code that is not async, inside a running event loop or not.
+
+    Ctrl-C cancels it, waits for it as long as an interrupted process may take, and raises KeyboardInterrupt.
+    """
+    running = LoopThread(coroutine, loop_factory)
+    try:
+        return running.result()
+    except KeyboardInterrupt:
+        running.cancel()
+        running.wait(INTERRUPT_SECONDS)
+        raise

@@ -439,3 +439,43 @@ def test_transient_faults_are_retried_as_in_any_run(tmp_path, log) -> None:
     result = matrix(tmp_path, log, targets={"flaky": CallableTarget(flaky)}, prompts=None).run_sync()
     assert result["flaky"].pass_rate == 1.0
     assert set(failed.values()) == {2}
+
+
+def test_hooks_are_called_for_each_variant(tmp_path, log) -> None:
+    seen: list[str] = []
+
+    class Seen:
+        def on_start(self, run: Any) -> None:
+            seen.append(f"start {run.path.name}")
+
+        def on_end(self, result: Result) -> None:
+            seen.append(f"end {result.path and result.path.name}")
+
+    matrix(tmp_path, log, "a", prompts=PROMPTS, hooks=[Seen()]).run_sync()
+    assert sorted(seen) == ["end a-steps", "end a-terse", "start a-steps", "start a-terse"]
+
+
+@pytest.mark.slow
+def test_worker_processes_run_one_variant_after_another_under_one_budget(tmp_path) -> None:
+    from steelyard import ProcessEngine
+
+    with running_mock(latency="1ms") as mock, ProcessEngine(2) as engine:
+        targets = {name: OpenAIChat(model=name, base_url=mock.base_url) for name in "ab"}
+        prices = {"input": 1_000_000, "output": 0}
+        runner = MatrixRunner(
+            targets, suite_of(20), output_path=tmp_path / "m", engine=engine, parallelism=4, progress="off"
+        )
+        assert runner.run_sync(limit=5).complete
+        assert mock.stats()["requests"] == 10
+        assert mock.stats()["peak_concurrency"] <= 4
+        one = runner.run_sync(limit=5, prices=prices, if_complete="load")["a"].stats["total_input_tokens"]
+        spent = runner.with_changes(output_path=tmp_path / "n", prices=prices, max_cost=float(2 * one)).run_sync()
+        assert not spent.complete
+        assert sum(result.metrics["cost"] or 0 for result in spent.results.values()) >= 2 * one
+
+
+def test_the_display_is_one_for_all_variants(tmp_path, log, capsys) -> None:
+    matrix(tmp_path, log, progress="lines").run_sync()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("sums × 4 24/24 100%")
+    assert all(line.startswith("sums × 4 ") for line in lines)

@@ -8,31 +8,31 @@ from steelyard import EvalCase, EvalSet
 from steelyard.errors import ConfigurationError, SuiteError
 from steelyard.suite.examples import Examples
 from steelyard.suite.identity import case_fingerprint
-from steelyard.suite.prompts import Prompt, read_prompts
+from steelyard.suite.prompts import CasePrompt, read_prompts
 
 CASES = [EvalCase(prompt="What is 1 + 1?", metadata={"topic": "sums"}), EvalCase(id="own", prompt="What is 2 + 2?")]
 
 
-def asked(prompt: Prompt, cases=CASES, **suite) -> list[EvalCase]:
+def asked(prompt: CasePrompt, cases=CASES, **suite) -> list[EvalCase]:
     return list(EvalSet("s", cases, **suite).with_prompt(prompt))
 
 
 def test_a_system_prompt_takes_the_place_of_the_suites_and_not_of_a_cases_own() -> None:
     cases = [*CASES, EvalCase(id="has one", prompt="Hi", system_prompt="mine")]
-    found = asked(Prompt("Be brief."), cases, system_prompt="the suite's")
+    found = asked(CasePrompt("Be brief."), cases, system_prompt="the suite's")
     assert [case.system_prompt for case in found] == ["Be brief.", "Be brief.", "mine"]
     assert [case.prompt for case in found] == [case.prompt for case in cases]
 
 
 def test_a_template_without_a_system_prompt_leaves_the_suites() -> None:
-    found = asked(Prompt(prompt="{{ prompt }} One word."), system_prompt="the suite's")
+    found = asked(CasePrompt(prompt="{{ prompt }} One word."), system_prompt="the suite's")
     assert [case.prompt for case in found] == ["What is 1 + 1? One word.", "What is 2 + 2? One word."]
     assert {case.system_prompt for case in found} == {"the suite's"}
 
 
 def test_ids_are_the_same_with_every_prompt_and_fingerprints_are_not() -> None:
     plain = list(EvalSet("s", CASES))
-    for prompt in (Prompt("Be brief."), Prompt(prompt="Q: {{ prompt }}")):
+    for prompt in (CasePrompt("Be brief."), CasePrompt(prompt="Q: {{ prompt }}")):
         found = asked(prompt)
         assert [case.id for case in found] == [case.id for case in plain]
         assert not {case_fingerprint(case) for case in found} & {case_fingerprint(case) for case in plain}
@@ -40,15 +40,15 @@ def test_ids_are_the_same_with_every_prompt_and_fingerprints_are_not() -> None:
 
 def test_a_template_sees_the_case_and_not_what_is_expected() -> None:
     case = EvalCase(id="a", prompt="Why?", metadata={"topic": "x{{ y }}"}, expected="secret")
-    (found,) = asked(Prompt(prompt="{{ id }}|{{ metadata.topic }}|{{ prompt }}"), [case])
+    (found,) = asked(CasePrompt(prompt="{{ id }}|{{ metadata.topic }}|{{ prompt }}"), [case])
     assert found.prompt == "a|x{{ y }}|Why?"  # data is never evaluated
     with pytest.raises(ConfigurationError, match="unknown name 'expected'"):
-        Prompt(prompt="{{ expected }}")
+        CasePrompt(prompt="{{ expected }}")
 
 
 def test_of_messages_the_users_last_turn_is_the_question() -> None:
     turns = [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Why?"}]
-    (found,) = asked(Prompt(prompt="{{ prompt }}!"), [EvalCase(id="a", messages=turns)])
+    (found,) = asked(CasePrompt(prompt="{{ prompt }}!"), [EvalCase(id="a", messages=turns)])
     assert found.prompt is None
     assert found.messages == [turns[0], {"role": "user", "content": "Why?!"}]
     assert turns[1]["content"] == "Why?"
@@ -59,17 +59,17 @@ def test_of_messages_the_users_last_turn_is_the_question() -> None:
 )
 def test_a_case_without_a_question_is_named(messages) -> None:
     with pytest.raises(SuiteError, match=r"prompts\.a\.prompt needs a prompt in the case"):
-        asked(Prompt(prompt="{{ prompt }}!", where="prompts.a"), [EvalCase(id="odd", messages=messages)])
+        asked(CasePrompt(prompt="{{ prompt }}!", where="prompts.a"), [EvalCase(id="odd", messages=messages)])
 
 
 def test_a_template_that_cannot_be_filled_in_names_the_case() -> None:
     with pytest.raises(SuiteError, match="own"):
-        asked(Prompt(prompt="{{ metadata.topic }} {{ prompt }}"))
+        asked(CasePrompt(prompt="{{ metadata.topic }} {{ prompt }}"))
 
 
 def test_examples_stay_as_they_are() -> None:
     examples = Examples([EvalCase(id="e", prompt="What is 3 + 3?", expected="6")], 1)
-    (found, _) = asked(Prompt(prompt="Q: {{ prompt }}"), examples=examples)
+    (found, _) = asked(CasePrompt(prompt="Q: {{ prompt }}"), examples=examples)
     assert found.prompt == "Q: What is 1 + 1?"
     assert [turn["content"] for turn in found.messages or []] == ["What is 3 + 3?", "6"]
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from steelyard.daemon_threads import LoopFactory, LoopThread
+from steelyard.daemon_threads import LoopFactory, run_blocking
 from steelyard.engine.base import CancellationToken, Engine
 from steelyard.errors import ConfigurationError, RunFinished
 from steelyard.journal.files import (
@@ -33,7 +33,6 @@ from steelyard.load.measure import LevelRun, LevelRuns, SweepBudget
 from steelyard.load.search import Recommendation, exclude, found_so_far, recommend, recommend_rate
 from steelyard.load.search_rule import MAX_BLOCKS, Found, LevelSearch, Measure, block_of
 from steelyard.run.runner import Runner
-from steelyard.shutdown import INTERRUPT_SECONDS
 from steelyard.stats.intervals import percentile_needs
 from steelyard.stats.prices import read_prices
 
@@ -261,13 +260,7 @@ class Sweep:
 
     def run_sync(self, *, force: bool = False, loop_factory: LoopFactory | None = None) -> SweepResult:
         """Run from code that is not async; works inside a running event loop too."""
-        running = LoopThread(self.run(force=force), loop_factory)
-        try:
-            return running.result()
-        except KeyboardInterrupt:
-            running.cancel()
-            running.wait(INTERRUPT_SECONDS)
-            raise
+        return run_blocking(self.run(force=force), loop_factory)
 
     async def _measure(self, runs: LevelRuns, levels: dict[int | float, Level]) -> bool:
         """Measure one level after another, adding each to the levels; returns whether all were measured."""

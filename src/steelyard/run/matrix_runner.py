@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 
 from steelyard.cache.store import ManagedStore
-from steelyard.daemon_threads import DaemonThreads, LoopFactory, LoopThread
+from steelyard.daemon_threads import DaemonThreads, LoopFactory, run_blocking
 from steelyard.engine.base import CancellationToken, Engine
 from steelyard.engine.lane import Lane, LaneEngine
 from steelyard.engine.local import LocalEngine
@@ -41,13 +41,13 @@ from steelyard.run.options import RunChanges, RunOptions
 from steelyard.run.result import Result
 from steelyard.run.runner import Runner
 from steelyard.run.send_policy import Endpoints, SendPolicy, endpoint_of, parallelism_of
-from steelyard.shutdown import ENGINE_GRACE_SECONDS, INTERRUPT_SECONDS
+from steelyard.shutdown import ENGINE_GRACE_SECONDS
 from steelyard.stats.figures import parse_progress_bar_stats
 from steelyard.stats.formatting import safe_text
 from steelyard.stats.prices import SharedBudget, format_money
 from steelyard.stats.running import RunningStats
 from steelyard.suite.evalset import EvalSet
-from steelyard.suite.prompts import Prompt, read_prompts
+from steelyard.suite.prompts import CasePrompt, read_prompts
 
 if TYPE_CHECKING:
     from steelyard.report.gate import Gated
@@ -167,7 +167,7 @@ class MatrixRunner:
         self,
         suite: EvalSet,
         axes: dict[str, list[str]],
-        prompts: Mapping[str, Prompt],
+        prompts: Mapping[str, CasePrompt],
         make: Callable[[Mapping[str, str]], Runner],
         options: RunOptions,
         patterns: Iterable[str],
@@ -190,7 +190,7 @@ class MatrixRunner:
         cls,
         suite: EvalSet,
         axes: dict[str, list[str]],
-        prompts: Mapping[str, Prompt],
+        prompts: Mapping[str, CasePrompt],
         make: Callable[[Mapping[str, str]], Runner],
         *,
         options: RunOptions,
@@ -316,13 +316,7 @@ class MatrixRunner:
             if_complete=if_complete,
             **changes,
         )
-        running = LoopThread(coroutine, loop_factory)
-        try:
-            return running.result()
-        except KeyboardInterrupt:
-            running.cancel()
-            running.wait(INTERRUPT_SECONDS)
-            raise
+        return run_blocking(coroutine, loop_factory)
 
 
 class _VariantRun(msgspec.Struct):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from copy import copy
 from typing import Unpack
 
-from steelyard.daemon_threads import LoopFactory, LoopThread
+from steelyard.daemon_threads import LoopFactory, run_blocking
 from steelyard.engine.base import CancellationToken, Engine
 from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError
@@ -17,7 +17,6 @@ from steelyard.run.hooks import as_hooks
 from steelyard.run.options import RunChanges, RunOptions
 from steelyard.run.result import Result
 from steelyard.scoring.base import as_scorers
-from steelyard.shutdown import INTERRUPT_SECONDS
 from steelyard.stats.figures import parse_progress_bar_stats
 from steelyard.suite.evalset import EvalSet
 from steelyard.targets.function import as_target
@@ -162,13 +161,7 @@ class Runner:
             if_complete=if_complete,
             **changes,
         )
-        running = LoopThread(coroutine, loop_factory)
-        try:
-            return running.result()
-        except KeyboardInterrupt:
-            running.cancel()
-            running.wait(INTERRUPT_SECONDS)
-            raise
+        return run_blocking(coroutine, loop_factory)
 
 
 def _checked(options: RunOptions) -> RunOptions:

@@ -16,7 +16,7 @@ from steelyard.records import EvalCase
 from steelyard.suite.data_files import FrameRows, file_source, frame_columns, is_frame
 from steelyard.suite.examples import Examples
 from steelyard.suite.identity import BadCase, Marks, Occurrences, as_json, content_digest
-from steelyard.suite.prompts import Prompt
+from steelyard.suite.prompts import CasePrompt
 from steelyard.suite.sources import Arrange, Cases, CsvSource, JsonlSource, MemorySource, Placed, Source, by_name
 
 
@@ -53,7 +53,7 @@ class EvalSet:
         self.system_prompt = system_prompt
         self._source = source
         self._examples = examples
-        self._prompt: Prompt | None = None
+        self._prompt: CasePrompt | None = None
 
     @classmethod
     def from_source(
@@ -150,7 +150,7 @@ class EvalSet:
                 raise self.problem(str(error), index, line) from error
             yield line, complete
 
-    def with_prompt(self, prompt: Prompt) -> EvalSet:
+    def with_prompt(self, prompt: CasePrompt) -> EvalSet:
         """The same cases, with the same ids, asked with this prompt."""
         suite = copy(self)
         suite._prompt = prompt

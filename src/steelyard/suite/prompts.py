@@ -18,7 +18,7 @@ _MAX_FILE = 10_000_000
 """Bytes of a prompt's file."""
 
 
-class Prompt:
+class CasePrompt:
     """A way to ask the cases of a suite: a system prompt in place of the suite's, a template for the question, or both.
 
     The template sees the case: `{{ prompt }}`, `{{ metadata.x }}`. Of a case whose messages end with the user's turn,
@@ -58,24 +58,24 @@ class Prompt:
             raise BadCase(str(error)) from error
 
 
-def read_prompts(given: object, folder: Path) -> dict[str, Prompt]:
+def read_prompts(given: object, folder: Path) -> dict[str, CasePrompt]:
     """The prompts of a suite by their names; ConfigurationError says what is wrong with one."""
     if not isinstance(given, Mapping) or not given:
         raise ConfigurationError(f"prompts must be a mapping of names to prompts, got {given!r}")
     return {str(name): _read_prompt(one, f"prompts.{name}", folder) for name, one in given.items()}
 
 
-def _read_prompt(given: Any, where: str, folder: Path) -> Prompt:
+def _read_prompt(given: Any, where: str, folder: Path) -> CasePrompt:
     """A prompt: as it is, a mapping, or a text file, which is a template if it has `{{` and else a system prompt."""
-    if isinstance(given, Prompt):
+    if isinstance(given, CasePrompt):
         return given
     if isinstance(given, Mapping):
         reject_unknown(given, KEYS, where)
-        return Prompt(given.get("system_prompt"), given.get("prompt"), where=where)
+        return CasePrompt(given.get("system_prompt"), given.get("prompt"), where=where)
     if not isinstance(given, str | Path):
         raise ConfigurationError(f"{where} must be a text file's path, or a mapping with {' or '.join(KEYS)}")
     text = _read_file(folder / given, where).removesuffix("\n")
-    return Prompt(prompt=text, where=where) if "{{" in text else Prompt(text, where=where)
+    return CasePrompt(prompt=text, where=where) if "{{" in text else CasePrompt(text, where=where)
 
 
 def _read_file(path: Path, where: str) -> str:

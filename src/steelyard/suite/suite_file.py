@@ -17,7 +17,7 @@ from steelyard.errors import ConfigurationError, SuiteError, reject_unknown
 from steelyard.suite.data_files import FORMATS, HuggingFaceSource, file_source, harbor_cases, swebench_cases
 from steelyard.suite.evalset import EvalSet, arrangement
 from steelyard.suite.examples import read_examples
-from steelyard.suite.prompts import Prompt, read_prompts
+from steelyard.suite.prompts import CasePrompt, read_prompts
 from steelyard.suite.sources import Arrange, MemorySource, Source, by_name, found, grouped_by, open_file
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class SuiteFile:
     target: str | dict[str, Any] | None = None
     targets: dict[str, Any] | None = None
     """Of a matrix: targets by their names, in place of `target`."""
-    prompts: dict[str, Prompt] | None = None
+    prompts: dict[str, CasePrompt] | None = None
     params: dict[str, list[Any]] | None = None
     """Of a matrix: the values of each parameter."""
     workspace: dict[str, Any] | None = None
