@@ -292,7 +292,8 @@ def test_ls_shows_the_newest_first(shop: Workshop) -> None:
 
 def test_ls_lists_sweeps_too(shop: Workshop) -> None:
     assert run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "-n", "1", "-o", "runs/sweep", "-q").code == 0
-    _, row = run_cli(shop.folder, "ls").out.splitlines()
+    _, row, level = run_cli(shop.folder, "ls").out.splitlines()
+    assert level.split()[:2] == ["level-1", "complete"]
     assert row.split()[:6] == ["runs/sweep", "complete", "shouting", "–", "1", "level"]
     (listed,) = json.loads(run_cli(shop.folder, "ls", "--json").out)
     assert (listed["run"], listed["levels"]) == ("runs/sweep", 1)

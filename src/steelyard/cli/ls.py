@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import click
 import msgspec
 
+from steelyard.cli.main import terminal_columns
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import RUNS
 from steelyard.errors import ConfigurationError, RunRefused
@@ -16,7 +18,11 @@ from steelyard.journal.files import RunState, run_state
 from steelyard.journal.manifest import read_sweep
 from steelyard.report.headline import Headline, is_writing, read_headline
 from steelyard.run.matrix import is_matrix, read_matrix
-from steelyard.stats.formatting import counted, safe_text
+from steelyard.stats.formatting import counted, safe_text, trim
+
+_NAMES = (0, 2, 3)
+"""The columns with names: run, suite and model."""
+_MIN_NAME = 8
 
 
 class ListRow(Headline, kw_only=True):
@@ -47,7 +53,7 @@ def command(folder: Path, as_json: bool) -> int:
     if as_json:
         show_json(listed)
     elif listed:
-        show(_table(listed))
+        show(_table(listed, terminal_columns() if sys.stdout.isatty() else None))
     else:
         say(f"no runs in {folder}; steelyard run SUITE makes one")
     return 0
@@ -109,7 +115,8 @@ def _level_runs(place: Path, sweep: dict[str, Any]) -> list[Path]:
     return [place / name for name in plain if run_state(place / name) is not RunState.FRESH]
 
 
-def _table(listed: list[ListRow]) -> str:
+def _table(listed: list[ListRow], columns: int | None = None) -> str:
+    """A row for each run; the names in it are cut where the terminal has fewer `columns`."""
     header = ("run", "state", "suite", "model", "done", "errors", "pass rate", "created")
     rows = [header]
     every = [(run, below) for outer in listed for run, below in ((outer, False), *((one, True) for one in outer.runs))]
@@ -122,6 +129,9 @@ def _table(listed: list[ListRow]) -> str:
         rows.append((name, run.state, suite, run.model or "–", done, errors, rate, created))
     shown = [[safe_text(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
+    if columns is not None:
+        _narrow(widths, columns - 2 * (len(header) - 1))
+        shown = [[trim(cell, width) for cell, width in zip(row, widths, strict=True)] for row in shown]
     marks = [
         f"* {safe_text(run.run)}: {safe_text(sentence)}"
         for run, _ in every
@@ -130,6 +140,15 @@ def _table(listed: list[ListRow]) -> str:
     ]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
     return "\n".join([*lines, *marks])
+
+
+def _narrow(widths: list[int], room: int) -> None:
+    """Make the widest of the columns with names narrower until all columns have room, or none can be."""
+    while sum(widths) > room:
+        widest = max(_NAMES, key=lambda column: widths[column])
+        if widths[widest] <= _MIN_NAME:
+            return
+        widths[widest] -= 1
 
 
 def _local_time(created: str) -> str:

@@ -76,7 +76,8 @@ class StopRules:
     def check(self, record: Record, stats: RunningStats) -> bool:
         """Take one more record into account; False when no later record could stop the run."""
         if not self._first.is_over:
-            reason = self._first.take(record, self._in_flight().oldest_seconds)
+            now = time.monotonic()  # before the age is asked for: a pause in between must not make the call seem later
+            reason = self._first.take(record, now - self._in_flight().oldest_seconds)
             if reason is not None:
                 self._cancel(reason)
         if self._max_error_rate is None:
@@ -109,22 +110,21 @@ class FirstErrors:
         self.is_over = limit == 0
         """Whether no later record can change the outcome."""
 
-    def take(self, record: Record, oldest: float = 0.0) -> str | None:
-        """Return why the run should stop, if it should; the oldest call in flight was sent `oldest` seconds ago."""
+    def take(self, record: Record, oldest: float = math.inf) -> str | None:
+        """Return why the run should stop, if it should; `oldest` is when the oldest call in flight was sent."""
         if self.is_over or record.cached:  # an answer from the cache says nothing about the endpoint
             return None
         reason = _lasting_reason(record)
         if reason is None:
             self.is_over = True
             return None
-        now = time.monotonic()
         if reason != self._reason:
             if self._reason and _BAD_REQUEST in (reason[: len(_BAD_REQUEST)], self._reason[: len(_BAD_REQUEST)]):
                 self.is_over = True  # refused in another way than the calls before: each request is looked at
                 return None
-            self._calls, self._reason, self._since = 0, reason, now
+            self._calls, self._reason, self._since = 0, reason, time.monotonic()
         self._calls += record.attempts
-        if self._calls < self._limit or (now - oldest < self._since and self._calls < _WAIT_FACTOR * self._limit):
+        if self._calls < self._limit or (oldest < self._since and self._calls < _WAIT_FACTOR * self._limit):
             return None
         self.is_over = True
         found = "nothing answers there" if reason == _UNREACHED else "every call is refused"
