@@ -52,18 +52,6 @@ def suite_schema() -> Schema:
         "targets": _described(_each(_named("targets", "A target.")), "Of a matrix: targets by name, not `target`."),
         "prompts": _described(_each(_prompt()), "Of a matrix: prompts by name."),
         "params": _described(_each({"type": "array", "minItems": 1}), "Of a matrix: the values of each parameter."),
-        "targets": _described(
-            {"type": "object", "additionalProperties": _named("targets", "What answers.")},
-            "Several targets by name, in place of `target`: a matrix.",
-        ),
-        "prompts": _described(
-            {"type": "object", "additionalProperties": {"anyOf": [{"type": "string"}, _MAPPING]}},
-            "Several prompts by name: a matrix.",
-        ),
-        "params": _described(
-            {"type": "object", "additionalProperties": {"type": "array"}},
-            "Parameters of the target, each with several values: a matrix.",
-        ),
         "by": _described(_of_type(str | list[str]), "Metadata keys whose values are slices."),
         "workspace": _workspace(),
         "solution": _described({"type": ["string", "object"]}, "Reference solutions, for `steelyard check`."),
