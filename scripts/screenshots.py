@@ -99,7 +99,7 @@ def shoot_matrix(studio: Studio, place: Path) -> None:
                 continue
             seen.page.locator(".row", has_text="refund-sale-01").click()
             seen.page.wait_for_selector("#drawer[data-record]")
-            for number, variant in enumerate(("0", "4")):
+            for number, variant in enumerate(("0", "2")):
                 seen.page.locator(".compare-words select").nth(number).select_option(variant)
             studio.take(seen, "matrix-case-dark")
 

@@ -204,6 +204,22 @@ def test_a_matrix_of_which_nothing_has_begun_is_refused(tmp_path: Path) -> None:
         leaderboard(tmp_path / "elsewhere")
 
 
+def test_cases_that_a_prompt_changes_are_compared_in_a_matrix_and_left_out_of_other_runs(tmp_path: Path) -> None:
+    """A prompt of a matrix changes only the cases that have no system prompt of their own, perhaps few of them."""
+    other = "b" * 16
+    records = {
+        "a": [outcome("p", number) for number in range(10)],
+        "b": [outcome("f", n, **({"case_fp": other} if n < 3 else {})) for n in range(10)],
+    }
+    variants = matrix_of(tmp_path, records)
+    as_a_matrix = by_name(rank(variants))["b"].against_best
+    as_runs = by_name(leaderboard([one.run for one in variants.runs]))["b"]
+    assert as_a_matrix is not None
+    assert as_runs.against_best is not None
+    assert (as_a_matrix.change.cases, as_runs.against_best.change.cases) == (10, 7)
+    assert "3 of 10 cases were edited in between and are left out" in as_runs.notes
+
+
 def test_other_suites_and_scorers_are_noted(tmp_path: Path) -> None:
     finished(tmp_path / "a", "pppp")
     finished(tmp_path / "b", "ppff", scorers=("contains",))

@@ -53,7 +53,7 @@ def test_the_text_names_the_best_those_like_it_and_the_worse(tmp_path: Path) -> 
     assert re.search(r"^\* large +95\.0% 83\.1% – 99\.4% ", text, flags=re.M)
     assert re.search(r"^= medium +−5\.0 points .* p = 0\.5\b", text, flags=re.M)
     assert "cases would tell" in text
-    assert "Holm's correction counts all 3 pairs of variants" in text
+    assert "Holm's correction counts all 3 pairs that differ" in text
     assert "costs in USD" in text
 
 

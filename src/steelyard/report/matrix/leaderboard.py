@@ -127,7 +127,8 @@ def rank(variants: VariantRuns, *, with_edited: bool = False) -> Leaderboard:
     if not variants.runs:
         raise ConfigurationError("a leaderboard needs at least one run")
     loaded = [RunCases(one.run) for one in variants.runs]
-    field = _Field(loaded, with_edited=with_edited)
+    # The variants of a matrix ask the same cases, however they ask them.
+    field = _Field(loaded, with_edited=with_edited or variants.place is not None)
     order = [*field.order, *(number for number in range(len(loaded)) if number not in field.order)]
     standings = [_standing(variants.runs[number], field, number) for number in order]
     pareto_by = _mark_front([one for one in standings if one.rank is not None])
@@ -322,6 +323,8 @@ def _differences(pairs: Pairs) -> Iterator[str]:
             yield f"another suite than the best: {other.manifest.suite}"
         if best.manifest.scorers != other.manifest.scorers:
             yield "scored by other scorers than the best"
+        elif pairs.graded_otherwise and len(pairs) == pairs.shared:
+            yield f"{counted(pairs.graded_otherwise, 'case')} expected another answer than with the best"
     if len(pairs) < pairs.shared:
         yield f"{len(pairs.edited):,} of {pairs.shared:,} cases were edited in between and are left out"
     if pairs.shared < max(len(best.ids), len(other.ids)):

@@ -103,7 +103,7 @@ def how_tested(board: Leaderboard) -> str:
     """How p is to be read."""
     if board.pairs_tested <= 1:
         return ""
-    return f"Holm's correction counts all {board.pairs_tested:,} pairs of variants, as any of them could have been best"
+    return f"Holm's correction counts all {board.pairs_tested:,} pairs that differ, as any variant could have been best"
 
 
 def _table(board: Leaderboard) -> list[str]:
