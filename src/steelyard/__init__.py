@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from steelyard.run.matrix_runner import MatrixResult, MatrixRunner
     from steelyard.run.options import RunOptions
     from steelyard.run.result import Result
+    from steelyard.run.run_metrics import MetricValue
     from steelyard.run.runner import Runner
     from steelyard.scoring.judge.judge import Judge
     from steelyard.stats.metrics import Metrics
@@ -57,6 +58,7 @@ _HOMES = {
     "EvalSet": "steelyard.suite.evalset",
     "EvaluationDataStore": "steelyard.cache.store",
     "Hook": "steelyard.run.hooks",
+    "MetricValue": "steelyard.run.run_metrics",
     "InvocationContext": "steelyard.protocols",
     "InvocationResponse": "steelyard.records",
     "JournalError": "steelyard.errors",
@@ -118,6 +120,7 @@ __all__ = [
     "LocalFileTaskResultStore",
     "MatrixResult",
     "MatrixRunner",
+    "MetricValue",
     "Metrics",
     "ProcessEngine",
     "RayEngine",

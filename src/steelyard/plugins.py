@@ -25,7 +25,7 @@ from steelyard.protocols import SandboxProvider
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-Kind: TypeAlias = Literal["targets", "scorers", "stores", "reports", "prompts", "sandboxes", "hooks"]
+Kind: TypeAlias = Literal["targets", "scorers", "stores", "reports", "prompts", "sandboxes", "run_metrics", "hooks"]
 
 _JUDGE_PROMPTS = "steelyard.scoring.judge.prompts"
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
@@ -83,12 +83,19 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "instruction_following_v1": f"{_JUDGE_PROMPTS}:INSTRUCTION_FOLLOWING_V1",
     },
     "sandboxes": {"bubblewrap": "steelyard.workspace.sandbox:Bubblewrap"},
+    "run_metrics": {
+        "accuracy": "steelyard.run.run_metrics:Accuracy",
+        "classification": "steelyard.run.run_metrics:Classification",
+        "corpus_bleu": "steelyard.run.run_metrics:CorpusBleu",
+        "majority": "steelyard.run.run_metrics:Majority",
+    },
     "hooks": {
         "mlflow": "steelyard.integrations.mlflow:MlflowHook",
         "webhook": "steelyard.integrations.webhook:Webhook",
     },
 }
 _NOUNS: Mapping[Kind, str] = {
+    "run_metrics": "run metric",
     "targets": "target",
     "scorers": "scorer",
     "stores": "store",

@@ -10,7 +10,7 @@ from steelyard.cli.output import show, show_json
 from steelyard.plugins import Kind, Plugin, plugins_of
 from steelyard.stats.formatting import safe_text
 
-_TITLES: dict[Kind, str] = {"reports": "report formats", "prompts": "judge prompts"}
+_TITLES: dict[Kind, str] = {"run_metrics": "run metrics", "reports": "report formats", "prompts": "judge prompts"}
 
 
 @click.command("plugins")

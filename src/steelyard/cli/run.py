@@ -328,6 +328,7 @@ def _runner_from(path: str, built: BuiltSuite, scorers: Sequence[Scorer], engine
             workspace=built.workspace,
             case_limits=built.case_limits,
             hooks=built.hooks,
+            run_metrics=built.run_metrics,
             options=_options_of(built),
             engine=workers,
         )

@@ -89,6 +89,7 @@ def command(
         runner.scorers,
         workspace=runner.workspace,
         hooks=runner.hooks,
+        run_metrics=runner.run_metrics,
         options=options,
         engine=LocalEngine(grace=CALLS_SECONDS),
         token=token,

@@ -205,6 +205,7 @@ class SuiteTests(SuiteCollector, pytest.File):
             workspace=built.workspace,
             case_limits=built.case_limits,
             hooks=built.hooks,
+            run_metrics=built.run_metrics,
             options=options,
             engine=engine,
         )

@@ -230,6 +230,9 @@ def _not_usable(rule: Rule, value: float | None, metrics: Metrics, allowed: Coll
 
 
 def _why_unknown(rule: Rule, metrics: Metrics) -> str:
+    metric = (metrics.run_metrics or {}).get(rule.name.removeprefix("metric."))
+    if rule.name.startswith("metric.") and metric is not None and metric.error:
+        return f"the metric failed: {metric.error}"
     if rule.name.startswith("pass_rate_corrected"):
         if metrics.correction and metrics.correction.why_not:
             return metrics.correction.why_not

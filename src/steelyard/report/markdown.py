@@ -12,7 +12,7 @@ from steelyard.records import Record
 from steelyard.report.case import as_text, question
 from steelyard.report.headline import notices
 from steelyard.report.records import Expectations, RunRecords, SuiteCase, open_suite, state_of, why_failed
-from steelyard.report.summary import interval_of, score_rows, slice_rows
+from steelyard.report.summary import interval_of, metric_rows, score_rows, slice_rows
 from steelyard.run.result import Result
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import counted, format_number, format_time, one_line
@@ -98,6 +98,8 @@ def _figures(metrics: Metrics) -> Iterator[list[str]]:
         for label, value, part, note in score_rows(score):
             named = f"score {code(name, 60)}{label and ' '}{code(label, 60)}{advisory}"
             yield [named, f"{value or '–'} ({part})", (_escaped(note) if score.unit else note).removeprefix("95 % CI ")]
+    for name, value, of, note in metric_rows(metrics):
+        yield [code(name, 60), f"{value} ({of})" if of else value, _escaped(note).replace("&#46;", ".")]
     trials = metrics.trials
     if trials and trials.trials > 1 and trials.cases:
         yield ["flaky cases", f"{trials.flaky:,} of {trials.cases:,} in {trials.trials:,} trials", ""]

@@ -27,6 +27,7 @@ from steelyard.stats.metrics import (
     Metrics,
     NodeMetrics,
     PercentileMetrics,
+    RunMetric,
     ScoreMetrics,
     SendCounts,
     SliceMetrics,
@@ -62,6 +63,7 @@ _FEWEST_CASES = 10
 """Below this many cases a mean score is said to be of too few."""
 _WIDTH = 80
 _MAX_ID_CHARS = 40
+_MAX_METRICS = 30
 _MAX_SLICES = 20
 _MAX_SLICE_CHARS = 20
 _MAX_LABELS = 8
@@ -74,7 +76,7 @@ def summary(metrics: Metrics, place: str | None = None) -> str:
     repeated = trial_lines(metrics.trials) if metrics.trials else []
     speed, cost, errors = _speed(metrics), cost_lines(metrics), _errors(metrics)
     nodes = node_lines(metrics.nodes or {})
-    quality = [_quality(metrics), judges, repeated, slice_lines(metrics)]
+    quality = [_quality(metrics), judges, repeated, _run_metrics(metrics), slice_lines(metrics)]
     parts = [_headline(metrics), _sending(metrics), *quality, speed, nodes, cost, errors]
     if place is not None:
         parts.append([f"results in {safe_text(place)}"])
@@ -241,6 +243,31 @@ def limit_lines(metrics: Metrics) -> list[str]:
         what = f"{counted(dropped.files, 'file')}, {format_bytes(dropped.bytes)}"
         lines.append(f"  not kept of {counted(dropped.cases, 'case')}: {what} (max_disk is used up)")
     return lines
+
+
+def metric_rows(metrics: Metrics, most: int = _MAX_METRICS) -> list[tuple[str, str, str, str]]:
+    """What functions over all records give: name, figure, of how many, and its interval or why there is none."""
+    found = list((metrics.run_metrics or {}).items())
+    rows = [(name, *_metric(metric)) for name, metric in found[:most]]
+    if len(found) > most:
+        rows.append((f"and {len(found) - most:,} more", "", "", ""))
+    return rows
+
+
+def _metric(metric: RunMetric) -> tuple[str, str, str]:
+    of = "" if metric.n is None else f"n {metric.n:,}"
+    if metric.value is None:
+        return "–", of, f"failed: {metric.error}" if metric.error else ""
+    shape = "{:.3f}" if abs(metric.value) <= 1 and not metric.unit else "{:,.4g}"
+    ends = "" if metric.ci95 is None else "95 % CI " + " – ".join(map(shape.format, metric.ci95))
+    return shape.format(metric.value), of, " ".join(filter(None, (ends, metric.unit)))
+
+
+def _run_metrics(metrics: Metrics) -> list[str]:
+    rows = [(trim(safe_text(name), _MAX_ID_CHARS), value, of, note) for name, value, of, note in metric_rows(metrics)]
+    width, share = (max((len(row[column]) for row in rows), default=0) for column in (0, 2))
+    lines = (f"  {name:<{width}}  {value:>7}  {of:>{share}}  {safe_text(note)}" for name, value, of, note in rows)
+    return [trim(line.rstrip(), _WIDTH) for line in lines]
 
 
 class SliceRow(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What is found out from the records of a run once they are all there: its slices."""
+"""What is found out from the records of a run once they are all there: its slices, and the metrics of a whole run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from steelyard.errors import ConfigurationError, RunCancelled
 from steelyard.journal.manifest import Manifest
 from steelyard.journal.reader import iter_records
 from steelyard.records import Record
-from steelyard.stats.metrics import Metrics, SliceMetrics
+from steelyard.run.run_metrics import NamedMetric
+from steelyard.stats.metrics import Metrics, RunMetric, SliceMetrics
 from steelyard.stats.slices import Slices
 
 Records: TypeAlias = Callable[[], Iterator[Record]]
@@ -23,6 +24,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """What the records of a run say beyond the figures that are counted as they come."""
 
     slices: list[SliceMetrics] | None = None
+    run_metrics: dict[str, RunMetric] | None = None
 
 
 class Analysed(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,21 +35,31 @@ class Analysed(msgspec.Struct, frozen=True, kw_only=True):
     by_case: bool = True
     """Whether trials of a case, and cases of a group, count together; not in a load run."""
     load: bool = False
+    run_metrics: tuple[NamedMetric, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.by)
+        return bool(self.by or self.run_metrics)
 
     def of(self, records: Records, check: Callable[[], None] = lambda: None) -> Analysis:
         """Read the records and find it out; `check` is called now and then and may raise to give up."""
-        return Analysis(slices=self._slices(records, check) if self.by else None)
+        found: dict[str, RunMetric] = {}
+        for metric in self.run_metrics:
+            found |= metric.figures(_checked(records(), check))
+        slices = self._slices(_checked(records(), check)) if self.by else None
+        return Analysis(slices=slices, run_metrics=found if self.run_metrics else None)
 
-    def _slices(self, records: Records, check: Callable[[], None]) -> list[SliceMetrics]:
+    def _slices(self, records: Iterator[Record]) -> list[SliceMetrics]:
         slices = Slices(self.by, trials=self.trials, by_case=self.by_case, load=self.load)
-        for number, record in enumerate(records()):
-            if number % 1024 == 0:
-                check()
+        for record in records:
             slices.add(record)
         return slices.to_metrics()
+
+
+def _checked(records: Iterator[Record], check: Callable[[], None]) -> Iterator[Record]:
+    for number, record in enumerate(records):
+        if number % 256 == 0:
+            check()
+        yield record
 
 
 def asked_of(manifest: Manifest | None) -> Analysed:

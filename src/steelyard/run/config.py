@@ -26,6 +26,7 @@ from steelyard.run.options import (
     read_suite_options,
     run_checks,
 )
+from steelyard.run.run_metrics import NamedMetric, as_run_metrics
 from steelyard.scoring.base import LIMIT_NAMES, FunctionScorer, as_scorer, as_scorers, read_limits
 from steelyard.scoring.pipeline import LimitedScorer
 from steelyard.stats.metrics import slice_of
@@ -148,6 +149,7 @@ class BuiltSuite(msgspec.Struct, frozen=True, kw_only=True):
     case_limits: CaseLimits | None = None
     engine: EngineChoice = EngineChoice()
     hooks: Sequence[object] = ()
+    run_metrics: Sequence[object] = ()
 
 
 class BuiltMatrix(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,6 +258,7 @@ def _build(file: SuiteFile) -> BuiltSuite:
         case_limits=_case_limits(file),
         engine=_engine_choice(file),
         hooks=_build_hooks(file),
+        run_metrics=_build_run_metrics(file),
     )
 
 
@@ -413,26 +416,42 @@ def _build_scorers(file: SuiteFile) -> list[Scorer]:
 
 def _build_hooks(file: SuiteFile) -> list[object]:
     """The suite's hooks: a name with its arguments, or `python:` with a class or an object of your own."""
-    made: list[object] = []
-    for number, raw in enumerate(file.hooks):
-        where = f"hooks[{number}]"
-        name, arguments = _name_and_arguments(raw, where, file.path)
-        if name == "python":
-            where = f"{where}.python"
-            reference, arguments = _own_object(file.path, arguments, where)
-            found = _load_argument(file.path, reference, where)
-        else:
-            found = _found("hooks", name, where, file.path)
-        if inspect.isclass(found):
-            made.append(_make(found, arguments, f"{where}.{name}" if name != "python" else where, file.path))
-        elif arguments:
-            raise SuiteError(f"{where}: that is a hook already, which takes no arguments", path=file.path)
-        else:
-            made.append(found)
+    made = [_made(file, "hooks", number, raw, lambda found, _: found) for number, raw in enumerate(file.hooks)]
     try:
         return as_hooks(made)
     except ConfigurationError as error:
         raise SuiteError(f"hooks: {error}", path=file.path) from error
+
+
+def _build_run_metrics(file: SuiteFile) -> list[NamedMetric]:
+    """The suite's functions over all records: a name with its arguments, or `python:` with one of your own."""
+    try:
+        return as_run_metrics(
+            [_made(file, "run_metrics", number, raw, NamedMetric) for number, raw in enumerate(file.run_metrics)]
+        )
+    except SuiteError:
+        raise
+    except ConfigurationError as error:
+        raise SuiteError(f"run_metrics: {error}", path=file.path) from error
+
+
+def _made(file: SuiteFile, kind: Kind, number: int, raw: Any, named: Callable[[Any, str | None], object]) -> object:
+    """What one item of a list names: a class is made with its arguments, a function may be given a `name`."""
+    where = f"{kind}[{number}]"
+    name, arguments = _name_and_arguments(raw, where, file.path)
+    if name == "python":
+        where = f"{where}.python"
+        reference, arguments = _own_object(file.path, arguments, where)
+        found = _load_argument(file.path, reference, where)
+    else:
+        found = _found(kind, name, where, file.path)
+    if inspect.isclass(found):
+        return _make(found, arguments, f"{where}.{name}" if name != "python" else where, file.path)
+    given = arguments or {}
+    if any(key != "name" or kind == "hooks" for key in given):
+        what = "a hook already, which takes no arguments" if kind == "hooks" else "a function: it takes a name alone"
+        raise SuiteError(f"{where}: that is {what}", path=file.path)
+    return named(found, given.get("name"))
 
 
 def _build_scorer(file: SuiteFile, name: str, arguments: Any, where: str) -> object:

@@ -205,6 +205,7 @@ class RunDirectory:
             same_lines
             and (old.planned, old.calibrations) == (manifest.planned, manifest.calibrations)
             and set(old.options.get("by") or ()) == set(manifest.options.get("by") or ())
+            and old.run_metrics == msgspec.to_builtins(manifest.run_metrics)
         )
 
     def _reopen(self) -> None:

@@ -52,6 +52,7 @@ from steelyard.run.options import RunOptions
 from steelyard.run.plan import Plan, cycling, manifest_of, plan_of, read_session
 from steelyard.run.recorder import Recorder
 from steelyard.run.result import Result, about_run
+from steelyard.run.run_metrics import NamedMetric
 from steelyard.run.send_policy import Endpoints, SendPolicy
 from steelyard.run.stop_rules import DecidedStop, StopRules
 from steelyard.scoring.base import takes_context
@@ -111,6 +112,7 @@ class Execution:
         workspace: Workspace | None = None,
         case_limits: CaseLimits | None = None,
         hooks: Sequence[object] = (),
+        run_metrics: Sequence[NamedMetric] = (),
         token: CancellationToken | None = None,
         suite_file: str | None = None,
         scored_from: str | None = None,
@@ -142,6 +144,7 @@ class Execution:
         self._is_analysed = False
         self._decided: DecidedStop | None = None
         self._hooks = Hooks(hooks)
+        self._run_metrics = run_metrics
         self._result: Result | None = None
         self._unfollow: Callable[[], None] | None = None
         self._session: Session | None = None
@@ -266,6 +269,7 @@ class Execution:
             manifest,
             calibrations=_calibrations(self._scorers),
             variant={} if self._part is None else self._part.axes,
+            run_metrics=[dict(metric.identity()) for metric in self._run_metrics],
         )
         if self._options.output_path is not None:
             self._directory = RunDirectory(Path(self._options.output_path), mode)
@@ -289,6 +293,7 @@ class Execution:
             trials=options.trials,
             by_case=not options.is_load and (options.trials > 1 or plan.groups is not None),
             load=options.is_load,
+            run_metrics=tuple(self._run_metrics),
         )
         self._recorder = self._recover(plan)
         if self._directory is not None and self._directory.is_up_to_date(self._manifest, self._recorder):
@@ -696,6 +701,7 @@ class Execution:
             load=self._options.is_load,
             decided=None if self._decided is None else self._decided.to_metrics(counts.not_asked),
             slices=self._analysis.slices,
+            run_metrics=self._analysis.run_metrics,
             sent=partial(
                 self._send_policy.to_metrics,
                 tally,

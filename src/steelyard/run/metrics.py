@@ -22,6 +22,7 @@ from steelyard.stats.metrics import (
     LimitMetrics,
     Metrics,
     NotKept,
+    RunMetric,
     ScoreMetrics,
     SliceMetrics,
     TrialMetrics,
@@ -117,6 +118,7 @@ def compose(
     load: bool = False,
     decided: DecidedMetrics | None = None,
     slices: list[SliceMetrics] | None = None,
+    run_metrics: dict[str, RunMetric] | None = None,
     limits: Mapping[str, LimitMetrics] | None = None,
     not_kept: NotKept | None = None,
     sent: Callable[[Mapping[str, float | None]], Mapping[str, Any]] | None = None,
@@ -177,6 +179,7 @@ def compose(
         trials=trials if trials is not None and repeated else UNSET,
         decided=UNSET if decided is None else decided,
         slices=UNSET if slices is None else slices,
+        run_metrics=UNSET if run_metrics is None else run_metrics,
     )
 
 

@@ -16,6 +16,7 @@ from steelyard.run.execution import Execution, MatrixPart
 from steelyard.run.hooks import as_hooks
 from steelyard.run.options import RunChanges, RunOptions
 from steelyard.run.result import Result
+from steelyard.run.run_metrics import as_run_metrics
 from steelyard.scoring.base import as_scorers
 from steelyard.stats.figures import parse_progress_bar_stats
 from steelyard.suite.evalset import EvalSet
@@ -28,7 +29,8 @@ class Runner:
     """Runs a suite against a target: many cases at once, surviving crashes, resuming by itself.
 
     With a `workspace`, each attempt at a case gets its own folder; `case_limits` are limits for each attempt.
-    `hooks` are called at the start, for each record and at the end: see `Hook`.
+    `hooks` are called at the start, for each record and at the end: see `Hook`. `run_metrics` are functions over all
+    records, called once these are there.
     `RunOptions` lists the options; they are keywords here and may be overridden in `run()`. `suite_file` and
     `scored_from` are for run.json: where the suite was read from, and the run whose answers are scored again.
     """
@@ -42,6 +44,7 @@ class Runner:
         workspace: Workspace | None = None,
         case_limits: CaseLimits | None = None,
         hooks: Iterable[object] = (),
+        run_metrics: Iterable[object] = (),
         options: RunOptions | None = None,
         engine: Engine | None = None,
         token: CancellationToken | None = None,
@@ -68,6 +71,7 @@ class Runner:
         self.workspace = workspace
         self.case_limits = read_case_limits(case_limits)
         self.hooks = as_hooks(hooks)
+        self.run_metrics = as_run_metrics(run_metrics)
         self.engine = engine
         self.token = token
         self.suite_file = suite_file
@@ -100,6 +104,7 @@ class Runner:
             workspace=self.workspace,
             case_limits=self.case_limits,
             hooks=self.hooks,
+            run_metrics=self.run_metrics,
             token=self.token,
             suite_file=self.suite_file,
             scored_from=self.scored_from,

@@ -357,6 +357,18 @@ class SliceMetrics(msgspec.Struct, kw_only=True):
         return {**dict(values(self)), **times}
 
 
+class RunMetric(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a function over all records gives: a figure, or why there is none."""
+
+    value: float | None
+    ci95: Interval | None = None
+    unit: str | None = None
+    better: Better | None = None
+    n: int | None = None
+    """Of how many records or cases it is."""
+    error: str | None = None
+
+
 class Metrics(msgspec.Struct, kw_only=True):
     """The figures of a run: what `metrics.json` holds, field by field.
 
@@ -453,6 +465,8 @@ class Metrics(msgspec.Struct, kw_only=True):
     load: LoadMetrics | UnsetType = UNSET
     trials: TrialMetrics | UnsetType = UNSET
     decided: DecidedMetrics | UnsetType = UNSET
+    run_metrics: dict[str, RunMetric] | UnsetType = UNSET
+    """What the suite's `run_metrics` give, by name; rules call them `metric.NAME`."""
     slices: list[SliceMetrics] | UnsetType = UNSET
     """By each key that was asked for, in `by`: the figures of the cases that share a value."""
 
@@ -503,7 +517,11 @@ def without_judge(score: ScoreMetrics) -> str:
 def figures(metrics: Metrics) -> dict[str, float | None]:
     """Every figure of a run by the name that rules, objectives and reports call it; None for one that is not known."""
     sliced = {f"{name}{one.name}": value for one in metrics.slices or () for name, value in one.figures().items()}
-    return {**dict(values(metrics)), **metrics.stats, FAILURE_RATE: metrics.failure_rate, **sliced}
+    computed: dict[str, float | None] = {}
+    for name, metric in (metrics.run_metrics or {}).items():
+        low, high = metric.ci95 or (None, None)
+        computed |= {f"metric.{name}": metric.value, f"metric.{name}.ci_low": low, f"metric.{name}.ci_high": high}
+    return {**dict(values(metrics)), **metrics.stats, FAILURE_RATE: metrics.failure_rate, **computed, **sliced}
 
 
 @functools.cache
@@ -538,7 +556,7 @@ def figure_of(name: str) -> Figure | None:
     """What is known of a figure by its name alone; None for a name that no run's figure has."""
     if (of_slice := slice_of(name)) is not None:
         return _slice_figures().get(of_slice[0]) or figure_of(of_slice[0])
-    found = fixed_figures().get(name)
+    found = _MEAN if name.startswith("metric.") else fixed_figures().get(name)
     if found is not None:
         return found
     return next((figure for expression, figure in _open_figures() if expression.fullmatch(name)), None)

@@ -28,14 +28,14 @@ else:
 KEYS = (
     "id", "description", "target", "targets", "prompts", "params", "workspace", "solution", "case_limits",
     "system_prompt", "cases", "fields", "group", "examples", "attachments_from", "scorers", "run", "prices", "gate",
-    "hooks", "by",
+    "hooks", "by", "run_metrics",
 )  # fmt: skip
 MAX_DEPTH = 100  # levels of nesting
 _MAX_NODES = 1_000_000
 """Values that a suite file's aliases may stand for, written out; more where the file itself has as many."""
 _EXPANDED = (
     "id", "target", "targets", "params", "workspace", "solution", "case_limits", "cases", "examples",
-    "attachments_from", "scorers", "run", "prices", "gate", "hooks",
+    "attachments_from", "scorers", "run", "prices", "gate", "hooks", "run_metrics",
 )  # fmt: skip
 """The keys in which `${NAME}` is replaced; not in the words of prompts and inline cases, which may have their own."""
 _variable = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_][A-Za-z0-9_]*)(:-((?:[^{}]|\{[^{}]*\})*))?\}|\$\{[^}]*\}?")
@@ -68,6 +68,7 @@ class SuiteFile:
     prices: dict[str, Any] = field(default_factory=dict)
     gate: dict[str, Any] = field(default_factory=dict)
     hooks: list[Any] = field(default_factory=list)
+    run_metrics: list[Any] = field(default_factory=list)
     by: list[Any] = field(default_factory=list)
     """The metadata keys whose slices reports show."""
 
@@ -143,6 +144,7 @@ def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> Suite
         gate=value("gate", dict, "a mapping") or {},
         hooks=value("hooks", list, "a list") or [],
         by=value("by", list, "a list of metadata keys") or [],
+        run_metrics=value("run_metrics", list, "a list") or [],
     )
 
 
