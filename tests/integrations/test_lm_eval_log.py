@@ -71,6 +71,13 @@ def test_repeats_are_one_record_as_they_are_scored_together(tmp_path: Path) -> N
     assert (sample.response.response_text, sample.case.prompt, sample.scores["exact_match"].value) == ("a", "Q?", 1.0)
 
 
+def test_without_arguments_the_document_stands_for_the_question(tmp_path: Path) -> None:
+    (tmp_path / "s.jsonl").write_text('{"doc_id": 1, "doc": {"q": "x"}, "resps": [["a"]], "acc": 1.0}\n')
+    ended = run_cli(tmp_path, "import", "s.jsonl", "-o", "RUN")
+    assert ended.code == 0, ended.err
+    assert by_id(tmp_path / "RUN")["1"].input_prompt == '{"q":"x"}'
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -14,6 +14,7 @@ import pytest
 
 from steelyard import EvalCase, EvalSet, Runner
 from steelyard.errors import ConfigurationError
+from steelyard.journal.lock import RunLock
 from steelyard.report.labels import LabelSession
 from steelyard.run.audit import draw
 from steelyard.run.labels import own_labels, read_labels
@@ -226,6 +227,12 @@ def test_what_cannot_be_labelled_is_refused(tmp_path: Path, place: Path) -> None
     ended = run_cli(tmp_path, "calibrate", "RUN/../empty")
     assert ended.code == 2
     assert "has no labels: `steelyard label" in ended.err
+
+
+def test_a_run_that_is_being_written_is_not_labelled_yet(place: Path) -> None:
+    with RunLock(place), pytest.raises(ConfigurationError, match="is being written by process"):
+        LabelSession(place, "anna")
+    assert LabelSession(place, "anna").current is not None
 
 
 def test_plain_labels_by_hand_still_work(place: Path, tmp_path: Path) -> None:

@@ -125,6 +125,19 @@ def test_the_page_breaks_no_rule_and_shows_everything_as_text(chromium: Browser,
         seen.page.wait_for_selector("html[data-ready=done]")
 
 
+def test_in_a_folder_each_run_has_a_link_to_its_labels(chromium: Browser, tmp_path: Path) -> None:
+    audited_run(tmp_path / "runs")
+    with (
+        served(tmp_path / "runs", labeller="anna") as server,
+        opened(chromium, server.address, ready="html[data-ready=runs]") as seen,
+    ):
+        seen.page.get_by_role("link", name="RUN").click()
+        seen.page.get_by_role("link", name="Label answers").click()
+        seen.page.wait_for_selector("html[data-ready]")
+        press(seen.page, "p")
+        assert seen.page.locator("#progress").inner_text().startswith("1 of 76 done")
+
+
 class Client:
     """A browser as far as the server can tell, with the token's cookie and the page's secret."""
 

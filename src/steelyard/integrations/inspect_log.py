@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -9,7 +10,6 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -176,7 +176,7 @@ class InspectLog:
         self._started = _time(header.stats.started_at)
         self._model = header.eval.model
         with path.open("rb") as file:
-            digest = sha256(file.read()).hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         self.about = LogAbout(
             tool=TOOL,
             tool_version=header.eval.packages.get("inspect_ai"),
@@ -218,7 +218,7 @@ class InspectLog:
 
     def _sample(self, sample: _Sample) -> LogSample:
         put_back = _attached(sample.attachments)
-        asked = put_back(sample.input)
+        asked = put_back(sample.input) or ""
         target = put_back(sample.target)
         metadata = dict(put_back(sample.metadata))
         if sample.choices:

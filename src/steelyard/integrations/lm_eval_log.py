@@ -97,6 +97,8 @@ class LmEvalLog:
         scores: dict[str, LogScore] = {}
         first = _decode_line(next(iter(lines.values())))
         asked, choices = _asked(first.arguments)
+        if asked is None:  # an older version, or an unusual task: the document is what is known
+            asked = msgspec.json.encode(first.doc).decode()
         text = _answer(first, choices)
         for name, line in lines.items():
             raw, one = msgspec.json.decode(line), _decode_line(line)

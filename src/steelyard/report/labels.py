@@ -13,6 +13,7 @@ import msgspec
 from steelyard.errors import ConfigurationError
 from steelyard.journal.files import LABELS
 from steelyard.journal.labels import PASS_FAIL, Action, GivenLabel, LabelLog, answer_digest, given
+from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import read_manifest
 from steelyard.records import Record
 from steelyard.report.case import ChatMessage, as_text, question, turns
@@ -78,6 +79,11 @@ class LabelSession:
         self._records = RunRecords(run)
         self._asked = asked or _asked_of(run, suite)
         self._log = LabelLog(run)
+        if (writer := is_locked(run)) is not None:
+            raise ConfigurationError(
+                f"{run} is being written by process {writer.pid or '?'}: label it when it has ended, "
+                "as the sample would change with each new answer"
+            )
         if not len(self._records):
             raise ConfigurationError(f"{run} has no answers to label")
         settings = self._log.begin(count=count, seed=seed, grades=grades)

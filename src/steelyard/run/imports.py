@@ -174,6 +174,8 @@ class _Seen:
         """The cases of a log, each once, while all else is noted."""
         for sample in log.samples():
             place = (sample.case.id, sample.trial)
+            if not sample.case.id:
+                raise ConfigurationError("the log has a sample without an id")
             if place in self.places:
                 raise ConfigurationError(f"the log has two samples of {sample.case.id!r}, trial {sample.trial + 1}")
             self.places.add(place)
