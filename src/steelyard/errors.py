@@ -12,6 +12,7 @@ SteelyardError
 │   └── RunVersionError       its figures were written by another version of Steelyard
 ├── RunCancelled              cancelled before its first call; nothing was asked    (exit 130)
 ├── JournalError              the disk failed: what is on it is valid and resumable (exit 3)
+├── WorkersLost               the engine's workers are gone; the run can be resumed (exit 3)
 ├── StoreError                the cache failed (steelyard.cache); a run warns and continues
 ├── CaseLimitReached          a limit of a case (case_limits) was reached; an outcome, not an error
 ├── CountsError               planned ≠ ok + error + cancelled + not started        (exit 3)
@@ -165,6 +166,10 @@ class RunCancelled(SteelyardError):
 
 class JournalError(SteelyardError, OSError):
     """The disk refused a write; everything before it is intact."""
+
+
+class WorkersLost(SteelyardError):
+    """No worker of the engine can be reached any more; what has finished is on disk, and the run can be resumed."""
 
 
 class CountsError(SteelyardError):

@@ -71,7 +71,7 @@ def _run(args: list[str] | None) -> int:
 
 
 def _exit_code(error: Exception) -> int:
-    from steelyard.errors import ConfigurationError, JournalError, RunCancelled, RunRefused
+    from steelyard.errors import ConfigurationError, JournalError, RunCancelled, RunRefused, WorkersLost
 
     if isinstance(error, (ConfigurationError, RunRefused)):
         say(str(error))
@@ -79,6 +79,9 @@ def _exit_code(error: Exception) -> int:
     if isinstance(error, RunCancelled):
         say(str(error))
         return INTERRUPTED
+    if isinstance(error, WorkersLost):
+        say(f"{error}; what has finished is on disk, and the same command resumes the run")
+        return BROKEN
     if isinstance(error, JournalError):
         say(f"{error.strerror}; everything before it is intact and can be resumed")
         return BROKEN

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from steelyard.cli.click_types import flags_of, given_options, target_changes, target_flags
-from steelyard.cli.main import TOO_MANY_ERRORS
+from steelyard.cli.main import BROKEN, TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import choose_place, command_again, does_again, remove_if_unused
 from steelyard.cli.run_control import (
@@ -26,7 +26,7 @@ from steelyard.cli.run_control import (
 )
 from steelyard.engine.base import CancellationToken, Engine
 from steelyard.engine.local import LocalEngine
-from steelyard.errors import ConfigurationError, describe
+from steelyard.errors import ConfigurationError, WorkersLost, describe
 from steelyard.plugins import load_object
 from steelyard.protocols import Scorer
 from steelyard.report.summary import summary
@@ -186,12 +186,17 @@ def _run(runner: Runner, gate: Gate, flags: RunFlags, entry: OpenMode) -> int:
     place = Path(runner.options.output_path or "")
     again = command_again(place)
     assert runner.token is not None
-    ending = run_interruptibly(
-        lambda: runner.run(**msgspec.structs.asdict(entry)),
-        again,
-        token=runner.token,
-        read_partial=lambda reason: partial_result(place, reason),
-    )
+    try:
+        ending = run_interruptibly(
+            lambda: runner.run(**msgspec.structs.asdict(entry)),
+            again,
+            token=runner.token,
+            read_partial=lambda reason: partial_result(place, reason),
+        )
+    except WorkersLost as error:
+        say(f"{error}; what has finished is on disk")
+        say(f"resume with: {again}")
+        return BROKEN
     if ending.result is None:
         say(f"resume with: {command_again(place, begun=False)}")
         return ending.signal_code

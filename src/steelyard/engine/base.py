@@ -56,6 +56,9 @@ class Engine(ABC):
         May take seconds: not for the event loop.
         """
 
+    def check_sent(self, objects: Sequence[object]) -> None:  # noqa: B027 - nothing is sent within a process
+        """Raise ConfigurationError, before anything is sent, when one of these must not leave this process."""
+
     def check_workspaces(self) -> None:  # noqa: B027 - an engine of this machine can run cases in workspaces
         """Raise ConfigurationError when this engine cannot run cases that have workspaces."""
 

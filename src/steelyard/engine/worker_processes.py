@@ -260,6 +260,10 @@ class ProcessPool:
         """Never: a socket pair ends with the process at its other end."""
         return False
 
+    def why_lost(self, error: Exception) -> str:
+        """Say in a line how a worker died."""
+        return describe(error).partition("\n")[0]
+
     def cause(self, error: Exception) -> Exception:
         """Return what a worker raised."""
         return error

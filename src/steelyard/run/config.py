@@ -25,6 +25,7 @@ from steelyard.run.options import (
     parse_count_or_auto,
     read_suite_options,
     run_checks,
+    true_or_false,
 )
 from steelyard.run.run_metrics import NamedMetric, as_run_metrics
 from steelyard.scoring.base import LIMIT_NAMES, FunctionScorer, as_scorer, as_scorers, read_limits
@@ -91,10 +92,21 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
 
+    strict_workers: Annotated[
+        bool,
+        Option(
+            flags=("--strict-workers",),
+            help="End the run when a node of the Ray cluster does not match, instead of leaving it out.",
+            sweep="End the sweep when a node of the Ray cluster does not match, instead of leaving it out.",
+            check=true_or_false,
+        ),
+    ] = False
+
     def __post_init__(self) -> None:
         run_checks(self)
-        if self.engine == "local" and self.ray_address is not None:
-            raise ConfigurationError("ray_address goes with the engine ray, got the engine local")
+        for name in ("ray_address", "strict_workers"):
+            if self.engine == "local" and getattr(self, name):
+                raise ConfigurationError(f"{name} goes with the engine ray, got the engine local")
 
     def replace(self, **changes: Any) -> EngineChoice:
         """The same with some of it changed."""
@@ -111,7 +123,13 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
         from steelyard.engine.ray.engine import RayEngine
 
         workers = None if self.workers == "auto" else self.workers
-        return RayEngine(self.ray_address, workers=workers, grace=grace, working_dir=working_dir.resolve())
+        return RayEngine(
+            self.ray_address,
+            workers=workers,
+            grace=grace,
+            working_dir=working_dir.resolve(),
+            strict_workers=self.strict_workers,
+        )
 
 
 RUN_KEYS = tuple(

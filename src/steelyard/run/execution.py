@@ -254,6 +254,7 @@ class Execution:
             self._check_limits(self._case_limits.names)
         # Refuse a bad suite before a directory is touched. A one-shot can be read only once, into the directory.
         plan = None if self._suite.one_shot else self._make_plan()
+        self._engine.check_sent([self._target, *self._scorers])
         self._engine.check(pace=self._options.arrivals is not None)
         manifest = manifest_of(
             self._target,

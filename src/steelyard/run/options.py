@@ -138,7 +138,7 @@ def _text(name: str, value: object) -> None:
         raise ConfigurationError(f"{name} must be text, got {value!r}")
 
 
-def _true_or_false(name: str, value: object) -> None:
+def true_or_false(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigurationError(f"{name} must be true or false, got {value!r}")
 
@@ -409,7 +409,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     low_memory: Annotated[
         bool,
-        Option(flags=("--low-memory",), help="Keep no response in memory.", check=_true_or_false, in_manifest=False),
+        Option(flags=("--low-memory",), help="Keep no response in memory.", check=true_or_false, in_manifest=False),
     ] = False
     stop_error_rate: Annotated[
         float | None,
@@ -469,7 +469,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             flags=("--no-tracebacks",),
             help="Keep no tracebacks of failing functions in the records.",
             score="Keep no tracebacks of failing functions in the records.",
-            check=_true_or_false,
+            check=true_or_false,
             in_manifest=False,
         ),
     ] = True
@@ -479,7 +479,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             flags=("--no-expected",),
             help="Keep `expected` and `metadata` of the cases out of records and pages.",
             score="Keep `expected` and `metadata` of the cases out of records and pages.",
-            check=_true_or_false,
+            check=true_or_false,
         ),
     ] = True
     output_path: Annotated[

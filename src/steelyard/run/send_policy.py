@@ -14,7 +14,15 @@ from steelyard.engine.rate_limit import CallPermits, EndpointLimits, FixedPermit
 from steelyard.protocols import Pace, RemoteTarget, RepeatedJudge, Scorer, Tally, Target
 from steelyard.run.options import RunOptions
 from steelyard.scoring.pipeline import samples_per_answer
-from steelyard.stats.client_load import LATE, MIN_SECONDS, ClientLoad, LoopMonitor, judge_client, with_earlier
+from steelyard.stats.client_load import (
+    LATE,
+    MIN_SECONDS,
+    ClientLoad,
+    LoopMonitor,
+    judge_client,
+    judge_driver,
+    with_earlier,
+)
 from steelyard.stats.metrics import LoadMetrics, SendCounts
 from steelyard.stats.prices import Priced, Prices, Spending, check_budget, is_paid, read_prices
 from steelyard.tokens import estimate_input_tokens
@@ -96,6 +104,8 @@ class SendPolicy:
         self._limits: dict[str | int, EndpointLimits] = {} if endpoints is None else endpoints.limits
         self._monitor = LoopMonitor()
         self._load: ClientLoad | None = None
+        self._driver: ClientLoad | None = None
+        """The load of this process, when others did the work."""
         self._sends: SendCounts | None = None
         self.permits: AdaptivePermits | PermitsShare | None = None
         if options.parallelism == "auto":
@@ -195,8 +205,12 @@ class SendPolicy:
         self._monitor.start()
 
     def stop_watching(self, elsewhere: Sequence[ClientLoad] = ()) -> None:
-        """Stop measuring: the run is over. When other processes did the work, the busiest of them counts."""
+        """Stop measuring: the run is over. When other processes did the work, the busiest of them counts.
+
+        This process, their driver, counts too when it was so late that they had to wait for it.
+        """
         own = self._monitor.stop()
+        self._driver = own if elsewhere else None
         self._load = max(elsewhere, key=lambda load: (load.loop_cpu_share, load.loop_lag_sustained), default=own)
         self._sends = self._schedule.counts() if self._schedule is not None else None
 
@@ -251,8 +265,12 @@ class SendPolicy:
         """Mark the load when the client was the bottleneck; a target in this process keeps it busy by its nature."""
         if not (self._options.is_load or isinstance(self._target, RemoteTarget)):
             return load
-        first = stats["time_to_first_token-p50"]
-        return judge_client(load, stats["time_to_last_token-p50"] if first is None else first)
+        first, last = stats["time_to_first_token-p50"], stats["time_to_last_token-p50"]
+        judged = judge_client(load, last if first is None else first)
+        if judged.bottleneck or self._driver is None:
+            return judged
+        driver = judge_driver(self._driver, last)
+        return driver if driver.bottleneck else judged
 
     def _load_metrics(self, tally: Tally, warmed_up: int) -> LoadMetrics:
         options = self._options

@@ -23,6 +23,9 @@ BUSY = 0.9
 LATE = 0.02
 """Seconds of event-loop lag, at the 99th percentile, below which the client is not the bottleneck."""
 
+DRIVER_LATE = 0.05
+"""The same of a driver, whose workers have work for a while: lateness that they feel."""
+
 _MIN_LATE_TICKS = 3
 """Ticks that must be late: in a short measurement one hiccup of the machine is the 99th percentile."""
 
@@ -83,6 +86,23 @@ def judge_client(load: ClientLoad, p50_first_token: float | None) -> ClientLoad:
             reason = (
                 f"its event loop ran {format_seconds(load.loop_lag_sustained)} late,"
                 f" with a median time to first token of {format_seconds(p50_first_token)}"
+            )
+    return msgspec.structs.replace(load, bottleneck=reason is not None, reason=reason)
+
+
+def judge_driver(load: ClientLoad, p50_last_token: float | None) -> ClientLoad:
+    """Return the load of a driver with its verdict: it was the bottleneck when its workers had to wait for it.
+
+    They have jobs for a while: a quarter of what they do at once, or a tenth of a second's work.
+    """
+    reason = None
+    if load.seconds + load.stood_still >= MIN_SECONDS:
+        if load.loop_cpu_share >= BUSY:
+            reason = f"the driver's event loop was busy {load.loop_cpu_share:.0%} of the time"
+        elif load.loop_lag_sustained >= max(DRIVER_LATE, LATE_SHARE * (p50_last_token or 0.0)):
+            reason = (
+                f"the driver's event loop ran {format_seconds(load.loop_lag_sustained)} late: "
+                "its workers had to wait for it"
             )
     return msgspec.structs.replace(load, bottleneck=reason is not None, reason=reason)
 

@@ -97,6 +97,9 @@ class Pool:
     def is_broken_connection(self, error: BaseException) -> bool:
         return isinstance(error, Broken)
 
+    def why_lost(self, error: Exception) -> str:
+        return str(error)
+
     def cause(self, error: Exception) -> Exception:
         return error
 

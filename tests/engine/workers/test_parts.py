@@ -593,7 +593,8 @@ def test_without_an_address_no_cluster_is_taken_that_merely_happens_to_run_here(
 
     if variable is not None:
         monkeypatch.setenv("RAY_ADDRESS", variable)
-    monkeypatch.setattr(connect, "_probe", lambda address: None)
+    monkeypatch.setattr(connect, "probe", lambda address: None)
+    monkeypatch.setattr(connect, "_check_is_node", lambda address: None)
     ray_init.proceed.set()
     connection = connect.RayConnection(None, None)
     connection.open()
@@ -613,7 +614,8 @@ def test_without_an_address_no_cluster_is_taken_that_merely_happens_to_run_here(
 def test_what_ray_fails_at_is_named_as_what_it_is(monkeypatch, ray_init, error, message) -> None:
     from steelyard.engine.ray import connect
 
-    monkeypatch.setattr(connect, "_probe", lambda address: None)
+    monkeypatch.setattr(connect, "probe", lambda address: None)
+    monkeypatch.setattr(connect, "_check_is_node", lambda address: None)
     ray_init.error = error
     with pytest.raises(ConfigurationError, match=message):
         connect.RayConnection("host:1", None).open()
@@ -625,7 +627,8 @@ def test_a_folder_that_is_too_large_to_be_sent_is_named(monkeypatch, ray_init) -
 
     from steelyard.engine.ray import connect
 
-    monkeypatch.setattr(connect, "_probe", lambda address: None)
+    monkeypatch.setattr(connect, "probe", lambda address: None)
+    monkeypatch.setattr(connect, "_check_is_node", lambda address: None)
     ray_init.error = RuntimeEnvSetupError("600 MB")
     with pytest.raises(ConfigurationError, match=r"^the folder /suites/large cannot be sent to the workers: "):
         connect.RayConnection("host:1", "/suites/large").open()
@@ -780,6 +783,9 @@ class FakePool:
 
     def is_broken_connection(self, error: BaseException) -> bool:
         return isinstance(error, BrokenPipeError)
+
+    def why_lost(self, error: Exception) -> str:
+        return str(error)
 
     def cause(self, error: Exception) -> Exception:
         return error

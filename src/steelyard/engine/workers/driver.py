@@ -31,7 +31,7 @@ from steelyard.engine.workers.open_loop import OpenLoop
 from steelyard.engine.workers.pending import NOT_YET, Assigned, PendingJobs, WorkerHandle, divide_limit, lost_record
 from steelyard.engine.workers.pickling import DriverObjects
 from steelyard.engine.workers.remote_limits import WorkerCalls
-from steelyard.errors import SteelyardError, describe
+from steelyard.errors import SteelyardError, WorkersLost, describe
 from steelyard.protocols import Cancellation, Emit, InFlight, Permits, Tally
 from steelyard.records import EncodedRecord, EncodedRecords, Record, StoredSample, UnscoredAnswer
 from steelyard.shutdown import WORKER_REPORT_SECONDS
@@ -98,6 +98,9 @@ class WorkerPool(Protocol):
         """Whether an error means that a worker cannot be reached now, but may be alive: the call is made again."""
 
     def cause(self, error: Exception) -> Exception: ...
+
+    def why_lost(self, error: Exception) -> str:
+        """Say in a line how a worker died."""
 
 
 class NoPlaceForWorker(SteelyardError):
@@ -201,7 +204,7 @@ class DriverRun:
                 if any(worker.is_live for worker in self._workers):
                     without_since = now
                 elif now - without_since > _START_SECONDS:
-                    self._fail(SteelyardError(f"the cluster started no worker within {_START_SECONDS:.0f} s"))
+                    self._fail(WorkersLost(f"the cluster started no worker within {_START_SECONDS:.0f} s"))
                 self._dispatch.warn_about_missing(now)
                 self._dispatch.check_silence(now)
                 self._follow_pool()
@@ -329,7 +332,7 @@ class DriverRun:
                 false_starts = 0 if worker.assigned else false_starts + 1
                 self._lose(worker, error)
                 if false_starts == _MAX_FALSE_STARTS:
-                    raise SteelyardError(f"workers die before they do anything: {_first_line(error)}") from error
+                    raise WorkersLost(f"workers die before they do anything: {self._pool.why_lost(error)}") from error
 
     async def _start_worker(self, worker: WorkerHandle) -> None:
         actor, info = await self._pool.worker(worker.number)
@@ -384,9 +387,9 @@ class DriverRun:
         self._dispatch.within_reach(worker)
         return batch
 
-    def _lose(self, worker: WorkerHandle, error: BaseException) -> None:
+    def _lose(self, worker: WorkerHandle, error: Exception) -> None:
         """Reschedule the jobs of a lost worker, and make room for its replacement."""
-        info, name, why = worker.info, worker.name, _first_line(error)
+        info, name, why = worker.info, worker.name, self._pool.why_lost(error)
         lost = worker.detach()
         for assigned in lost:
             self._dispatch.settle(assigned)

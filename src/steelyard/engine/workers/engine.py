@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.engine.arrivals import Schedule
@@ -42,6 +42,11 @@ class WorkersEngine(Engine):
     @abstractmethod
     def _open(self) -> WorkerPool:
         """Return the pool, opened if it is not yet. Takes seconds: not for the event loop."""
+
+    def check_sent(self, objects: Sequence[object]) -> None:
+        """Refuse keys that were given in code or in the suite, where others could read them on their way."""
+        if not self.sends_keys:
+            pickle_work(list(objects), DriverObjects())  # type: ignore[arg-type]
 
     async def run(
         self,
