@@ -107,8 +107,22 @@ class Machine:
 
     def start(self, words: list[str], **environment: str) -> subprocess.Popen[bytes]:
         """Start a machine's first process: all others end with it."""
-        script = f"mount -t tmpfs tmpfs /tmp && mkdir -p /tmp/ray && hostname {self.space} && exec \"$@\""
-        inner = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", "--uts", "--kill-child", "sh", "-c", script, "-"]
+        script = (
+            f'mount -t tmpfs tmpfs /tmp && mkdir -p /tmp/ray && hostname {self.space} && "$@" && exec sleep infinity'
+        )
+        inner = [
+            "unshare",
+            "--pid",
+            "--fork",
+            "--mount",
+            "--mount-proc",
+            "--uts",
+            "--kill-child",
+            "sh",
+            "-c",
+            script,
+            "-",
+        ]
         self.process = subprocess.Popen(
             ["ip", "netns", "exec", self.space, *inner, *words],
             stdout=(self.folder / f"{self.space}.log").open("ab"),
@@ -185,7 +199,7 @@ class Cluster:
 
     def start(self) -> None:
         self.provider.start([sys.executable, "-m", "benchmarks.ray_faults", "serve"])
-        common = ["--disable-usage-stats", "--block", "--object-store-memory=80000000"]
+        common = ["--disable-usage-stats", "--object-store-memory=80000000"]
         head = ["--head", "--port=6379", "--num-cpus=0", "--include-dashboard=false"]
         self.head.start([str(_BIN / "ray"), "start", *head, *common, f"--node-ip-address={self.head.address}"])
         self._wait(lambda: self.head.processes("raylet/raylet"))
@@ -194,7 +208,7 @@ class Cluster:
 
     def join(self, machine: Machine, **environment: str) -> None:
         """Start a node, and wait for it."""
-        words = [str(_BIN / "ray"), "start", f"--address={self.head.address}:6379", "--num-cpus=2", "--block"]
+        words = [str(_BIN / "ray"), "start", f"--address={self.head.address}:6379", "--num-cpus=2"]
         words += ["--disable-usage-stats", "--object-store-memory=80000000", f"--node-ip-address={machine.address}"]
         machine.start(words, **environment)
         self._wait(lambda: machine.processes("raylet/raylet"))

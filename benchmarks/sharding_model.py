@@ -169,9 +169,7 @@ def protocol(seed: int, shards: int = 5, cases: int = 2000, term: float = 3.0) -
                     shard.leases[number] = (left, tokens[number], now + term * 0.8)
         if now > 3600:
             raise AssertionError("the protocol does not end")
-    union = Counter(
-        case for shard in workers for case, _, token in shard.journal if accepted.get(case) == token
-    )
+    union = Counter(case for shard in workers for case, _, token in shard.journal if accepted.get(case) == token)
     assert union == Counter(range(cases)), "a case is missing, or counts twice"
     return sum(times - 1 for times in asked.values()), len(union)
 

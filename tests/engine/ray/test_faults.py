@@ -169,7 +169,7 @@ def test_a_worker_killed_and_a_node_removed_cost_no_case_and_no_journalled_call(
         disturbing = threading.Thread(target=disturb, daemon=True)
         disturbing.start()
         try:
-            result = run(Asking(board, 0.08), suite, watched, parallelism=60, output_path=tmp_path / "run")
+            result = run(Asking(board, 0.2), suite, watched, parallelism=60, output_path=tmp_path / "run")
         finally:
             over.set()
             disturbing.join()
