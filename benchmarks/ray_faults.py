@@ -76,7 +76,7 @@ async def serve() -> None:
                 writer.write(headers.encode() + content)
         writer.close()
 
-    server = await asyncio.start_server(handle, "0.0.0.0", _PORT, backlog=1000)  # noqa: S104 - its own namespace
+    server = await asyncio.start_server(handle, "0.0.0.0", _PORT, backlog=1000)
     await server.serve_forever()
 
 
@@ -442,7 +442,7 @@ FAULTS: list[Callable[[Cluster], dict[str, Any]]] = [
 
 @contextlib.contextmanager
 def _cluster() -> Iterator[Cluster]:
-    with tempfile.TemporaryDirectory(prefix="faults-", dir="/var/tmp") as folder:  # noqa: S108 - /tmp is hidden there
+    with tempfile.TemporaryDirectory(prefix="faults-", dir="/var/tmp") as folder:
         cluster = Cluster(Path(folder))
         try:
             cluster.start()

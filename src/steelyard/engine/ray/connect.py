@@ -39,7 +39,8 @@ _FILES_WITH_KEYS = (
     ".env", ".env.*", "*.env", ".envrc", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.gpg",
     "*.asc", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass",
     ".git-credentials", ".htpasswd", "*credentials*", "*credential.json", "*service?account*.json", "*secret*.json",
-    "*secret*.y*ml", "*secret*.toml", "*secret*.txt", "token.json", "*_token.json", "*-token.json", "*tokens.json", ".aws/", ".azure/", ".gcloud/", ".ssh/",
+    "*secret*.y*ml", "*secret*.toml", "*secret*.txt", "token.json", "*_token.json", "*-token.json", "*tokens.json",
+    ".aws/", ".azure/", ".gcloud/", ".ssh/",
     ".gnupg/", ".kube/", ".docker/", ".config/",
 )  # fmt: skip
 """Files that may hold keys: they never leave this machine. In gitignore's syntax, as Ray reads it."""
