@@ -417,7 +417,7 @@ def test_cases_that_can_be_read_once_are_kept_for_all_variants(tmp_path, log) ->
         ({"prompts": {}}, "prompts must be a mapping"),
         ({"requests": 5}, "a matrix evaluates"),
         ({"output_path": None}, "give it an output_path"),
-        ({"paralellism": 5}, "takes no paralellism"),
+        ({"paralellism": 5}, "no option is named 'paralellism'; did you mean 'parallelism'"),
         ({"targets": {str(n): abs for n in range(40)}}, "80 variants"),
     ],
 )

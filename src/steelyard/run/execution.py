@@ -303,7 +303,7 @@ class Execution:
             if self._workspaces is not None:
                 self._workspaces.is_complete = True
             return
-        if self._recorder.resumed:
+        if self._recorder.resumed and self._part is None:
             log.info("resuming %s: %s", self._options.output_path, self._recorder.so_far())
 
     def _begin(self) -> None:
@@ -562,8 +562,6 @@ class Execution:
         paid = self._scored_from is not None
         spending, engine = self._recorder.spending, self._engine
         budget = None if self._part is None else self._part.budget
-        if budget is not None:
-            budget.join(spending, lambda: engine.in_flight().count)
 
         def over() -> str | None:
             in_flight = engine.in_flight().count

@@ -23,6 +23,7 @@ from steelyard.journal.files import CASES, RunState, create, disk_errors, run_st
 from steelyard.journal.lock import RunLock
 from steelyard.progress.display import LiveDisplay
 from steelyard.protocols import InFlight
+from steelyard.records import CaseLimits
 from steelyard.run.directory import IfComplete, OpenMode
 from steelyard.run.execution import Execution, MatrixPart, open_cache
 from steelyard.run.matrix import (
@@ -43,11 +44,12 @@ from steelyard.run.runner import Runner
 from steelyard.run.send_policy import Endpoints, SendPolicy, endpoint_of, parallelism_of
 from steelyard.shutdown import ENGINE_GRACE_SECONDS
 from steelyard.stats.figures import parse_progress_bar_stats
-from steelyard.stats.formatting import safe_text
+from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.prices import SharedBudget, format_money
 from steelyard.stats.running import RunningStats
 from steelyard.suite.evalset import EvalSet
 from steelyard.suite.prompts import CasePrompt, read_prompts
+from steelyard.workspace.template import Workspace
 
 if TYPE_CHECKING:
     from steelyard.report.gate import Gated
@@ -140,25 +142,25 @@ class MatrixRunner:
         *,
         prompts: Mapping[str, object] | None = None,
         variants: Iterable[str] = (),
+        workspace: Workspace | None = None,
+        case_limits: CaseLimits | None = None,
+        hooks: Iterable[object] = (),
         options: RunOptions | None = None,
         engine: Engine | None = None,
         token: CancellationToken | None = None,
         suite_file: str | None = None,
-        **more: Any,
+        **changes: Unpack[RunChanges],
     ) -> None:
         if not isinstance(targets, Mapping) or not targets:
             raise ConfigurationError(f"targets must be a mapping of names to targets, got {targets!r}")
-        changes = {name: more.pop(name) for name in list(more) if name in RunOptions.__struct_fields__}
-        of_runner = {name: more.pop(name) for name in ("workspace", "case_limits", "hooks") if name in more}
-        if more:
-            raise ConfigurationError(f"MatrixRunner takes no {', '.join(more)}")
-        scorers = list(scorers)
+        scorers, hooks = list(scorers), list(hooks)
         read = None if prompts is None else read_prompts(prompts, Path())
         axes = {TARGET: list(map(str, targets)), **({} if read is None else {PROMPT: list(read)})}
         named = {str(name): target for name, target in targets.items()}
 
         def make(at: Mapping[str, str]) -> Runner:
-            return Runner(named[at[TARGET]], suite, scorers, **of_runner)
+            target = named[at[TARGET]]
+            return Runner(target, suite, scorers, workspace=workspace, case_limits=case_limits, hooks=hooks)
 
         checked = (options or RunOptions()).replace(**changes)
         self._set_up(suite, axes, read or {}, make, checked, variants, engine, token, suite_file)
@@ -388,10 +390,28 @@ class _MatrixLaunch:
             if run.execution.is_complete_already:
                 if self._budget is not None:
                     self._budget.before += self._cost_of(run.variant) or 0.0
-            else:
-                self._stats.merge(run.execution.recorder.stats)
-                if isinstance(run.engine, LaneEngine):
-                    run.engine.progress = run.execution.recorder.done_before
+                continue
+            recorder = run.execution.recorder
+            self._stats.merge(recorder.stats)
+            if self._budget is not None:
+                self._budget.join(recorder.spending, self._counter_of(run.engine))
+            if isinstance(run.engine, LaneEngine):
+                run.engine.progress = recorder.done_before
+        self._tell_of_earlier()
+
+    def _counter_of(self, engine: Engine) -> Callable[[], int]:
+        """How many calls a run has in flight; none while it waits for an engine that serves one run at a time."""
+        return (lambda: engine.in_flight().count) if self._in_lanes else (lambda: 0)
+
+    def _tell_of_earlier(self) -> None:
+        """Log what earlier launches did, in one line for all variants."""
+        done = [run for run in self._runs if run.execution.is_complete_already]
+        if done or any(run.execution.recorder.resumed for run in self._active):
+            complete = f"{counted(len(done), 'variant')} complete" if done else ""
+            count = sum(run.execution.recorder.done_before for run in self._active)
+            planned = sum(run.execution.planned for run in self._active)
+            others = f"{count:,} of {planned:,} done in {counted(len(self._active), 'variant')}" if self._active else ""
+            log.info("resuming %s: %s", self._folder, ", ".join(filter(None, (complete, others))))
 
     async def _prepare_variant(self, variant: Variant, mode: OpenMode, suite: EvalSet, store: Any) -> None:
         runner = self._matrix.runner_of(variant, suite)
