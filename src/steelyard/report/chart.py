@@ -182,17 +182,18 @@ def _labels(marks: Sequence[tuple[Mark, Point]], frame: Box) -> Iterator[dict[st
     sizes = [(len(mark.label) * _LETTER, _LINE) for mark, _ in marks]
     radii = [11.0 if mark.ringed else 6.0 for mark, _ in marks]
     points = [point for _, point in marks]
-    for (mark, point), label in zip(marks, place_labels(points, sizes, radii, frame), strict=True):
+    for (mark, point), size, label in zip(marks, sizes, place_labels(points, sizes, radii, frame), strict=True):
         if label is not None:  # no room among many levels: the table names them all, and each point has its tooltip
-            far = math.dist(point, label) > _LEADER_FROM
+            gaps = (max(abs(label[axis] - point[axis]) - size[axis] / 2, 0.0) for axis in (0, 1))
+            far = math.hypot(*gaps) > _LEADER_FROM
             yield {"x": round(label[0], 1), "y": round(label[1], 1), "text": mark.label, "point": point, "leader": far}
 
 
 _DISTANCES = (4.0, 9.0, 15.0, 24.0, 34.0, 46.0)
 _ANGLES = (-90, -45, -135, 0, 180, 45, 135, 90)
 """Above first, then to the sides, then below: y grows downwards."""
-_LEADER_FROM = 36.0
-"""From this distance on a line shows which point a label belongs to."""
+_LEADER_FROM = 24.0
+"""From this distance to a label's edge on, a line shows which point it belongs to."""
 
 
 def place_labels(

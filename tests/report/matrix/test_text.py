@@ -8,10 +8,14 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from steelyard.report import Leaderboard, leaderboard
 from steelyard.report.matrix.leaderboard import rank
+from steelyard.report.matrix.page import matrix_page
 from steelyard.report.matrix.table import VariantRuns
 from steelyard.report.matrix.text import MAX_DIFFERING, leaderboard_csv, leaderboard_markdown, leaderboard_text
 from tests.support.cli import run_cli
@@ -156,3 +160,24 @@ def test_runs_with_the_same_folder_name_are_told_apart(tmp_path: Path) -> None:
         for one in json.loads(run_cli(tmp_path, "compare", "x/run", "y/run", "z/run", "-f", "json").out)["variants"]
     }
     assert names == {"x/run", "y/run", "z/run"}
+
+
+Words = st.dictionaries(
+    st.sampled_from(["a", "b/c", "=d", "<e>"]), st.text("pfue.", max_size=12), min_size=1, max_size=4
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(Words)
+def test_whatever_the_runs_hold_every_format_can_show_it(
+    tmp_path_factory: pytest.TempPathFactory, words: dict[str, str]
+) -> None:
+    variants = matrix(tmp_path_factory.mktemp("any"), words, cost=0.01)
+    board = rank(variants)
+    assert max(map(len, leaderboard_text(board).splitlines()[:-1])) <= 80
+    assert "".join(leaderboard_markdown(board, variants)).count("<details>") <= 1
+    assert len(list(leaderboard_csv([board]))) == len(variants.runs) + 1
+    assert "".join(matrix_page(variants, board=board)).rstrip().endswith("</html>")
+    assert board._repr_html_().startswith("<div")
+    assert [one.place for one in board.variants].count("best") == (board.best is not None)
+    assert msgspec.json.decode(msgspec.json.encode(board), type=Leaderboard) == board
