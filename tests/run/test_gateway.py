@@ -19,6 +19,7 @@ from steelyard.workspace.recording import read_calls
 from tests.support.gateway import REAL_KEY
 from tests.support.mock import Mock, running_mock
 
+anthropic = pytest.importorskip("anthropic")
 openai = pytest.importorskip("openai")
 
 PRICES = {"input": 1.0, "output": 2.0, "cached_input": 0.5}
@@ -46,8 +47,28 @@ async def agent(case: EvalCase, context: InvocationContext) -> str:
     return "done"
 
 
+async def claude(case: EvalCase, context: InvocationContext) -> str:
+    """The same with Anthropic's client, streamed, with a tool."""
+    assert context.gateway is not None
+    tools: Any = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
+    async with anthropic.AsyncAnthropic(
+        base_url=context.gateway.anthropic, api_key=context.gateway.key, max_retries=0
+    ) as client:
+        turns: Any = [{"role": "user", "content": case.prompt}]
+        for number in range(2):
+            async with client.messages.stream(model="m", max_tokens=99, messages=turns, tools=tools) as stream:
+                reply = await stream.get_final_message()
+            turns += [{"role": "assistant", "content": reply.content}]
+            turns += [{"role": "user", "content": f"go on {number}"}]
+            if number == 0:
+                aside: Any = [{"role": "user", "content": f"a sub-agent's question on {case.id}"}]
+                await client.messages.create(model="small", max_tokens=99, messages=aside)
+    return "done"
+
+
 def runner_of(mock: Mock, function: Any = agent, count: int = 3, **options: Any) -> Runner:
-    gateway = {"openai": {"base_url": mock.base_url, "api_key": REAL_KEY}}
+    places = {"openai": mock.base_url, "anthropic": mock.url}
+    gateway = {name: {"base_url": url, "api_key": REAL_KEY} for name, url in places.items()}
     cases = [EvalCase(id=f"c{number}", prompt=f"solve {number}") for number in range(count)]
     target = CallableTarget(function, gateway=gateway, parallelism=2)
     return Runner(target, EvalSet("s", cases), progress="off", prices=PRICES, **options)
@@ -120,21 +141,23 @@ def test_agents_share_the_runs_rate_limit(tmp_path: Path) -> None:
 
 KILLED = """
 import sys
-from tests.run.test_gateway import runner_of
+from tests.run import test_gateway
 from tests.support.mock import Mock
 
 if __name__ == "__main__":
-    runner_of(Mock(sys.argv[1]), count=1, output_path=sys.argv[2]).run_sync()
+    function = getattr(test_gateway, sys.argv[3])
+    test_gateway.runner_of(Mock(sys.argv[1]), function, count=1, output_path=sys.argv[2]).run_sync()
 """
 
 
-def test_calls_of_a_killed_run_are_counted_and_paid_once_in_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sdk", ["agent", "claude"], ids=["openai", "anthropic"])
+def test_calls_of_a_killed_run_are_counted_and_paid_once_in_all(tmp_path: Path, sdk: str) -> None:
     """Killed while a call is under way: what the mock had answered is in the files, and in the final costs."""
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with running_mock(key=REAL_KEY, latency="600ms") as mock:
-        command = [sys.executable, str(script), mock.base_url, str(tmp_path / "run")]
+        command = [sys.executable, str(script), mock.base_url, str(tmp_path / "run"), sdk]
         with subprocess.Popen(command, env=env) as process:
             while (seen := mock.stats())["requests"] < 2 or not seen["current_concurrency"]:
                 assert process.poll() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -23,8 +24,8 @@ from steelyard.plugins import make_sandbox
 from steelyard.protocols import Sandbox, SandboxPlace
 from steelyard.scoring import Tests
 from steelyard.subprocesses import run_program
-from steelyard.targets import CallableTarget
-from steelyard.workspace.sandbox import Bubblewrap, Cgroup, reap_cgroups
+from steelyard.targets import Agent, CallableTarget
+from steelyard.workspace.sandbox import Bubblewrap, Cgroup, _end, _own_places, reap_cgroups
 from tests.support.gateway import REAL_KEY, gateway_to, session_of
 from tests.support.mock import running_mock
 from tests.support.plugin import note_package
@@ -308,6 +309,107 @@ def test_cgroups_of_a_driver_that_is_gone_are_ended_by_their_label() -> None:
     assert not list(Path("/sys/fs/cgroup").glob("**/steelyard-*-lost-label-x"))
 
 
+@pytest.fixture
+def version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like the delegated scope of this process in cgroup version 2; the kernel takes no part."""
+    root = tmp_path / "cgroup"
+    scope = root / "user.slice" / "run-1.scope"
+    scope.mkdir(parents=True)
+    (root / "cgroup.controllers").write_text("cpu memory pids\n")
+    for name in ("cgroup.subtree_control", "cgroup.procs"):
+        (scope / name).write_text("")
+    monkeypatch.setattr("steelyard.workspace.sandbox._ROOT", root)
+    monkeypatch.setattr("steelyard.workspace.sandbox._own_places", lambda: {"": scope})
+    monkeypatch.setattr("steelyard.workspace.sandbox._END_SECONDS", 0.0)
+    return scope
+
+
+def test_version_2_bounds_memory_cpus_and_processes_in_one_group(version_2: Path) -> None:
+    group = Cgroup("case/one", memory=1 << 30, cpus=1.5)
+    (folder,) = version_2.glob("steelyard-*")
+    assert folder.name == f"steelyard-{os.getpid()}-case-one"
+    assert (version_2 / "cgroup.subtree_control").read_text() == "+memory +cpu"
+    values = {path.name: path.read_text() for path in folder.iterdir()}
+    assert values == {
+        "memory.max": str(1 << 30), "memory.swap.max": "0", "cpu.max": "150000 100000", "pids.max": "4096",
+    }  # fmt: skip
+    assert group.joining == [str(folder / "cgroup.procs")]
+    group.close()
+    assert (folder / "cgroup.kill").read_text() == "1"
+
+
+def test_a_delegated_scope_with_processes_is_left_for_a_group_below_it(
+    version_2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel refuses controllers below a group that has processes: they move first, and then it takes them."""
+    (version_2 / "cgroup.procs").write_text("11\n12\n")
+    moved: list[str] = []
+
+    def write(path: Path, text: str) -> None:
+        if path.name == "cgroup.subtree_control" and len(moved) < 2:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        if path == version_2 / "steelyard" / "cgroup.procs":
+            moved.append(text)
+        path.write_text(text)
+
+    monkeypatch.setattr("steelyard.workspace.sandbox._write", write)
+    Cgroup("one", memory=1 << 20).close()
+    assert moved == ["11", "12"]
+    assert (version_2 / "cgroup.subtree_control").read_text() == "+memory"
+
+
+def test_a_process_that_has_moved_makes_groups_beside_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "cgroup"
+    (root / "run-1.scope" / "steelyard").mkdir(parents=True)
+    monkeypatch.setattr("steelyard.workspace.sandbox._ROOT", root)
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text",
+        lambda path, *more: "0::/run-1.scope/steelyard\n" if str(path) == "/proc/self/cgroup" else read(path, *more),
+    )  # fmt: skip
+    assert _own_places() == {"": root / "run-1.scope"}
+
+
+def test_a_group_that_may_not_be_made_is_refused_with_the_remedy(
+    version_2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(ConfigurationError, match=r"Permission denied; run in a delegated scope \(systemd-run"):
+        Cgroup("one", memory=1 << 20)
+
+
+@pytest.mark.skipif(
+    not os.access("/sys/fs/cgroup/unified/cgroup.procs", os.W_OK), reason="needs a cgroup of version 2 to write to"
+)
+def test_what_is_in_a_real_group_of_version_2_is_killed_with_it() -> None:
+    folder = Path("/sys/fs/cgroup/unified") / f"steelyard-{os.getpid()}-test"
+    folder.mkdir()
+    code = (
+        f"open({str(folder / 'cgroup.procs')!r}, 'w').write('0'); print('in', flush=True); import time; time.sleep(99)"
+    )
+    with subprocess.Popen([PYTHON, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        _end(folder)
+        assert process.wait(20) == -signal.SIGKILL
+    deadline = time.monotonic() + 20
+    while folder.exists() and time.monotonic() < deadline:
+        _end(folder)
+    assert not folder.exists()
+
+
+@needs_cgroups
+def test_groups_of_a_long_name_are_found_by_the_beginning_of_their_label() -> None:
+    label = f"lost{os.getpid()}-" + "x" * 150 + "-agent"
+    code = f"from steelyard.workspace.sandbox import Cgroup; import os; Cgroup({label!r}, memory=1 << 30); os._exit(0)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    reap_cgroups(f"lost{os.getpid()}")
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/steelyard-*-lost{os.getpid()}-*"))
+
+
 @needs_bwrap
 def test_one_file_and_the_temporary_folders_have_a_hard_bound(place: SandboxPlace) -> None:
     code = """
@@ -368,6 +470,74 @@ def test_an_agent_in_a_run_sees_its_workspace_and_home_and_not_the_run_directory
     assert record.error is None
     (run,) = json.loads(record.response_text.replace("'", '"'))
     assert not run.startswith("Traceback")
+
+
+@needs_bwrap
+def test_a_hostile_agent_in_a_run_finds_no_key_no_answers_and_no_other_case(
+    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cases at once, each searching all that it can read and reach for what is not its own."""
+    monkeypatch.setenv("OPENAI_API_KEY", REAL_KEY)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "diary").write_text("private-diary")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    code = """
+        import os, socket, sys
+        mine, other, direct = sys.argv[1], sys.argv[2], int(sys.argv[3])
+        open("marker", "w").write("workspace-of-" + mine)
+        words = [word[::-1].encode() for word in sys.argv[4:]] + [("workspace-of-" + other).encode()]
+        found = [word for word in words if any(word in value.encode() for value in os.environ.values())]
+        for place, folders, files in os.walk("/"):
+            folders[:] = [one for one in folders if os.path.join(place, one) not in ("/usr", "/proc", "/dev")]
+            if "lib/python3" in place:
+                continue
+            for name in files:
+                try:
+                    if os.path.getsize(os.path.join(place, name)) < 1_000_000:
+                        data = open(os.path.join(place, name), "rb").read()
+                        found += [(word, place, name) for word in words if word in data]
+                except OSError:
+                    pass
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                try:
+                    data = open(f"/proc/{name}/environ", "rb").read() + open(f"/proc/{name}/maps", "rb").read()
+                    found += [(word, "proc") for word in words if word in data]
+                except OSError:
+                    pass
+        try:
+            socket.create_connection(("127.0.0.1", direct), timeout=2)
+            found.append("reached the models directly")
+        except OSError:
+            pass
+        print(found, sorted(os.listdir(os.path.dirname(os.path.dirname(os.getcwd())))))
+    """
+    (tmp_path / "hostile.py").write_text(textwrap.dedent(code))
+    secrets = [word[::-1] for word in (REAL_KEY, "expected-answer", "private-diary")]
+    with running_mock(key=REAL_KEY) as mock:
+        target = Agent(
+            [PYTHON, "-I", "{{ suite }}/hostile.py", "{{ id }}", "{{ prompt }}", str(mock.address[1]), *secrets],
+            gateway={"openai": {"base_url": mock.base_url}},
+            sandbox={"bubblewrap": {"network": "gateway", "read_only": ["hostile.py"]}},
+            folder=tmp_path,
+        )
+        cases = [EvalCase(id="a", prompt="b", expected="expected-answer"), EvalCase(id="b", prompt="a")]
+        runner = Runner(
+            target,
+            EvalSet("s", cases),
+            progress="off",
+            parallelism=2,
+            workspace=Workspace(),
+            output_path=tmp_path / "run",
+        )
+        records = list(runner.run_sync().iter_responses())
+        assert mock.stats()["requests"] == 0
+    assert len(records) == 2
+    for record in records:
+        assert record.error is None, record.error
+        assert record.response_text.startswith("[] ["), record.response_text
+        assert record.response_text.count(f"'{record.id}.0.1-") == 1  # of the work folder its own attempt alone
+        assert record.response_text.count("'") == 2
 
 
 @needs_bwrap

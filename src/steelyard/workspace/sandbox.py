@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -35,6 +36,9 @@ _PREFIX = "steelyard-"
 _PERIOD = 100_000
 _MAX_PROCESSES = 4096
 _END_SECONDS = 2.0
+_MAX_LABEL = 200
+_OWN_GROUP = "steelyard"
+"""The cgroup that this process moves to where the one that it is in must not have processes."""
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.-]+")
 Network = Literal["none", "gateway", "host"]
 
@@ -84,7 +88,33 @@ def _own_places() -> dict[str, Path]:
             mount = _ROOT / name if name else (_ROOT / "unified" if (_ROOT / "unified").is_dir() else _ROOT)
             folder = mount / place.lstrip("/")
             found[name] = folder if folder.is_dir() else mount
+            if not name and found[name].name == _OWN_GROUP:
+                found[name] = found[name].parent
     return found
+
+
+def _enable(folder: Path, controllers: Sequence[str]) -> None:
+    """Let the groups in a cgroup of version 2 have these controllers.
+
+    A group that has processes of its own may not pass controllers on. This process is often in one: the scope that was
+    delegated to it. Then it moves, with all that is there, into a group of its own below.
+    """
+    words = " ".join(f"+{name}" for name in controllers)
+    try:
+        _write(folder / "cgroup.subtree_control", words)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            return  # they may be on already; if they cannot be, the bounds do not exist, and the group is refused
+        own = folder / _OWN_GROUP
+        own.mkdir(exist_ok=True)
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                _write(own / "cgroup.procs", pid)
+        _write(folder / "cgroup.subtree_control", words)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
 
 
 class Cgroup:
@@ -92,7 +122,7 @@ class Cgroup:
 
     def __init__(self, label: str, *, memory: int | None = None, cpus: float | None = None) -> None:
         self._folders: list[Path] = []
-        name = f"{_PREFIX}{os.getpid()}-{_NOT_PLAIN.sub('-', label)[-80:]}"
+        name = f"{_PREFIX}{os.getpid()}-{_NOT_PLAIN.sub('-', label)[:_MAX_LABEL]}"
         try:
             places = _own_places()
             if (_ROOT / "cgroup.controllers").exists():
@@ -122,8 +152,7 @@ class Cgroup:
 
     def _make_unified(self, folder: Path, memory: int | None, cpus: float | None) -> None:
         wanted = [name for name, value in (("memory", memory), ("cpu", cpus)) if value is not None]
-        with suppress(OSError):  # they may be on already; if they cannot be, the bounds below do not exist
-            (folder.parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in wanted))
+        _enable(folder.parent, wanted)
         folder.mkdir()
         self._folders.append(folder)
         if memory is not None:
