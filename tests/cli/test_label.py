@@ -69,6 +69,10 @@ def test_all_of_them_labelled_exported_and_calibrated(
             break
     while (item := session.current) is not None:
         session.label((item.id, item.trial), int(right(item.id)))
+    assert (
+        "compare the judges with them: steelyard calibrate RUN"
+        in typed(monkeypatch, tmp_path, "", "--labeller", "anna").err
+    )
     status = run_cli(tmp_path, "label", "RUN", "--status", "--labeller", "anna")
     assert "all answers of the sample are labelled" in status.out
     exported = run_cli(tmp_path, "label", "RUN", "--export", "labels.csv")

@@ -99,7 +99,9 @@ def command(
     except KeyboardInterrupt:
         code = INTERRUPTED
     show(_ending(session))
-    if session.current is not None:
+    if session.current is None:
+        say(f"compare the judges with them: {shlex.join(['steelyard', 'calibrate', str(run)])}")
+    else:
         say(f"resume with: {shlex.join(['steelyard', 'label', str(run), '--labeller', session.labeller])}")
     return code
 
