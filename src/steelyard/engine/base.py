@@ -86,12 +86,9 @@ class CancellationToken:
     """
 
     def __init__(self) -> None:
+        self.cancelled = False
         self._reasons: list[str] = []
         self._callbacks: list[Callable[[], None]] = []
-
-    @property
-    def cancelled(self) -> bool:
-        return bool(self._reasons)
 
     @property
     def reason(self) -> str | None:
@@ -101,6 +98,7 @@ class CancellationToken:
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop what observes this token. The first reason stays; later calls change nothing."""
         self._reasons.append(reason)
+        self.cancelled = True
         while True:
             try:
                 callback = self._callbacks.pop(0)

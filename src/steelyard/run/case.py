@@ -277,59 +277,57 @@ class CaseRunner:
         """Ask (unless the response is already stored), score, emit."""
         started = time.perf_counter()
         shape: _Shape | None = None
-        context = InvocationContext(job.case.id, job.trial, 1, self._seed, self._token, programs=self._programs)
+        case, workspaces, pipeline = job.case, self._workspaces, self._pipeline
+        context = InvocationContext(case.id, job.trial, 1, self._seed, self._token, programs=self._programs)
         if job.stored is not None:
             response, attempts, before = job.stored.response, job.stored.attempts, job.stored.elapsed
             failures: list[FailedAttempt] | None = job.stored.retry_errors
             context.attempt = max(1, attempts)
         else:
-            if self._workspaces is not None and self._workspaces.workspace is not None:
-                context.template_digest = self._workspaces.digest_of(job.case)
+            if workspaces is not None and workspaces.workspace is not None:
+                context.template_digest = workspaces.digest_of(case)
             response, shape = await self._ask(job, context, emit)
-            if self._workspaces is not None and response.workspace_patch is not None:
-                response, shape = await self._workspaces.unpacked(job.case.id, job.trial, response), None
+            if workspaces is not None and response.workspace_patch is not None:
+                response, shape = await workspaces.unpacked(case.id, job.trial, response), None
             before = None
             if context.waiting or context.backoff or job.planned_at is not None:
                 response, shape = _with_waits(response, context, job.planned_at), None
             attempts = 0 if response.cached else context.attempt
             failures = context.retry_errors
         if self._answered is not None:
-            self._answered(job.case.id, job.trial)
+            self._answered(case.id, job.trial)
         scores: list[Score] = []
         scoring_began: float | None = None
-        if self._pipeline is None or response.error is not None:
+        if pipeline is None or response.error is not None:
             pass
-        elif self._pipeline.is_immediate:
-            scores = await self._pipeline.score_without_judges(job, response)
+        elif pipeline.is_immediate:
+            scores = await pipeline.score_without_judges(job, response)
         else:
-
-            def keep_answer() -> None:
-                if before is None:
-                    elapsed = time.perf_counter() - started
-                    emit(UnscoredAnswer(_record(job, response, [], attempts, elapsed, failures, shape)))
-
             scoring_began = time.perf_counter()
             new_context = None
-            if self._workspaces is not None and self._pipeline.takes_context:
-                new_context = partial(self._workspaces.scoring_context, job.case, context)
+            if workspaces is not None and pipeline.takes_context:
+                new_context = partial(workspaces.scoring_context, case, context)
                 if context.workspace is None:
-                    await self._workspaces.restore(job.case, context)
-            scores = await self._pipeline.score(job, response, context, keep_answer, emit, new_context)
+                    await workspaces.restore(case, context)
+            elapsed = scoring_began - started
+            unscored = None if before is not None else _record(job, response, [], attempts, elapsed, failures, shape)
+            keep_answer = partial(_keep_answer, unscored, emit)
+            scores = await pipeline.score(job, response, context, keep_answer, emit, new_context)
         ended = time.perf_counter()
         elapsed = ended - started if before is None else before
         record = _record(job, response, scores, attempts, elapsed, failures, shape)
         if scoring_began is not None and before is None:
             record.time_scoring = ended - scoring_began
         if self._keep_expected:
-            if job.case.expected is not None:
-                record.expected = bounded(job.case.expected)
-            if job.case.metadata:
-                record.metadata = bounded(job.case.metadata)
-        if self._workspaces is not None:
-            await self._workspaces.keep(record, context)
+            if case.expected is not None:
+                record.expected = bounded(case.expected)
+            if case.metadata:
+                record.metadata = bounded(case.metadata)
+        if workspaces is not None:
+            await workspaces.keep(record, context)
         emit(record)
-        if self._workspaces is not None:
-            await self._workspaces.done(record)
+        if workspaces is not None:
+            await workspaces.done(record)
 
     async def _ask(self, job: Job, context: InvocationContext, emit: Emit) -> tuple[InvocationResponse, _Shape | None]:
         """The target's answer and its shape, where known; whatever it raises becomes an answer that says so."""
@@ -387,6 +385,12 @@ class CaseRunner:
         while task.uncancel():
             pass
         return False
+
+
+def _keep_answer(unscored: Record | None, emit: Emit) -> None:
+    """Write an answer down before it is scored; one that was stored is on disk already."""
+    if unscored is not None:
+        emit(UnscoredAnswer(unscored))
 
 
 def _is_running(task: asyncio.Task[Any]) -> bool:
@@ -465,8 +469,9 @@ def _checked(returned: Any) -> tuple[InvocationResponse, _Shape | None]:
     if not _are_small(shape.numbers_of(values)):
         _refuse_numbers(response)
         shape = None
-    if response.messages is not None and not all(isinstance(message, dict) for message in response.messages):
-        raise TypeError("the response's messages are not all objects")
+    for message in response.messages or ():
+        if not isinstance(message, dict):
+            raise TypeError("the response's messages are not all objects")
     if response.error is None and response.error_type is not None:
         response.error = response.error_type
         shape = None

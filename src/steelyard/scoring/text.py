@@ -37,8 +37,10 @@ class Exact(PlainScorer):
         """1.0 or 0.0; None when the case expects nothing."""
         if case.expected is None:
             return None
-        wanted = alternatives(case.expected)
         answer = response.response_text or ""
+        if type(case.expected) is str and answer == case.expected:  # most right answers: nothing to make alike
+            return self._score(True)
+        wanted = alternatives(case.expected)
         got = self._normal(answer)
         for item in wanted:
             if self._normal(as_text(item)) == got:

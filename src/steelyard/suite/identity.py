@@ -101,7 +101,7 @@ def content_digest(case: EvalCase) -> int:
 
 def seen(case: EvalCase) -> bytes:
     """Return what a target may see of a case, as canonical JSON."""
-    if not has_attachments(case):
+    if (case.messages is None and not case.attachments) or not has_attachments(case):
         return canonical(_Seen(case.prompt, case.messages, case.system_prompt, case.tools, case.metadata, case.limits))
     messages, contents = messages_by_content(case.messages), [identity(one) for one in attached(case)]
     more = (case.system_prompt, case.tools, case.metadata, case.limits, contents)

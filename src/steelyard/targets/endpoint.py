@@ -190,6 +190,7 @@ class EndpointTarget(ABC):
         )
         self._connection_options: dict[str, Any] = {"proxy": proxy, "ca_bundle": ca_bundle, "verify": verify}
         self._functions = Functions(functions or {})
+        self._has_functions = bool(functions)
         described = merged_tools(self.tool_shape, tools)
         self._tools = merged_tools(self.tool_shape, [*described, *self._functions.undescribed(described)])
         self._encoded_tools = self._encode_tools(self._tools)
@@ -284,9 +285,11 @@ class EndpointTarget(ABC):
 
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """Ask the model; tool calls that have a function are carried out until it answers without one."""
-        if self._functions:
+        if self._has_functions:
             return await self.converse(case, context, OneTurn(self))
-        return (await self._take_turn(await self._opened(case), case, context)).response
+        is_plain = not case.attachments and case.messages is None
+        conversation = self._opening(case) if is_plain else await self._opened(case)
+        return (await self._take_turn(conversation, case, context)).response
 
     async def converse(self, case: EvalCase, context: InvocationContext, call: Target) -> InvocationResponse:
         """Run the tool loop and return the model's last answer; each turn is requested through `call`."""
