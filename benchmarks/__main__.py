@@ -24,6 +24,7 @@ BENCHMARKS = (
     "gateway",
     "report_page",
     "side_by_side",
+    "worker_processes",
     "ray_scale",
     "ray_worker",
 )

@@ -30,9 +30,11 @@ from steelyard.errors import ConfigurationError, RunCancelled
 from steelyard.journal.reader import iter_records
 from steelyard.protocols import InvocationContext
 from steelyard.records import Record
+from steelyard.targets import OpenAIChat
 from tests.support.board import Board
 from tests.support.cli import finish, run_cli, start
 from tests.support.engine import make_jobs, make_suite, wait_for
+from tests.support.mock import mock_process
 from tests.support.ray_targets import Asking, Deadly, DiesBeforeJudging, Watched, called_when_journalled
 
 SLEEPER = "import time; time.sleep(600)"
@@ -422,6 +424,29 @@ def test_a_closed_pool_starts_nothing_more() -> None:
     pool.close(0.0)
     with pytest.raises(ConfigurationError, match="closed"):
         pool.start([0])
+
+
+# Load
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 5])
+def test_a_load_run_has_what_was_asked_for_in_flight_from_its_first_second_to_its_last(workers, tmp_path) -> None:
+    """Counted at the mock. The benchmark `worker_processes` has the limit of 2 %, for a machine that is idle otherwise."""
+    asked_for = 40
+    with (
+        mock_process("--latency", "800ms", "--output-tokens", "1") as (mock, _),
+        ProcessEngine(workers) as engine,
+    ):
+        target = OpenAIChat("m", base_url=mock.base_url, api_key="x", stream=False)
+        options: dict[str, Any] = {"duration": 2.5, "parallelism": asked_for, "output_path": tmp_path / "run"}
+        result = Runner(target, make_suite(10), engine=engine, progress="off").run_sync(**options)
+        calls = [(one["received_ns"] / 1e9, one["last_ns"] / 1e9) for one in mock.stats(times=True)["times"]]
+        assert mock.stats()["peak_concurrency"] == result.metrics["peak_in_flight"] == asked_for
+    began, ended = min(calls)[0], max(calls)[0]
+    for at in (began, ended - 1.0):
+        busy = sum(max(0.0, min(last, at + 1.0) - max(received, at)) for received, last in calls)
+        assert busy >= 0.85 * asked_for
 
 
 # Agents

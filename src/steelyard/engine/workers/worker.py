@@ -282,7 +282,8 @@ class HostedRun:
             finished = True
         finally:
             self._active -= 1
-            self._queue.put((ENDED, ticket, finished))
+            # With no job left to begin, the driver is to know at once.
+            self._queue.put((ENDED, ticket, finished), urgent=not (self._waiting or self._no_more))
 
     def _emit_with_ticket(self, ticket: int, emit: Callable[[Any], None], item: Any) -> None:
         """Emit an item with its job's ticket; a record also gets the name of this node, if it has one."""
