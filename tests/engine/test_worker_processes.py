@@ -432,7 +432,7 @@ def test_a_closed_pool_starts_nothing_more() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 5])
 def test_a_load_run_has_what_was_asked_for_in_flight_from_its_first_second_to_its_last(workers, tmp_path) -> None:
-    """Counted at the mock. The benchmark `worker_processes` has the limit of 2 %, for a machine that is idle otherwise."""
+    """Counted at the mock. The benchmark `worker_processes` has the limit of 2 %, for an idle machine."""
     asked_for = 40
     with (
         mock_process("--latency", "800ms", "--output-tokens", "1") as (mock, _),

@@ -105,8 +105,8 @@ def test_a_rate_holds_for_all_workers_together(engine, board) -> None:
 
 
 def test_a_refusal_of_one_worker_slows_all(engine, board) -> None:
-    result = run(RefusesOnce(board, 0.01), make_suite(400), engine, parallelism=8)
-    assert result.metrics["counts"]["ok"] == 400
+    result = run(RefusesOnce(board, 0.01), make_suite(1000), engine, parallelism=8)
+    assert result.metrics["counts"]["ok"] == 1000
     (refused,) = board.lines("refused")
     moment = float(refused[1])
     others = [float(line[2]) - moment for line in board.lines("called") if line[1] != refused[0]]

@@ -282,8 +282,9 @@ class HostedRun:
             finished = True
         finally:
             self._active -= 1
-            # With no job left to begin, the driver is to know at once.
-            self._queue.put((ENDED, ticket, finished), urgent=not (self._waiting or self._no_more))
+            # With no job left to begin, the driver is to know at once; but not of a failure before its cause.
+            is_idle = finished and not (self._waiting or self._no_more or self._token.cancelled)
+            self._queue.put((ENDED, ticket, finished), urgent=is_idle)
 
     def _emit_with_ticket(self, ticket: int, emit: Callable[[Any], None], item: Any) -> None:
         """Emit an item with its job's ticket; a record also gets the name of this node, if it has one."""
