@@ -145,6 +145,7 @@ class MatrixRunner:
         workspace: Workspace | None = None,
         case_limits: CaseLimits | None = None,
         hooks: Iterable[object] = (),
+        run_metrics: Iterable[object] = (),
         options: RunOptions | None = None,
         engine: Engine | None = None,
         token: CancellationToken | None = None,
@@ -153,14 +154,21 @@ class MatrixRunner:
     ) -> None:
         if not isinstance(targets, Mapping) or not targets:
             raise ConfigurationError(f"targets must be a mapping of names to targets, got {targets!r}")
-        scorers, hooks = list(scorers), list(hooks)
+        scorers, hooks, run_metrics = list(scorers), list(hooks), list(run_metrics)
         read = None if prompts is None else read_prompts(prompts, Path())
         axes = {TARGET: list(map(str, targets)), **({} if read is None else {PROMPT: list(read)})}
         named = {str(name): target for name, target in targets.items()}
 
         def make(at: Mapping[str, str]) -> Runner:
-            target = named[at[TARGET]]
-            return Runner(target, suite, scorers, workspace=workspace, case_limits=case_limits, hooks=hooks)
+            return Runner(
+                named[at[TARGET]],
+                suite,
+                scorers,
+                workspace=workspace,
+                case_limits=case_limits,
+                hooks=hooks,
+                run_metrics=run_metrics,
+            )
 
         checked = (options or RunOptions()).replace(**changes)
         self._set_up(suite, axes, read or {}, make, checked, variants, engine, token, suite_file)
