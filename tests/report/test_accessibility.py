@@ -16,7 +16,7 @@ from steelyard.report.sweep.page import sweep_page
 from tests.support.axe import violations
 from tests.support.browser import opened
 from tests.support.compare import journal
-from tests.support.report import agent_run
+from tests.support.report import agent_run, worked_run
 from tests.support.sweep import mixed_sweep
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def pages(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     journal(folder / "b", "f" * 3 + "p" * 47 + "p")
     texts = {
         "report": "".join(page(agent_run(folder / "agents"))),
+        "work": "".join(page(worked_run(folder / "worked"))),
         "compare": compare_page(compare_runs([folder / "a", folder / "b"])),
         "sweep": sweep_page(mixed_sweep(), "runs/x"),
     }
@@ -49,6 +50,17 @@ def test_a_comparison_and_a_sweep_break_no_rule(
     chromium: Browser, pages: dict[str, str], name: str, theme: str
 ) -> None:
     with opened(chromium, pages[name], ready=DOCUMENT, color_scheme=theme) as seen:
+        assert violations(seen.page) == []
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_a_case_of_an_agent_breaks_no_rule(chromium: Browser, pages: dict[str, str], theme: str) -> None:
+    with opened(chromium, pages["work"], ready=CASES, color_scheme=theme) as seen:
+        seen.page.click("#tab-cases")
+        seen.page.locator(".row[data-id=fixer]").click()
+        seen.page.locator("#drawer svg.chart").wait_for()
+        for summary in seen.page.locator("#drawer summary").all():
+            summary.click()
         assert violations(seen.page) == []
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.axe import violations
 from tests.support.browser import opened
 from tests.support.cli import wait_until
 from tests.support.journal import CountedModel, cases, run_in
@@ -268,6 +269,12 @@ def test_a_running_case_shows_its_log_and_turns_as_they_come(
                 page.locator("#running-drawer .log", has_text="second line").wait_for()
                 page.locator("#running-drawer", has_text="turn 1: second line").wait_for()
                 assert page.locator("#running-drawer svg.chart rect").count() >= 1
+                assert violations(page) == []
+                for number in range(60):
+                    say(f"line {number}")
+                page.locator("#running-drawer .log", has_text="line 59").wait_for()
+                at_end = "(box) => box.scrollTop + box.clientHeight >= box.scrollHeight - 1"
+                assert page.locator("#running-drawer .log").evaluate(at_end)  # a reader at the end stays there
                 link = page.locator("#running-drawer a").first.get_attribute("href") or ""
                 assert b"second line" in server.get(link).body
                 say("end")

@@ -21,7 +21,7 @@ function runningCard(found, open) {
 class RunningDrawer extends Drawer {
   constructor(run, root, go) {
     super({ run, id: [""], trial: [0] }, { about: { run: "" }, metrics: {} }, root, null);
-    Object.assign(this, { run, go, shown: null, slots: new Map() });
+    Object.assign(this, { run, go, shown: null });
     this.element.id = "running-drawer";
     this.element.classList.add("over");
     this.element.setAttribute("aria-label", "Running case");
@@ -38,8 +38,9 @@ class RunningDrawer extends Drawer {
 
   open({ id, trial }) {
     this.shown = { id, trial };
-    this.slots.clear();
-    this.content.replaceChildren();
+    this.slots = new Map(["ended", "time", "logs", "talk"].map((name) => [name, el("div", {})]));
+    this.content.replaceChildren(...this.slots.values());
+    Object.assign(this, { boxes: null, turns: -1 });
     this.element.hidden = false;
     this.title.textContent = escapeInvisible(trial ? `${id} (trial ${trial + 1})` : id);
     this.pill = span("pill running", "running");
@@ -80,18 +81,14 @@ class RunningDrawer extends Drawer {
   }
 
   set(name, element) {
-    if (!this.slots.has(name)) {
-      this.slots.set(name, el("div", {}));
-      const order = ["ended", "time", "logs", "talk"];
-      this.content.append(...order.map((one) => this.slots.get(one)).filter(Boolean));
-    }
     this.slots.get(name).replaceChildren(...(element ? [element] : []));
   }
 
   // The boxes stay, so that their place is kept; one that is read at its end stays there.
   showLogs(logs) {
     const shown = logs.filter((log) => log.end !== undefined);
-    if (!this.slots.has("logs")) {
+    if (!shown.length) return;
+    if (!this.boxes) {
       this.set("logs", this.part("Logs", "as they come"));
       this.boxes = new Map();
     }
