@@ -380,3 +380,55 @@ def test_marks_of_a_killed_launch_are_removed_and_links_are_not_read(tmp_path):
 
     run(agent, tmp_path=tmp_path, parallelism=1)
     assert seen == ["one", "Two/../x"]
+
+
+def test_retry_errors_starts_the_errored_case_afresh_and_no_other(tmp_path):
+    asked = []
+
+    def agent(case, context):
+        asked.append((case.id, sorted(path.name for path in context.workspace.iterdir())))
+        (context.workspace / "made").write_text("x")
+        if len(asked) == 1:
+            raise ValueError("not today")
+        return "done"
+
+    def has_made(case, response, context):
+        return (context.workspace / "made").exists()
+
+    again = run(agent, [has_made], tmp_path=tmp_path, parallelism=1, retries=0)
+    assert [record.error is None for record in again.responses] == [False, True]
+    options = {"progress": "off", "output_path": tmp_path / "run", "parallelism": 1, "retries": 0}
+    again = Runner(agent, CASES, [has_made], workspace=FILES, **options).run_sync(retry_errors=True)
+    assert [record.passed for record in again.responses] == [True, True]
+    assert asked == [(name, ["a.txt", "home.txt"]) for name in ("one", "Two/../x", "one")]
+
+
+def test_update_asks_for_new_cases_and_grades_the_others_from_their_patches(tmp_path):
+    asked = []
+
+    def agent(case, context):
+        asked.append(case.id)
+        (context.workspace / "made").write_text(case.id)
+        return "done"
+
+    def lenient(case, response, context):
+        return (context.workspace / "made").exists()
+
+    def strict(case, response, context):
+        return (context.workspace / "made").read_text() == "one"
+
+    run(agent, [lenient], tmp_path=tmp_path)
+    more = EvalSet("s", [*CASES, {"id": "three", "prompt": "r"}])
+    options = {"progress": "off", "output_path": tmp_path / "run"}
+    result = Runner(agent, more, [strict], workspace=FILES, **options).run_sync(if_complete="update")
+    assert sorted(asked) == ["Two/../x", "one", "three"]
+    assert {record.id: record.passed for record in result.responses} == {"one": True, "Two/../x": False, "three": False}
+
+
+def test_a_suite_with_workspaces_is_refused_on_ray_before_anything_starts(tmp_path):
+    pytest.importorskip("ray")
+    from steelyard import RayEngine
+
+    with pytest.raises(ConfigurationError, match="workspace"):
+        run(lambda case: "x", tmp_path=tmp_path, engine=RayEngine())
+    assert not (tmp_path / "run" / "run.json").exists()
