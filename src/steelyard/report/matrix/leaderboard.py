@@ -30,7 +30,7 @@ _ENOUGH = 0.5
 Place: TypeAlias = Literal["best", "worse", "not distinguishable", "better", "not ranked"]
 
 
-class Against(msgspec.Struct, kw_only=True):
+class AgainstBest(msgspec.Struct, kw_only=True):
     """A variant compared with the best one, case by case."""
 
     change: Change
@@ -56,7 +56,7 @@ class Standing(msgspec.Struct, kw_only=True):
     rank: int | None
     """From 1; None where too few of its cases are done, or none has a verdict."""
     place: Place
-    against_best: Against | None
+    against_best: AgainstBest | None
     """None of the best one, and where they share no case."""
     pass_rate: float | None
     pass_rate_ci95: Interval | None
@@ -188,7 +188,7 @@ class _Field:
             if self.order and number not in self.rates:
                 yield self.order[0], number
 
-    def against_best(self, number: int) -> Against | None:
+    def against_best(self, number: int) -> AgainstBest | None:
         """A run compared with the best one; None of itself, and where they share no case."""
         if not self.order or number == self.order[0]:
             return None
@@ -199,7 +199,7 @@ class _Field:
             return None
         change.p_adjusted = self._adjusted.get((best, number), 1.0)
         change.outcome = shown_outcome(change.difference, change.p, change.p_adjusted)
-        return Against(change=change, cases_needed=self._needed(values, change))
+        return AgainstBest(change=change, cases_needed=self._needed(values, change))
 
     def _needed(self, values: Values, change: Change) -> int | None:
         if change.outcome != "no difference" or change.difference >= 0:
@@ -277,7 +277,7 @@ def _standing(variant: VariantRun, field: _Field, number: int) -> Standing:
     )
 
 
-def _place(field: _Field, number: int, against: Against | None) -> Place:
+def _place(field: _Field, number: int, against: AgainstBest | None) -> Place:
     if number not in field.order:
         return "not ranked"
     if number == field.order[0]:
