@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def run_matrix(matrix: MatrixRunner, gate: Gate, flags: RunFlags, entry: OpenMode) -> int:
     """Run a matrix, or with --dry-run only say what would be asked; the exit code."""
     if matrix.options.is_load:
-        raise ConfigurationError("a matrix evaluates: measure one of its variants under load with a suite of its own")
+        raise ConfigurationError("a matrix evaluates: measure one of its variants under load with a separate suite")
     place = choose_matrix_place(matrix, flags)
     matrix = matrix.with_changes(output_path=place, low_memory=True)
     if flags.dry_run:

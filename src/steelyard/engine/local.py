@@ -96,7 +96,7 @@ class _Pool:
         self._workers: list[asyncio.Task[None]] = []
         self._parallelism = 0
         self._running = 0
-        self._growing = False
+        self._may_grow = gate is None
         self._failure: BaseException | None = None
 
     async def run(self, parallelism: int, grace: float) -> Tally:
@@ -137,10 +137,10 @@ class _Pool:
         All are there in a few turns of the loop, a parallelism far above the number of jobs costs nothing, and a
         target that never awaits keeps one worker.
         """
-        self._growing = False
         if len(self.in_flight) == self._running:
             for _ in range(2 * self._running):
                 self._start_worker()
+        self._may_grow = len(self._workers) < self._parallelism
 
     def _close(self) -> None:
         """Count what never finished as cancelled; from here on nothing changes the tally."""
@@ -169,8 +169,8 @@ class _Pool:
                 continue
             since[number] = now = monotonic()
             calls[number] = job
-            if gate is None and len(calls) == self._running and not self._growing:
-                self._growing = True
+            if self._may_grow and len(calls) == self._running:
+                self._may_grow = False
                 loop.call_soon(self._grow)
             tally.started += 1
             if len(calls) > tally.peak_in_flight:

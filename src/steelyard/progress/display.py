@@ -314,10 +314,10 @@ class NotebookBar:
 def _notebook_bar(frame: Frame) -> Any:
     from tqdm.notebook import tqdm_notebook
 
-    class Bar(tqdm_notebook):  # type: ignore[type-arg]  # generic in its stubs alone
+    class NotebookBar(tqdm_notebook):  # type: ignore[type-arg]  # generic in its stubs alone
         monitor_interval = 0  # no monitor thread: the bar is refreshed by a ticker
 
-    bar = Bar(total=frame.total, initial=frame.initial, unit="case", smoothing=0, file=sys.stdout)
+    bar = NotebookBar(total=frame.total, initial=frame.initial, unit="case", smoothing=0, file=sys.stdout)
     # Not given to the constructor, which shows it once without escaping HTML.
     bar.set_description_str(frame.description, refresh=False)
     return bar

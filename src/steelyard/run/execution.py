@@ -98,7 +98,7 @@ class Execution:
 
     It stops when the caller's `token` is cancelled; what stops it for another reason does not cancel that token.
     `suite_file` and `scored_from` are for run.json: where the suite was read from, and the run whose answers are scored
-    again. A run that is `part` of a matrix has no display of its own.
+    again. A run that is `part` of a matrix has no own display.
     """
 
     def __init__(

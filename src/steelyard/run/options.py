@@ -211,7 +211,7 @@ def _keys(name: str, value: object) -> None:
         raise ConfigurationError(f"{name} must be a tuple of metadata keys, each once, got {value!r}")
 
 
-def _conditions(name: str, value: object) -> None:
+def _check_where(name: str, value: object) -> None:
     if not isinstance(value, tuple):
         raise ConfigurationError(f"{name} must be a tuple of conditions such as difficulty=hard, got {value!r}")
     for one in value:
@@ -268,7 +268,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             help="Only cases whose metadata is like this: difficulty=hard. Several must all hold.",
             sweep="Only cases whose metadata is like this: difficulty=hard. Several must all hold.",
             metavar="CONDITION",
-            check=_conditions,
+            check=_check_where,
             in_suite=False,
         ),
     ] = ()

@@ -259,8 +259,8 @@ def make_plan(
     _check_options(suite, limit, trials)
     selection = selection or Selection()
     first = FirstPass(suite, scorers_digest, _selector(match, selection), seen_besides, KnownKeys(by))
-    known = KnownKeys(condition.key for condition in selection.conditions)
-    if selection.conditions:
+    known = KnownKeys(condition.key for condition in selection.where)
+    if selection.where:
         first.look_at_all(known)
     read_all = first.read_until(limit, check)
     known.refuse_missing("where", f"suite {suite.id!r}")
@@ -318,7 +318,7 @@ def _check_options(suite: EvalSet, limit: int | None, trials: int) -> None:
 def _selector(match: str | None, selection: Selection) -> Selects | None:
     """Whether a case is taken, by its id and its metadata; None where all are."""
     if match is None:
-        return (lambda case: selection.holds(case.metadata)) if selection.conditions else None
+        return (lambda case: selection.holds(case.metadata)) if selection.where else None
     # A glob when it looks like one, else any part of the id.
     is_glob = any(sign in match for sign in "*?[")
     return lambda case: (
@@ -329,8 +329,8 @@ def _selector(match: str | None, selection: Selection) -> Selects | None:
 def _refuse_nothing(suite: EvalSet, read: int, selected: int, match: str | None, selection: Selection) -> None:
     if not read:
         raise SuiteError(f"suite {suite.id!r} has no cases", path=suite.path)
-    if not selected and selection.conditions:
-        wanted = " and ".join(condition.text for condition in selection.conditions)
+    if not selected and selection.where:
+        wanted = " and ".join(condition.text for condition in selection.where)
         matching = "" if match is None else f" and an id that matches {match!r}"
         raise SuiteError(f"no case of suite {suite.id!r} has {wanted}{matching}: none of its {read}", path=suite.path)
     if not selected:

@@ -19,7 +19,7 @@ from steelyard.scoring.pipeline import LimitedScorer
 from steelyard.scoring.structured import read_json
 
 _KINDS = ("pattern", "json", "last_line", "code_block")
-_FENCE = re.compile(r"[ ]{0,3}(`{3,}|~{3,})[ ]*([\w+#.-]*)")
+_CODE_FENCE = re.compile(r"[ ]{0,3}(`{3,}|~{3,})[ ]*([\w+#.-]*)")
 _MAX_KEPT = 1_000
 
 
@@ -111,15 +111,15 @@ def _last_line(text: str) -> str | None:
 
 
 def _code_block(language: str, text: str, *, last: bool) -> str | None:
-    """The first or last block between fences, in one language where it is named; one without an end goes to the end."""
+    """The first or last block between code fences, in one language where named; one without an end is the rest."""
     found: list[str] = []
     opened, kept = "", False
     lines: list[str] = []
     for line in text.splitlines(keepends=True):
-        fence = _FENCE.match(line)
-        if not opened and fence is not None:
-            opened, kept, lines = fence[1], not language or fence[2].lower() == language, []
-        elif opened and fence is not None and fence[1].startswith(opened) and not fence[2]:
+        code_fence = _CODE_FENCE.match(line)
+        if not opened and code_fence is not None:
+            opened, kept, lines = code_fence[1], not language or code_fence[2].lower() == language, []
+        elif opened and code_fence is not None and code_fence[1].startswith(opened) and not code_fence[2]:
             found += ["".join(lines)] if kept else []
             opened = ""
         elif opened:

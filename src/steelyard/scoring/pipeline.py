@@ -151,7 +151,7 @@ def _counted(answer: ScoreResult, retries: int) -> ScoreResult:
 class Combined(PlainScorer):
     """The weighted mean of other scores, by their names; it passes from `threshold` on.
 
-    The scores that it weighs then decide nothing by themselves. With `decides: false` it is only shown, and they do.
+    The scores that it combines then decide nothing by themselves. With `decides: false` it is only shown, and they do.
     A score that does not apply to a case is left out of its mean.
     """
 
@@ -173,7 +173,7 @@ class Combined(PlainScorer):
         return None
 
     def add_to(self, scores: list[Score]) -> None:
-        """Add the combined score; what it weighs becomes a measurement where it decides."""
+        """Add the combined score; what it combines becomes a measurement where it decides."""
         parts = [score for score in scores if score.name in self.weights and not score.overruled]
         if not parts:
             return

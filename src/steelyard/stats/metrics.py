@@ -180,7 +180,7 @@ class WorkerSends(msgspec.Struct, kw_only=True):
     worst_lateness: Annotated[float, Figure("seconds", "lower", "client")] = 0.0
 
     def note(self, lateness: float, late_after: float) -> None:
-        """Count a send that was made so many seconds after its time."""
+        """Count a send that was made that many seconds after its time."""
         self.sent += 1
         self.late += lateness > late_after
         self.worst_lateness = max(self.worst_lateness, lateness)

@@ -87,7 +87,7 @@ def _listed(value: str, text: str, name: str) -> tuple[str, ...]:
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Which cases of a suite are asked, besides those that an id selects."""
 
-    conditions: tuple[Condition, ...] = ()
+    where: tuple[Condition, ...] = ()
     """All of them must hold."""
     sample: int | None = None
     seed: int = 0
@@ -95,11 +95,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, where: Iterable[str], sample: int | None, seed: int) -> Selection:
         """The selection that options ask for."""
-        return cls(conditions=tuple(map(parse_condition, where)), sample=sample, seed=seed)
+        return cls(where=tuple(map(parse_condition, where)), sample=sample, seed=seed)
 
     def holds(self, metadata: Mapping[str, Any]) -> bool:
         """Whether a case keeps every condition."""
-        return all(condition.holds(metadata) for condition in self.conditions)
+        return all(condition.holds(metadata) for condition in self.where)
 
     def drawn(self, id_digests: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64] | None:
         """The places of the cases that are drawn, in order, of those with these ids; None for all.
@@ -109,8 +109,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.sample is None or self.sample >= len(id_digests):
             return None
-        lots = _mixed(id_digests ^ _seed_digest(self.seed))
-        return np.sort(np.argpartition(lots, self.sample - 1)[: self.sample])
+        ranks = _mixed(id_digests ^ _seed_digest(self.seed))
+        return np.sort(np.argpartition(ranks, self.sample - 1)[: self.sample])
 
 
 def _seed_digest(seed: int) -> np.uint64:

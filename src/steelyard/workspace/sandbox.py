@@ -96,8 +96,8 @@ def _own_places() -> dict[str, Path]:
 def _enable(folder: Path, controllers: Sequence[str]) -> None:
     """Let the groups in a cgroup of version 2 have these controllers.
 
-    A group that has processes of its own may not pass controllers on. This process is often in one: the scope that was
-    delegated to it. Then it moves, with all that is there, into a group of its own below.
+    A group that has processes may not pass controllers on. This process is often in one: the scope that was
+    delegated to it. Then it moves, with all that is there, into a new group below.
     """
     words = " ".join(f"+{name}" for name in controllers)
     try:

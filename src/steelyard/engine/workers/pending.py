@@ -242,7 +242,7 @@ class WorkerHandle:
         return "a worker" if self.info is None else self.info.name
 
     def is_expected(self, now: float, seconds: float) -> bool:
-        """Whether its worker should be there within so many seconds of its start."""
+        """Whether its worker should be there within that many seconds of its start."""
         return not (self.is_live or self.has_no_place) and now < self.starting_since + seconds
 
     def silent_seconds(self, now: float) -> float:

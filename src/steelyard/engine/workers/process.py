@@ -94,13 +94,13 @@ def _watch(control: socket.socket, loop: asyncio.AbstractEventLoop, host: _Host)
     """
     while True:
         try:
-            said, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+            received, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         except OSError:
-            said, descriptors = b"", []
-        if said == QUIT:
+            received, descriptors = b"", []
+        if received == QUIT:
             loop.call_soon_threadsafe(loop.stop)
             return
-        if not said:
+        if not received:
             kill_all()
             os._exit(1)
         if descriptors:

@@ -102,7 +102,7 @@ class Leaderboard(msgspec.Struct, kw_only=True):
     cases_in_common: int
     """The ranks are by the cases that all ranked variants have."""
     pairs_tested: int
-    """p is raised for so many comparisons: which variant is best was found in the same cases."""
+    """p is raised for that many comparisons: which variant is best was found in the same cases."""
     pareto_by: list[str]
     """What the Pareto front is of: `pass rate`, `cost`, `latency`, as far as all ranked variants have them."""
     variants: list[Standing]
