@@ -479,3 +479,46 @@ def test_the_display_is_one_for_all_variants(tmp_path, log, capsys) -> None:
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith("sums × 4 24/24 100%")
     assert all(line.startswith("sums × 4 ") for line in lines)
+
+
+def test_a_result_has_leaderboard_report_and_gate(tmp_path, log) -> None:
+    targets = {"right": Model("right", log), "wrong": Model("wrong", log, right=False)}
+    result = matrix(tmp_path, log, targets=targets, prompts=None).run_sync()
+    assert [one.name for one in result.leaderboard().variants] == ["right", "wrong"]
+    assert result.summary().startswith("sums: 2 variants, 6 cases in common")
+    assert {name: bool(gated) for name, gated in result.gate("pass_rate>=0.5").items()} == {
+        "right": True,
+        "wrong": False,
+    }
+    assert result.report().name == "report.html"
+    assert "wrong" in result.report("md", tmp_path / "board.md").read_text()
+    assert "right" in result._repr_html_()
+
+
+def test_a_disk_that_fails_one_variant_ends_all_and_loses_nothing(tmp_path, log, monkeypatch) -> None:
+    from steelyard.errors import JournalError
+    from steelyard.run.recorder import Recorder
+
+    emit = Recorder.emit
+
+    def failing(self: Recorder, record: Any) -> None:
+        if record.id == "c3" and len(log) > 8:
+            raise JournalError(28, "no space left")
+        emit(self, record)
+
+    monkeypatch.setattr(Recorder, "emit", failing)
+    with pytest.raises(JournalError, match="no space left"):
+        matrix(tmp_path, log, suite=suite_of(40), parallelism=2).run_sync()
+    monkeypatch.undo()
+    done = sum(len(Result.load(run).load_responses()) for run in read_matrix(tmp_path).runs(tmp_path).values())
+    before = len(log)
+    assert 0 < done < 40
+    assert matrix(tmp_path, log, suite=suite_of(40)).run_sync().complete
+    assert len(log) - before == 4 * 40 - done
+
+
+def test_a_matrix_can_be_awaited_on_a_running_loop(tmp_path, log) -> None:
+    async def scenario() -> MatrixResult:
+        return await matrix(tmp_path, log).run()
+
+    assert asyncio.run(scenario()).complete
