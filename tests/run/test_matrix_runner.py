@@ -522,3 +522,21 @@ def test_a_matrix_can_be_awaited_on_a_running_loop(tmp_path, log) -> None:
         return await matrix(tmp_path, log).run()
 
     assert asyncio.run(scenario()).complete
+
+
+def test_warnings_name_the_variant_and_those_about_a_judge_come_once(tmp_path, log, caplog) -> None:
+    from steelyard import Judge
+
+    def broken(case: EvalCase, response: InvocationResponse) -> float:
+        raise RuntimeError("no score today")
+
+    async def verdict(case: EvalCase) -> str:
+        return json.dumps({"reason": "good", "score": 1, "passed": True})
+
+    judge = Judge(model="j", target=CallableTarget(verdict, model_id="j"), calibration="required")
+    targets = {name: Model(name, log) for name in ("a", "b")}
+    options: dict[str, Any] = {"output_path": tmp_path, "progress": "off"}
+    MatrixRunner(targets, suite_of(2), [broken, judge], **options).run_sync()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sorted(warning.partition(":")[0] for warning in warnings if "could not score" in warning) == ["a", "b"]
+    assert len([warning for warning in warnings if "is only advisory" in warning]) == 1

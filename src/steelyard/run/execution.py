@@ -91,6 +91,8 @@ class MatrixPart(msgspec.Struct, frozen=True, kw_only=True):
     store: EvaluationDataStore | None
     stats: RunningStats
     """Of all runs together, for the display."""
+    warned: set[str]
+    """The judges that were already reported as not trusted: they are the same for all."""
 
 
 class Execution:
@@ -404,6 +406,7 @@ class Execution:
             decided=self._decided,
             on_record=self._hooks.take if self._hooks.takes_records else None,
             watch=StopRules(self._options, self._engine.in_flight, self._token.cancel).check,
+            label=self._label,
         )
 
     @property
@@ -604,9 +607,7 @@ class Execution:
         scorers = [self._bound(scorer) if isinstance(scorer, RepeatedJudge) else scorer for scorer in self._scorers]
         return CaseRunner(
             target,
-            ScoringPipeline(
-                scorers, num_runs=options.num_runs, tracebacks=options.tracebacks, trust=_trust(self._scorers)
-            ),
+            ScoringPipeline(scorers, num_runs=options.num_runs, tracebacks=options.tracebacks, trust=self._trust()),
             timeout=self._timeout,
             seed=options.seed,
             session=self._session,
@@ -619,6 +620,19 @@ class Execution:
             workspaces=self._workspaces,
             answered=DriverCallback(send_policy.permits.answered) if send_policy.permits is not None else None,
         )
+
+    def _trust(self) -> dict[str, bool]:
+        """Whether each judge whose calibration is required is trusted, by its name; warns of those that are not."""
+        found = {}
+        for judge in self._scorers:
+            required = getattr(judge, "calibration", None)
+            if isinstance(judge, RepeatedJudge) and required is not None:
+                found[judge.name], reason = is_trusted(required, judge.by)
+                if not found[judge.name] and (self._part is None or judge.name not in self._part.warned):
+                    log.warning("judge %s is only advisory: %s", judge.name, reason)
+                    if self._part is not None:
+                        self._part.warned.add(judge.name)
+        return found
 
     def _retrying(
         self, target: Target, paid: Callable[[float | None], None] | None = None, retries: int | None = None
@@ -768,18 +782,6 @@ def _gateway_of(target: Target) -> Gateway | None:
     from steelyard.workspace.gateway import Gateway
 
     return Gateway(apis)
-
-
-def _trust(scorers: Sequence[Scorer]) -> dict[str, bool]:
-    """Whether each judge whose calibration is required is trusted, by its name; warns of those that are not."""
-    found = {}
-    for judge in scorers:
-        required = getattr(judge, "calibration", None)
-        if isinstance(judge, RepeatedJudge) and required is not None:
-            found[judge.name], reason = is_trusted(required, judge.by)
-            if not found[judge.name]:
-                log.warning("judge %s is only advisory: %s", judge.name, reason)
-    return found
 
 
 def _calibrations(scorers: Sequence[Scorer]) -> dict[str, JudgeCalibration]:

@@ -347,6 +347,7 @@ class _MatrixLaunch:
         self._options = matrix.options
         self._token = CancellationToken()
         self._stats = RunningStats()
+        self._warned: set[str] = set()
         self._runs: list[_VariantRun] = []
         self._failed: tuple[str, BaseException] | None = None
         """The first variant that could not be run, and why."""
@@ -432,6 +433,7 @@ class _MatrixLaunch:
             budget=self._budget,
             store=store,
             stats=self._stats,
+            warned=self._warned,
         )
         execution = runner.execution(runner.options, engine, part)
         try:

@@ -51,7 +51,8 @@ class Recorder:
 
     Without a `journal` nothing is written. What earlier launches spent is added to `spending`. `watch` is called with
     each record whose answer was requested in this launch and with the statistics so far, until it returns False;
-    `on_record` with each record, once it is written and counted. With `keep` the records stay in memory too.
+    `on_record` with each record, once it is written and counted. With `keep` the records stay in memory too. Warnings
+    begin with the `label`.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class Recorder:
         watch: Callable[[Record, RunningStats], bool] | None = None,
         decided: DecidedStop | None = None,
         on_record: Callable[[Record], None] | None = None,
+        label: str = "",
     ) -> None:
+        self._label = label
         replay = journal.replay if journal is not None else None
         self._plan = plan
         # In most runs a slot is its case's position in the suite; to compute it here is faster than to ask the plan.
@@ -241,7 +244,8 @@ class Recorder:
             if is_scoring_error(score) and score.name not in self._failing_scorers:
                 self._failing_scorers.add(score.name)
                 why = safe_text(score.errors[0])[:_MAX_REASON]
-                log.warning("%s could not score %s, and maybe others: %s", score.name, safe_text(record.id), why)
+                case = safe_text(record.id)
+                log.warning("%s%s could not score %s, and maybe others: %s", self._label, score.name, case, why)
                 if score.error_traceback is not None:
                     _log_traceback(record.id, score.error_traceback)
 
