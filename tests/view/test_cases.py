@@ -188,3 +188,18 @@ def test_an_index_that_is_absent_stale_or_of_another_run_is_rebuilt_in_memory(tm
         assert not index or (tmp_path / "run" / "outputs.idx").read_bytes() == index
     names = {"outputs.jsonl", "outputs.idx"}
     assert {place.name for place in (tmp_path / "run").iterdir()} == names
+
+
+def test_a_search_finds_metadata_by_key_and_whole_value(tmp_path: Path) -> None:
+    metadata = [{"topic": "tax law", "level": 1}, {"topic": "tax", "level": 1}, {"more": {"topic": ["tax law", "x"]}}]
+    write_journal(tmp_path, [a_record(id=f"c{n}", index=n, metadata=one) for n, one in enumerate(metadata)])
+    rows = index_rows(tmp_path)
+    for words, expected in {
+        "topic=tax": [False, True, False],
+        'topic="Tax Law"': [True, False, False],
+        "level=1": [True, True, False],
+        'level=1 topic="tax law"': [True, False, False],
+        "more.topic=x": [False, False, True],
+        "topic=ta": [False, False, False],
+    }.items():
+        assert search(tmp_path, rows, terms_of(words)).records.tolist() == expected, words

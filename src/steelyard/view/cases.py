@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from steelyard.journal.files import OUTPUTS
 from steelyard.journal.index import Rows
 from steelyard.journal.reader import RecordReader
 from steelyard.records import Record
-from steelyard.report.page.data import TableColumns
+from steelyard.report.page.data import TableColumns, metadata_text
 from steelyard.view.pages import counts_of, states_of
 
 MAX_ROWS = 200
@@ -201,6 +202,7 @@ class CaseTable:
 
 
 MAX_QUERY_CHARS = 200
+_TERM = re.compile(r'[^\s"=]+="[^"]*"|\S+')
 _MAX_SECONDS = 3.0
 _MAX_SEARCH_BYTES = 1 << 30
 _LOOK_EVERY = 256
@@ -213,6 +215,7 @@ class _Words(msgspec.Struct, gc=False):
     response_text: str | None = None
     input_prompt: str | None = None
     error: str | None = None
+    metadata: dict[str, Any] = {}
 
 
 _decode = msgspec.json.Decoder(_Words).decode
@@ -226,8 +229,8 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 def terms_of(query: str) -> tuple[str, ...]:
-    """The words of a query, in small letters; a record must hold all of them."""
-    return tuple(query[:MAX_QUERY_CHARS].lower().split())
+    """The words of a query, in small letters; a record must hold all of them. `key="two words"` is one."""
+    return tuple(term.replace('"', "") for term in _TERM.findall(query[:MAX_QUERY_CHARS].lower()))
 
 
 def search(run: Path, rows: Rows, terms: tuple[str, ...], clock: Callable[[], float] = time.monotonic) -> SearchResult:
@@ -254,4 +257,5 @@ def _holds(line: bytes, terms: tuple[str, ...]) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     text = "\n".join((words.id, words.input_prompt or "", words.response_text or "", words.error or "")).lower()
-    return all(term in text for term in terms)
+    lines = metadata_text(words.metadata).lower().split("\n") if any("=" in term for term in terms) else ()
+    return all(term in text or term in lines for term in terms)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from steelyard import EvalCase, EvalSet, InvocationResponse, Runner, Score
 from steelyard.report.page.page import page
 from steelyard.stats.formatting import escape_invisible
 from tests.support.browser import Seen, keeps_theme, opened
@@ -31,10 +32,41 @@ def reports(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict
     runs = [agent_run(folder / "agents"), hostile_run(folder / "hostile"), large_run(folder / "large", COUNT)]
     written = {}
     runs += [worked_run(folder / "worked"), worked_run(folder / "vicious", " ".join(HOSTILE))]
+    runs.append(sliced_run(folder / "sliced"))
     for run in [*runs, folder / "empty", folder / "cut"]:
         written[run.name] = folder / f"{run.name}.html"
         written[run.name].write_text("".join(page(run)), encoding="utf-8")
     return written
+
+
+def sliced_run(folder: Path) -> Path:
+    """Cases of three categories, with a measurement and a label beside the verdict, and a metric of the whole run."""
+
+    def shape(case: EvalCase, response: InvocationResponse) -> list[Score]:
+        return [
+            Score("steps", 3 + int(case.id) % 5, unit="steps"),
+            Score("tone", label=f"<i>{case.metadata['level']}</i>"),
+        ]
+
+    cases = [
+        EvalCase(
+            id=str(n),
+            prompt="?",
+            expected="x",
+            metadata={"category": ["math", "law", "two words"][n % 3], "level": n % 2},
+        )
+        for n in range(60)
+    ]
+    Runner(
+        lambda case: "x" if int(case.id) % 4 else "y",
+        EvalSet("sliced", cases),
+        ["exact", shape],
+        run_metrics=["accuracy"],
+        by=("category",),
+        progress="off",
+        output_path=folder,
+    ).run_sync()
+    return folder
 
 
 @pytest.fixture
@@ -389,3 +421,28 @@ def test_what_agents_leave_is_shown_as_text(seen: Seen) -> None:
         assert escape_invisible(HOSTILE[0]) in page.locator("#drawer .patch").inner_text()
         assert page.evaluate("window.ran") is None
         assert page.locator("#drawer script, #drawer img").count() == 0
+
+
+@of("sliced")
+def test_slices_lead_to_their_cases_and_metadata_narrows_them(seen: Seen) -> None:
+    page = seen.page
+    overview = page.locator("#overview-view").inner_text()
+    for part in ("By category", "two words", "small", "Metrics of the whole run", "accuracy", "3 to 7", "<i>1</i>"):
+        assert part in overview, part
+    page.get_by_role("button", name="two words").click()
+    assert found(page) == "20 of 60 cases"
+    assert page.locator("#search").input_value() == 'category="two words"'
+    assert page.locator("select[data-key=category]").input_value() == "two words"
+    page.locator("#search").fill('category="two words" level=1')
+    assert found(page) == "10 of 60 cases"
+    page.locator("select[data-key=category]").select_option("law")
+    assert page.locator("#search").input_value() == "level=1 category=law"
+    assert found(page) == "10 of 60 cases"
+    page.locator(".row").first.click()
+    text = drawer_text(page, "1")
+    for part in ("4 steps", "<i>1</i>", "category", "law"):
+        assert part in text, part
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    assert found(page) == "60 cases"
+    assert page.locator("select[data-key=category]").input_value() == ""

@@ -3,7 +3,9 @@
 const FLAG = { escalated: 1, cached: 2 };
 const CHIPS = ["failed", "errored", "flaky", "escalated", "slow", "unscored", "passed"];
 const BIT = Object.fromEntries(CHIPS.map((name, index) => [name, 1 << index]));
-const COLUMNS = ["id", "trial", "state", "flags", "first", "last", "input", "output", "cost", "prompt", "answer"];
+const COLUMNS = ["id", "trial", "state", "flags", "first", "last", "input", "output", "cost", "prompt", "answer", "meta"];
+const MAX_KEYS = 6;
+const MAX_CHOICES = 50;
 const ENOUGH_FOR_SLOW = 20;
 
 async function unpack(element) {
@@ -12,6 +14,26 @@ async function unpack(element) {
   for (let index = 0; index < packed.length; index++) bytes[index] = packed.charCodeAt(index);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
   return new Response(stream).json();
+}
+
+// The words of a search: `key="two words"` is one.
+function termsOf(words) {
+  return (words.toLowerCase().match(/[^\s"=]+="[^"]*"|\S+/g) || []).map((term) => term.replaceAll('"', ""));
+}
+
+// The metadata that cases can be chosen by: keys with their values, those of slices or, without any, of the cases.
+function choicesOf(slices, lines) {
+  const found = new Map();
+  for (const { key, value } of slices || []) found.set(key, [...(found.get(key) || []), value]);
+  if (!found.size) {
+    for (const line of new Set(lines.flatMap((text) => (text ? text.split("\n") : [])))) {
+      const [key, value] = [line.slice(0, line.indexOf("=")), line.slice(line.indexOf("=") + 1)];
+      found.set(key, [...(found.get(key) || []), value]);
+    }
+    for (const values of found.values()) values.sort();
+  }
+  const isChoice = ([, values]) => values.length > 1 && values.length <= MAX_CHOICES;
+  return new Map([...found].filter(isChoice).slice(0, MAX_KEYS));
 }
 
 class Cases {
@@ -94,9 +116,10 @@ class Cases {
     return found.length % 2 ? found[half] : (found[half - 1] + found[half]) / 2;
   }
 
-  // A score's: the mean, as a median of passes and failures would hide the fewer.
+  // A score's: the mean, as a median of passes and failures would hide the fewer; of labels the first.
   score(index, row) {
     const found = this.values(this.scores[index], row);
+    if (typeof found[0] === "string") return found[0];
     return found.length ? found.reduce((sum, one) => sum + one, 0) / found.length : null;
   }
 
@@ -106,7 +129,7 @@ class Cases {
 
   select(words, chips) {
     const wanted = chips.reduce((bits, name) => bits | BIT[name], 0);
-    const terms = words.toLowerCase().split(/\s+/).filter(Boolean);
+    const terms = termsOf(words);
     if (terms.length) this.words ||= this.id.map((id, record) => this.wordsOf(id, record));
     const found = [];
     for (let row = 0; row < this.count; row++) {
@@ -121,10 +144,16 @@ class Cases {
     return `${id}\n${this.prompt[record]}\n${this.answer[record]}`.toLowerCase();
   }
 
+  // What a case's metadata holds, as lines `key=value` between line breaks.
+  metaOf(record) {
+    return `\n${this.meta[record] || ""}\n`.toLowerCase();
+  }
+
   matches(row, terms) {
     for (let record = this.starts[row]; record < this.end(row); record++) {
       const text = this.words[record];
-      if (terms.every((term) => text.includes(term))) return true;
+      const isMeta = (term) => term.includes("=") && this.metaOf(record).includes(`\n${term}\n`);
+      if (terms.every((term) => text.includes(term) || isMeta(term))) return true;
     }
     return false;
   }

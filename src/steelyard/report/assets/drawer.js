@@ -214,7 +214,8 @@ class Drawer {
     const spread = typeof score.std_dev === "number" ? ` \u00b1 ${score.std_dev.toFixed(2)}` : "";
     const more = (text) => div("more", begun(text));
     const samples = this.samples(score);
-    return div("score", div("what", escapeInvisible(score.name), ...tags), div("figure", figure(score.value) + spread),
+    return div("score", div("what", escapeInvisible(score.name), ...tags), div("figure", scoreFigure(score) + spread),
+      score.extracted === undefined ? null : div("more", "Extracted: ", begun(score.extracted)),
       score.reason && !samples ? more(score.reason) : null, ...(score.errors || []).map(more),
       ...(score.error_traceback ? this.text(score.error_traceback, { kind: "text" }) : []), samples,
       score.by ? div("by", escapeInvisible(score.by)) : null);
@@ -320,8 +321,19 @@ class Drawer {
   placePart(body) {
     const id = this.cases.id[this.record], trial = String(this.cases.trial[this.record]);
     const rows = [["id", id], ["trial", trial], ["in", `${this.page.about.run}/outputs.jsonl at byte ${body.offset}`]];
+    const meta = ((this.cases.meta || [])[this.record] || "").split("\n").filter(Boolean)
+      .map((one) => [one.slice(0, one.indexOf("=")), one.slice(one.indexOf("=") + 1)]);
+    rows.push(...meta);
     return this.part("Location", "", pairs(rows, "mono"), div("cut", ...this.whole()));
   }
+}
+
+// A score's value in its unit, or its label.
+function scoreFigure(score) {
+  const isNumber = score.unit !== undefined || score.better !== undefined;
+  const value = typeof score.value !== "number" ? "" : isNumber ? number(score.value) : figure(score.value);
+  const words = [value, score.unit, score.label].filter(Boolean).map(escapeInvisible).join(" ");
+  return words || MISSING;
 }
 
 // Two digits after the point, three where the third says something.

@@ -17,7 +17,8 @@ function renderOverview(page, root, go) {
     const there = found.filter(Boolean);
     if (there.length) cards.append(...(title ? [el("h2", { class: "section" }, title)] : []), ...there);
   };
-  add(null, outcomeCard(page, go), scoresCard(page), trialsCard(page, go), errorsCard(page, go));
+  add(null, outcomeCard(page, go), scoresCard(page), metricsCard(page), ...sliceCards(page, go), trialsCard(page, go),
+    errorsCard(page, go));
   const { first, last } = page.charts;
   add("Latency", latencyCard("Time to first token", first, "first"), latencyCard("Time to last token", last, "last"),
     percentilesCard(page));
@@ -187,7 +188,8 @@ function outcomeCard(page, go) {
 }
 
 function scoresCard(page) {
-  const rows = Object.entries(page.metrics.scores).map(([name, score]) => scoreLine(name, score));
+  const rows = Object.entries(page.metrics.scores).flatMap(([name, score]) =>
+    score.labels ? labelLines(name, score) : [scoreLine(name, score)]);
   const head = ["score", "mean", hiddenName("interval, drawn"), "95 % interval", "passed", "n"];
   return rows.length ? card("Scores", "", true, tableOf(head, rows)) : null;
 }
@@ -199,13 +201,70 @@ function scoreLine(name, score) {
     score.errors ? span("tag failed", `${number(score.errors)} without a score`) : null,
   ].filter(Boolean).flatMap((tag) => [" ", tag]);
   const judge = score.by ? span("sub", escapeInvisible(score.by.join(", "))) : null;
-  const interval = score.mean === null ? null : score.mean_ci95;
-  const drawn = el("td", {}, interval ? whisker(score.mean, interval) : null);
+  const interval = score.mean === null ? null : score.mean_ci95, isNumber = score.max !== undefined;
+  const range = isNumber && score.mean !== null ? span("sub", `${number(score.min)} to ${number(score.max)}`) : null;
+  const drawn = el("td", {}, isNumber ? range : interval ? whisker(score.mean, interval) : null);
   drawn.style.width = "38%";
   const named = el("td", { class: "name" }, escapeInvisible(name), ...tags, judge);
-  const mean = score.mean === null ? MISSING : score.mean.toFixed(3);
-  const sure = interval ? `${interval[0].toFixed(3)} \u2013 ${interval[1].toFixed(3)}` : "";
+  const show = (value) => (isNumber ? number(value) : value.toFixed(3));
+  const unit = isNumber && score.unit ? ` ${escapeInvisible(score.unit)}` : "";
+  const mean = score.mean === null ? MISSING : show(score.mean) + unit;
+  const sure = interval ? `${show(interval[0])} \u2013 ${show(interval[1])}` : "";
   return line(named, mean, drawn, sure, percent(score.pass_rate), number(score.n));
+}
+
+const MAX_ROWS = 20;
+
+// The labels of a score, the most frequent ones: each its share.
+function labelLines(name, score) {
+  const labels = Object.keys(score.labels);
+  const rows = labels.slice(0, MAX_ROWS).map((label) => {
+    const share = score.shares[label], interval = score.shares_ci95[label];
+    const named = el("td", { class: "name" }, escapeInvisible(name), " ", span("tag", escapeInvisible(label)));
+    const drawn = el("td", {}, interval ? whisker(share, interval) : null);
+    const sure = interval ? `${percent(interval[0])} \u2013 ${percent(interval[1])}` : "";
+    return line(named, percent(share), drawn, sure, "", number(score.labels[label]));
+  });
+  if (labels.length > MAX_ROWS) rows.push(line(`and ${number(labels.length - MAX_ROWS)} more labels`));
+  return rows;
+}
+
+// What functions over all records give.
+function metricsCard({ metrics }) {
+  const show = (value) => (Math.abs(value) <= 1 ? value.toFixed(3) : number(value));
+  const rows = Object.entries(metrics.run_metrics || {}).map(([name, { value, ci95, unit, n, error }]) => {
+    const failed = error ? [" ", span("tag failed", "failed"), span("sub", escapeInvisible(error))] : [];
+    const figure = value === null ? MISSING : show(value) + (unit ? ` ${escapeInvisible(unit)}` : "");
+    const sure = ci95 ? `${show(ci95[0])} \u2013 ${show(ci95[1])}` : "";
+    return line(el("td", { class: "name" }, escapeInvisible(name), ...failed), figure, sure, n === undefined ? "" : number(n));
+  });
+  const head = ["metric", "value", "95 % interval", "n"];
+  return rows.length ? card("Metrics of the whole run", "", true, tableOf(head, rows)) : null;
+}
+
+// A card for each metadata key: its values with their rates; a click shows the cases.
+function sliceCards(page, go) {
+  const keys = new Map();
+  for (const one of page.metrics.slices || []) keys.set(one.key, [...(keys.get(one.key) || []), one]);
+  const head = ["value", "passed", hiddenName("interval, drawn"), "95 % interval", "of", "errors", "last token p50"];
+  return [...keys].map(([key, slices]) => {
+    const aside = slices.some(({ small }) => small) ? "small: fewer than 30 cases or groups say little" : "";
+    return card(`By ${escapeInvisible(key)}`, aside, true, tableOf(head, slices.map((one) => sliceLine(one, go))));
+  });
+}
+
+function sliceLine(one, go) {
+  const isValue = !["(other)", "(not kept)", "(none)"].includes(one.value);
+  const named = isValue
+    ? button({ class: "linkish", title: "Show these cases", onclick: () => go.slice(one.key, one.value) }, escapeInvisible(one.value))
+    : one.value;
+  const interval = one.pass_rate_ci95, last = one.latency.time_to_last_token;
+  const drawn = el("td", {}, interval ? whisker(one.pass_rate, interval) : null);
+  drawn.style.width = "34%";
+  const sure = interval ? `${percent(interval[0])} \u2013 ${percent(interval[1])}` : "";
+  const cell = el("td", { class: "name" }, named, ...(one.small ? [" ", span("tag", "small")] : []));
+  const p50 = last && last.p50.value !== null ? (last.p50.at_least ? "\u2265\u00a0" : "") + seconds(last.p50.value) : "";
+  return line(cell, percent(one.pass_rate), drawn, sure, number(one.scored), one.errors ? number(one.errors) : "", p50);
 }
 
 function trialsCard(page, go) {

@@ -20,6 +20,7 @@ function withCases(action) {
 
 const go = {
   filter: showOnly,
+  slice: showSlice,
   openRecord: (record) => withCases(() => { if (record >= 0) openCase(drawer.cases.rowOf(record), record); }),
   openId: (id) => withCases(() => go.openRecord(drawer.cases.id.indexOf(id))),
 };
@@ -36,7 +37,7 @@ const made = page.variants ? sideBySide() : ofOneRun();
 function ofOneRun() {
   document.getElementById("bar-name").textContent = escapeInvisible(page.about.suite);
   renderOverview(page, views.overview, go);
-  return { Cases, Table, Drawer, names: page.score_names };
+  return { Cases, Table, Drawer, names: page.score_names, choices: ({ meta }) => choicesOf(page.metrics.slices, meta) };
 }
 
 document.addEventListener("DOMContentLoaded", loadCases);
@@ -45,6 +46,7 @@ async function loadCases() {
   try {
     const blocks = await unpack(document.getElementById("columns"));
     const cases = new made.Cases(blocks, made.names);
+    if (made.choices) cases.choices = made.choices(cases);
     table = new made.Table(cases, views.cases, (row) => openCase(row, cases.lead[row]));
     drawer = new made.Drawer(cases, page, views.cases, table);
     document.getElementById("tab-count").textContent = number(cases.count);

@@ -64,7 +64,8 @@ class Table {
   scoreColumn(name, index) {
     const cell = (row) => {
       const value = this.cases.score(index, row);
-      return value === null ? MISSING : value.toFixed(2);
+      if (typeof value === "string") return escapeInvisible(value);
+      return value === null ? MISSING : Math.abs(value) > 1 ? compact(value) : value.toFixed(2);
     };
     const label = escapeInvisible(name), from = index ? 800 : 520;
     return { key: "score:" + index, label, title: label, width: "minmax(48px, 76px)", from, numeric: true, cell };
@@ -84,7 +85,9 @@ class Table {
     const chips = el("div", { class: "chips", role: "group", "aria-label": "Filters" }, ...this.chipButtons.values());
     const hints = el("div", { class: "hints", "aria-hidden": "true" },
       ...this.hints.map(([name, what]) => el("span", {}, el("kbd", {}, name), " ", what)));
-    const tools = div("tools", div("search", this.search, el("kbd", { "aria-hidden": "true" }, "/")), chips);
+    this.choices = [...(this.cases.choices || [])].map(([key, values]) => this.choice(key, values));
+    const tools = div("tools", div("search", this.search, el("kbd", { "aria-hidden": "true" }, "/")), chips,
+      this.choices.length ? div("chips", ...this.choices) : null);
     root.append(div("list", tools, this.grid, div("foot", this.found, hints)));
     new ResizeObserver(() => { this.fit(); this.paintSoon(); }).observe(this.grid);
   }
@@ -95,6 +98,32 @@ class Table {
     const count = this.cases.counts[name];
     return button({ class: "chip", "aria-pressed": "false", "data-chip": name, title: MEANINGS[name] || slow,
       disabled: count === 0, onclick: () => this.toggle(name) }, name, span("n", number(count)));
+  }
+
+  // A choice among the values of a metadata key: it writes `key=value` into the search.
+  choice(key, values) {
+    const option = (value, label) => el("option", { value }, label);
+    const label = escapeInvisible(key);
+    return el("select", { class: "chip", "aria-label": label, "data-key": key,
+      onchange: (event) => this.choose(key, event.target.value) },
+    option("", `${label}: any`), ...values.map((value) => option(value, `${label}: ${escapeInvisible(value)}`)));
+  }
+
+  choose(key, value) {
+    const kept = (this.search.value.match(/[^\s"=]+="[^"]*"|\S+/g) || []).filter((term) => !term.startsWith(key + "="));
+    const quoted = /\s/.test(value) ? `"${value}"` : value;
+    this.search.value = [...kept, ...(value ? [`${key}=${quoted}`] : [])].join(" ");
+    this.apply();
+  }
+
+  markChoices() {
+    const terms = termsOf(this.search.value);
+    for (const select of this.choices || []) {
+      const chosen = [...select.options].find(({ value }) =>
+        value && terms.includes(`${select.dataset.key}=${value}`.toLowerCase()));
+      select.value = chosen ? chosen.value : "";
+      select.setAttribute("data-chosen", String(Boolean(chosen)));
+    }
   }
 
   // The columns that there is room for: an open drawer, or a narrow window, leaves out the lesser ones.
@@ -198,6 +227,7 @@ class Table {
   }
 
   paint() {
+    this.markChoices();
     const top = this.grid.scrollTop, bottom = top + this.grid.clientHeight;
     const first = Math.max(0, Math.floor(top / this.rowHeight) - AROUND);
     const last = Math.min(this.rows.length, Math.ceil(bottom / this.rowHeight) + AROUND);

@@ -28,6 +28,11 @@ function showOnly(name) {
   return withCases(() => { table.search.value = ""; table.toggle(name, true); table.grid.focus(); });
 }
 
+// The cases of a slice: those with this value in their metadata.
+function showSlice(key, value) {
+  return withCases(() => { table.chips.clear(); table.search.value = ""; table.choose(key, value); table.grid.focus(); });
+}
+
 // Keys
 
 const KEYS = {

@@ -6,20 +6,22 @@ Both are JSON, in blocks and chunks of bounded size, so that a run of any length
 from __future__ import annotations
 
 import base64
+import itertools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-from steelyard.records import Record
+from steelyard.records import Record, is_digest
 from steelyard.report.case import ChatMessage, as_text, question, turns
 from steelyard.report.case_files import CaseFile, CaseFiles, beginning, case_files, ending, has_files, patch_summary
 from steelyard.report.chart import draw
 from steelyard.report.records import STATES, SuiteCase, state_of
 from steelyard.report.trajectory import PARTS, Trajectory, time_chart, trajectory_of
 from steelyard.scoring.trajectory import ToolCall
+from steelyard.stats.slices import keys_of, values_of
 
 BLOCK = 500
 """Records in a block of columns."""
@@ -38,6 +40,8 @@ _SHAPES = ("description", "width", "height", "left", "right", "bottom", "x_label
 """What the page needs of a drawing with bars: it puts the shapes in place, as the template does in other pages."""
 _MAX_SAMPLES = 50
 _MAX_ACCEPTED = 20
+_MAX_KEYS = 20
+"""Keys of metadata that cases can be searched by, and values of one that is a list."""
 
 ESCALATED, CACHED = 1, 2
 """The bits of a record's flags."""
@@ -98,7 +102,7 @@ class TableColumns:
 
     def add(self, record: Record, asked: SuiteCase | None) -> None:
         """Take in one record."""
-        values = {score.name: score.value for score in record.scores}
+        values = {score.name: score.shown_value for score in record.scores}
         answer = record.error if record.error is not None else record.response_text
         row = {
             "id": record.id,
@@ -112,11 +116,13 @@ class TableColumns:
             "cost": _short(record.cost),
             "prompt": preview(question(record, asked.case if asked is not None else None)),
             "answer": preview(answer or ""),
+            "meta": metadata_text(record.metadata),
         }
         for name, value in row.items():
             self._block[name].append(value)
         for column, name in zip(self._scores, self._names, strict=True):
-            column.append(_short(values.get(name)))
+            value = values.get(name)
+            column.append(value if isinstance(value, str) else _short(value))
 
     @property
     def full(self) -> bool:
@@ -129,9 +135,31 @@ class TableColumns:
         return block
 
     def _clear(self) -> None:
-        names = ("id", "trial", "state", "flags", "first", "last", "input", "output", "cost", "prompt", "answer")
+        names = (
+            "id",
+            "trial",
+            "state",
+            "flags",
+            "first",
+            "last",
+            "input",
+            "output",
+            "cost",
+            "prompt",
+            "answer",
+            "meta",
+        )
         self._block: dict[str, list[Any]] = {name: [] for name in names}
-        self._scores: list[list[float | None]] = [[] for _ in self._names]
+        self._scores: list[list[float | str | None]] = [[] for _ in self._names]
+
+
+def metadata_text(metadata: Mapping[str, Any]) -> str:
+    """What a search by metadata looks at: a line `key=value` for each value, of the first keys."""
+    if not metadata or is_digest(metadata):
+        return ""
+    keys = itertools.islice(keys_of(metadata), _MAX_KEYS)
+    lines = (f"{key}={value}" for key in keys for value in values_of(metadata, key)[:_MAX_KEYS])
+    return "\n".join(_encodable(" ".join(line.split()))[:_PREVIEW] for line in lines)
 
 
 def flags_of(record: Record) -> int:

@@ -27,6 +27,7 @@ const runningDrawer = new RunningDrawer(here.id, document.body, { openId: (id) =
 const go = {
   openRunning: (one) => runningDrawer.open(one),
   filter: showOnly,
+  slice: showSlice,
   openRecord: (record) => withCases(() => drawer.openAt({ record })),
   openAt: (offset) => withCases(() => drawer.openAt({ at: offset })),
   openId: (id) => withCases(() => { table.search.value = id; table.apply(); }),
@@ -36,6 +37,7 @@ function openTable() {
   if (!table) {
     const page = RemoteDrawer.page || { about: { run: here.run }, metrics: {} };
     const cases = new RemoteCases((page.score_names || []).slice(0, MAX_SCORES));
+    cases.choices = choicesOf(page.metrics.slices, []);
     table = new RemoteTable(here.id, cases, views.cases, (row) => drawer.open(row, cases.lead[row]));
     drawer = new RemoteDrawer(cases, page, views.cases, table);
   }
