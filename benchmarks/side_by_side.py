@@ -1,4 +1,4 @@
-"""Six variants of 5,000 cases side by side: what the page weighs, and how fast it is in a browser.
+"""Six variants of 5,000 cases side by side: how large the page is, and how fast it is in a browser.
 
 Opened from a file in headless Chromium; without one only the writing is measured.
 """
@@ -37,7 +37,7 @@ def child(folder: str, place: str) -> None:
 
 
 def written(folder: Path, count: int) -> tuple[Path, float, int]:
-    """The page of a matrix of so many cases, written by a process of its own; its seconds and peak memory."""
+    """The page of a matrix with this many cases, written by a separate process; its seconds and peak memory."""
     matrix, place = folder / f"matrix-{count}", folder / f"{count}.html"
     write_matrix_of(matrix, count)
     return place, *in_a_child("benchmarks.side_by_side", matrix, place)
