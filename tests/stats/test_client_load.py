@@ -210,6 +210,26 @@ def test_the_load_of_several_sittings_is_that_of_all_of_them_and_the_worst_lag()
     assert not both.bottleneck
 
 
+@pytest.mark.parametrize(
+    ("process", "reason", "remedy"),
+    [
+        (None, "its event loop was busy 95% of the time", "spread the calls over processes: --workers N"),
+        ("worker process 7", "worker process 7's event loop was busy", "over more workers: --workers"),
+    ],
+)
+def test_a_bottleneck_names_its_process_and_offers_workers(process, reason, remedy) -> None:
+    busy = load_of(seconds=5.0, loop_cpu_share=0.95, process=process)
+    judged = judge_client(busy, None)
+    assert reason in (judged.reason or "")
+    assert remedy in (judged.remedy or "")
+    assert load_of().remedy is None
+
+
+def test_no_option_takes_work_off_a_driver() -> None:
+    judged = client_load.judge_driver(load_of(seconds=5.0, loop_cpu_share=0.95), None)
+    assert (judged.bottleneck, judged.process, judged.remedy) == (True, "the driver", None)
+
+
 def test_a_bottleneck_in_an_earlier_sitting_stays_one_and_says_when() -> None:
     busy = load_of(bottleneck=True, reason="its event loop was busy 97% of the time")
     twice = with_earlier(with_earlier(busy, load_of()), load_of())

@@ -432,6 +432,7 @@ def _with_an_error_limit(objectives: tuple[Objective, ...]) -> tuple[Objective, 
 def _warn_if_unusable(level: Level) -> None:
     """Log why a level is not usable, as soon as it is known."""
     if level.invalid is not None:
-        log.warning("level %s is not valid: this client was the bottleneck: %s", level.level, level.invalid)
+        remedy = "" if level.client.remedy is None else f"; {level.client.remedy}"
+        log.warning("level %s is not valid: this client was the bottleneck: %s%s", level.level, level.invalid, remedy)
     elif not level.reached:
         log.warning("level %s was not reached: at most %d were in flight", level.level, level.peak_in_flight)

@@ -118,6 +118,7 @@ def _sending(metrics: Metrics) -> list[str]:
     client, load = metrics.client, metrics.load
     if client and client.bottleneck:
         lines += [f"  the client was the bottleneck: {client.reason}", "  the times below are its own, in part"]
+        lines += [] if client.remedy is None else [f"  {client.remedy}"]
     if metrics.parallelism_shortfall:
         lines.append(f"  {metrics.parallelism_shortfall}")
     if metrics.parallelism_history:

@@ -17,6 +17,9 @@ from steelyard.stats.sketch import PercentileSketch
 TICK = 0.02
 """Seconds between two ticks: fine enough to see what hurts a measurement, too rare to cost anything."""
 
+DRIVER = "the driver"
+"""The `process` of figures about the process that owns a run on workers."""
+
 BUSY = 0.9
 """CPU share from which the event loop's thread counts as saturated."""
 
@@ -70,6 +73,17 @@ class ClientLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Why it was, in words."""
     launches: Annotated[int, Figure("count", None, "client")] = 1
     """Number of launches of the run that these figures cover."""
+    process: str | None = None
+    """Which process these figures are of, where a run has several: its busiest worker, or its driver."""
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do where the client was the bottleneck; None where no option helps."""
+        if not self.bottleneck or self.process == DRIVER:
+            return None
+        if self.process is None:
+            return "spread the calls over processes: --workers N, or engine=ProcessEngine(N) in Python"
+        return "spread the calls over more workers: --workers"
 
 
 def judge_client(load: ClientLoad, p50_first_token: float | None) -> ClientLoad:
@@ -80,11 +94,12 @@ def judge_client(load: ClientLoad, p50_first_token: float | None) -> ClientLoad:
     """
     reason = None
     if load.seconds + load.stood_still >= MIN_SECONDS:
+        whose = "its" if load.process is None else f"{load.process}'s"
         if load.loop_cpu_share >= BUSY:
-            reason = f"its event loop was busy {load.loop_cpu_share:.0%} of the time"
+            reason = f"{whose} event loop was busy {load.loop_cpu_share:.0%} of the time"
         elif p50_first_token is not None and load.loop_lag_sustained >= max(LATE, LATE_SHARE * p50_first_token):
             reason = (
-                f"its event loop ran {format_seconds(load.loop_lag_sustained)} late,"
+                f"{whose} event loop ran {format_seconds(load.loop_lag_sustained)} late,"
                 f" with a median time to first token of {format_seconds(p50_first_token)}"
             )
     return msgspec.structs.replace(load, bottleneck=reason is not None, reason=reason)
@@ -104,7 +119,7 @@ def judge_driver(load: ClientLoad, p50_last_token: float | None) -> ClientLoad:
                 f"the driver's event loop ran {format_seconds(load.loop_lag_sustained)} late: "
                 "its workers had to wait for it"
             )
-    return msgspec.structs.replace(load, bottleneck=reason is not None, reason=reason)
+    return msgspec.structs.replace(load, bottleneck=reason is not None, reason=reason, process=DRIVER)
 
 
 def with_earlier(earlier: ClientLoad, last: ClientLoad) -> ClientLoad:
@@ -128,6 +143,7 @@ def with_earlier(earlier: ClientLoad, last: ClientLoad) -> ClientLoad:
         stood_still=earlier.stood_still + last.stood_still,
         bottleneck=earlier.bottleneck or last.bottleneck,
         reason=reason,
+        process=earlier.process if earlier.bottleneck and not last.bottleneck else last.process,
         launches=earlier.launches + last.launches,
     )
 

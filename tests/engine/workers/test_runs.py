@@ -170,6 +170,11 @@ def test_a_key_that_no_worker_has_is_missed_before_the_first_call(engine, monkey
     assert "sk-secret" not in str(caught.value)
 
 
+def test_the_client_load_is_that_of_the_busiest_worker_by_name(engine, board) -> None:
+    client = run(Asking(board), make_suite(30), engine, parallelism=4).metrics["client"]
+    assert client["process"].startswith("the worker on " if is_ray(engine) else "worker process ")
+
+
 def test_arrivals_are_shared_by_the_workers_each_sends_every_second_one(engine, board, tmp_path) -> None:
     options: dict[str, Any] = {"arrivals": "constant:50/s", "duration": 2.0, "output_path": tmp_path / "run"}
     result = run(Asking(board, 0.001), make_suite(7), engine, **options)

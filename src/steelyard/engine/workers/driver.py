@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from steelyard.engine.adaptive import AdaptivePermits
 from steelyard.engine.arrivals import Schedule
 from steelyard.engine.workers.logs import log_here
@@ -464,7 +466,7 @@ class DriverRun:
             self._emit(EncodedRecords(records))
         worker.sends = batch.sends
         if ending is not None:
-            self._handle_exit(ending)
+            self._handle_exit(worker, ending)
             return True
         before = worker.share.reserved
         worker.update(batch, ended)
@@ -506,9 +508,9 @@ class DriverRun:
                     other.message.overloads.append((number, overload))
                     self._dispatch.send_soon(other)
 
-    def _handle_exit(self, ending: WorkerExit) -> None:
+    def _handle_exit(self, worker: WorkerHandle, ending: WorkerExit) -> None:
         if ending.load is not None:
-            self.loads.append(ending.load)
+            self.loads.append(msgspec.structs.replace(ending.load, process=worker.name))
         if ending.failure is not None:
             self._fail(pickle.loads(ending.failure))
         elif ending.interrupted_by is not None:
