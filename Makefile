@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 
 NODE_PACKAGES := "axe-core@^4.10" "eslint@^9" "@eslint/js@^9" "globals@^16"
 
-.PHONY: demo quick test check lint-js node unit structure browser sandbox bench bench-real verify-statistics soak test-lowest peers docs site screenshots format clean
+.PHONY: demo quick test check lint-js node unit structure browser sandbox bench bench-real verify-statistics soak test-lowest peers docs site dist screenshots format clean
 
 demo: $(VENV)/.run-ready
 	@test ! -f runs/demo/metrics.json || rm -rf runs/demo  # an unfinished one is resumed
@@ -89,6 +89,14 @@ test-lowest: $(LOWEST)/.ready
 # The same jobs for other tools, each in a separate environment: an hour, and some gigabytes.
 peers: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks.peers
+
+# The wheel and the source archive, checked, and the wheel used in an empty environment, outside the checkout.
+dist: $(VENV)/.dev-ready
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
+	$(BIN)/python -m build --outdir dist . >/dev/null
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python scripts/check_wheel.py dist
 
 # The documentation as a site, in strict mode, into site/VERSION; versions.json is what its version menu reads.
 site: $(VENV)/.dev-ready
