@@ -10,18 +10,15 @@ from heapq import heappop, heappush
 from itertools import islice
 from time import monotonic, monotonic_ns
 from types import TracebackType
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from steelyard.errors import ConfigurationError
 from steelyard.mock.options import MockOptions
 from steelyard.mock.service import Reply, Service, Times
-from steelyard.transport.http_server import BadRequest, Request, RequestReader
+from steelyard.transport.http_server import BadRequest, Request, ServerConnection
 
 _BACKLOG = 4096
 """A sweep opens a thousand connections at once; those beyond the queue would wait a second to try again."""
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_MAX_PIPELINED_BYTES = 1024 * 1024
-"""Bytes of pipelined requests that are read before the reply to the first has ended."""
 Action: TypeAlias = Callable[[float], float | None]
 """Takes the time at which it was due, and returns the next time, or None."""
 
@@ -102,40 +99,29 @@ class MockServer:
         self._service.reset()
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(ServerConnection):
     """The HTTP/1.1 connection of one client."""
 
     def __init__(self, service: Service, scheduler: Scheduler, open_connections: set[ClientConnection]) -> None:
+        super().__init__()
         self._service = service
         self._scheduler = scheduler
         self._open = open_connections
-        self._reader = RequestReader()
         self._playback: ReplyPlayback | None = None
-        self._transport: asyncio.Transport | None = None
-        self._is_serving = False
-        self._is_full = False
         self.is_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own has another base
+        super().connection_made(transport)
         self._open.add(self)
         self._service.stats.opened()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        self._transport = None
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         self._open.discard(self)
         self._service.stats.connections -= 1
         if self._playback is not None:
             self._playback.abandon()
-            self._playback = None
-
-    def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        if self._playback is None:
-            self._serve()
-        elif self._reader.held > _MAX_PIPELINED_BYTES and self._transport is not None:
-            self._is_full = True
-            self._transport.pause_reading()
+            self._playback, self.is_answering = None, False
 
     def pause_writing(self) -> None:
         self.is_paused = True
@@ -146,55 +132,30 @@ class ClientConnection(asyncio.Protocol):
             self._scheduler.add(monotonic(), self._playback.play)
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None:
+        if self.transport is not None:
             self._service.stats.bytes_sent += len(data)
-            self._transport.write(data)
+            self.transport.write(data)
 
     def ended(self, *, closes: bool) -> None:
         """End the current reply: continue with the next request, or close."""
-        self._playback = None
+        self._playback, self.is_answering = None, False
         if closes:
             self.close()
-        elif not self._is_serving:
-            self._serve()
+        else:
+            self.serve()
 
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+    def refuse(self, error: BadRequest) -> None:
+        """Answer a malformed request."""
+        self._playback = ReplyPlayback(self, self._service, self._service.bad_request(error), monotonic_ns())
+        self.is_answering = True
+        self._playback.play(monotonic())
 
-    def abort(self) -> None:
-        """Close without waiting for the client to read what was written."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _serve(self) -> None:
-        """Answer the received requests, until one has to wait for its time."""
-        self._is_serving = True
-        try:
-            while self._playback is None and self._transport is not None and not self._transport.is_closing():
-                request = self._reader.next()
-                if request is None:
-                    self._read_on(self._transport)
-                    return
-                self._begin(request)
-        except BadRequest as error:
-            self._playback = ReplyPlayback(self, self._service, self._service.bad_request(error), monotonic_ns())
-            self._playback.play(monotonic())
-        finally:
-            self._is_serving = False
-
-    def _read_on(self, transport: asyncio.Transport) -> None:
-        """Wait for the rest of a request, or for the next one."""
-        if self._reader.wants_continue():
-            transport.write(_CONTINUE)
-        if self._is_full:
-            self._is_full = False
-            transport.resume_reading()
-
-    def _begin(self, request: Request) -> None:
+    def take(self, request: Request) -> None:
+        """Begin the reply, when its time has come."""
         received_ns = monotonic_ns()
         reply = self._service.reply(request)
         self._playback = playback = ReplyPlayback(self, self._service, reply, received_ns)
+        self.is_answering = True
         due = received_ns / 1e9 + reply.delay
         if reply.delay > 0:
             self._scheduler.add(due, playback.play)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for our own servers, the mock and the gateway: parses requests from bytes as they arrive.
+"""HTTP/1.1 for our own servers, the mock and the gateway: connections, and requests parsed from bytes as they arrive.
 
 Heads are cached by their bytes, which clients repeat: with a parser in C, which calls Python for each header, a request
 costs more CPU.
@@ -6,6 +6,9 @@ costs more CPU.
 
 from __future__ import annotations
 
+import asyncio
+from abc import abstractmethod
+from typing import cast
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -14,6 +17,9 @@ _TLS_HANDSHAKE = b"\x16"
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_CHUNK_LINE_BYTES = 1024
+_MAX_PIPELINED_BYTES = 1024 * 1024
+"""Bytes of further requests that are taken in while one is answered."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _MAX_CACHED_HEADS = 4096
 _MAX_CACHED_HEAD_BYTES = 2048
 _head_cache: dict[bytes, Head] = {}
@@ -49,6 +55,75 @@ class Request(msgspec.Struct, gc=False):
     body: bytes
     size: int
     """Bytes on the wire, near enough."""
+
+
+class ServerConnection(asyncio.Protocol):
+    """One connection of a client: its requests are taken up one after another, each when the one before is answered."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        """None before the client has come and after it has gone."""
+        self.is_answering = False
+        """Whether a request was taken up and is not answered yet: set by those who take it up and answer it."""
+        self._reader = RequestReader()
+        self._is_serving = False
+        self._is_full = False
+
+    @abstractmethod
+    def take(self, request: Request) -> None:
+        """Answer a request, at once or later: then `is_answering` is true when this returns."""
+
+    @abstractmethod
+    def refuse(self, error: BadRequest) -> None:
+        """Answer a request that is malformed, and close."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's own has another base
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self.transport = None
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        if not self.is_answering:
+            self.serve()
+        elif self._reader.held > _MAX_PIPELINED_BYTES and self.transport is not None:
+            self._is_full = True
+            self.transport.pause_reading()
+
+    def serve(self) -> None:
+        """Take up the requests that have arrived, until one has to be waited for. Not twice at once."""
+        if self._is_serving:
+            return
+        self._is_serving = True
+        try:
+            while not self.is_answering and self.transport is not None and not self.transport.is_closing():
+                request = self._reader.next()
+                if request is None:
+                    self._read_on(self.transport)
+                    return
+                self.take(request)
+        except BadRequest as error:
+            self.refuse(error)
+        finally:
+            self._is_serving = False
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Close without waiting for the client to read what was written."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _read_on(self, transport: asyncio.Transport) -> None:
+        """Wait for the rest of a request, or for the next one."""
+        if self._reader.wants_continue():
+            transport.write(_CONTINUE)
+        if self._is_full:
+            self._is_full = False
+            transport.resume_reading()
 
 
 class RequestReader:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -30,7 +30,7 @@ from steelyard.protocols import GatewayAddresses, InvocationContext, LimitSignal
 from steelyard.records import STOP_REASONS, CaseLimits, InvocationResponse
 from steelyard.stats.prices import PriceBook, Prices, cost_of
 from steelyard.tokens import Count, count_input, count_words, estimate, load_counter
-from steelyard.transport.http_server import BadRequest, Head, Request, RequestReader
+from steelyard.transport.http_server import BadRequest, Head, Request, ServerConnection
 from steelyard.workspace.limits import NO_CALLS, CallTotals, GatewaySummary, TimeSplit
 from steelyard.workspace.recording import (
     CALLS_VERSION,
@@ -59,8 +59,6 @@ _BACKLOG = 256
 _MAX_DOOR_CALLS = 256
 """Programs of an attempt that may open the gateway's port in a sandbox, one after another."""
 _DOOR_SECONDS = 5.0
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_MAX_PIPELINED_BYTES = 1024 * 1024
 _JSON = {"content-type": "application/json"}
 _COUNTED = ("system", "instructions", "input", "tools")
 """Fields besides the turns whose text a model reads."""
@@ -557,37 +555,27 @@ class SandboxDoor:
                     offered.close()
 
 
-class AgentConnection(asyncio.Protocol):
+class AgentConnection(ServerConnection):
     """One HTTP/1.1 connection of an agent: a request at a time, its reply written as it comes."""
 
     def __init__(self, session: GatewaySession) -> None:
+        super().__init__()
         self._session = session
-        self._reader = RequestReader()
-        self._transport: asyncio.Transport | None = None
         self._head: Head | None = None
         """Of the request that is being answered."""
         self._task: asyncio.Task[None] | None = None
         self._is_chunked = False
         self._is_begun = False
-        self._is_full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        super().connection_made(transport)
         self._session.connected(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        self._transport = None
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         self._session.disconnected(self)
         if self._task is not None:
             self._task.cancel()
-
-    def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        if self._head is None:
-            self._next()
-        elif self._reader.held > _MAX_PIPELINED_BYTES and self._transport is not None:
-            self._is_full = True
-            self._transport.pause_reading()
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """Write a reply's head; without a length its body is chunked, or ends with the connection."""
@@ -613,51 +601,33 @@ class AgentConnection(asyncio.Protocol):
 
     def finish(self) -> None:
         """End the reply, and turn to the next request."""
-        head, self._head, self._task = self._head, None, None
+        head, self._head, self._task, self.is_answering = self._head, None, None, False
         if self._is_begun and self._is_chunked:
             self._write(b"0\r\n\r\n")
         if head is None or not head.keep_alive or not self._is_begun:
             self.close()
         self._is_begun = self._is_chunked = False
-        self._next()
+        self.serve()
 
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+    def take(self, request: Request) -> None:
+        """Have a request passed on, unless it is refused at once."""
+        self._head = request.head
+        self._task = self._session.take(request, self)
+        self.is_answering = self._task is not None
+        if self._task is None:
+            self._head = None
+            self._is_begun = self._is_chunked = False
+            if not request.head.keep_alive:
+                self.close()
 
-    def abort(self) -> None:
-        """Close without an ending, so that the agent sees that its reply is not complete."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _next(self) -> None:
-        """Take up the requests that have arrived, until one is passed on."""
-        try:
-            while self._head is None and self._transport is not None and not self._transport.is_closing():
-                request = self._reader.next()
-                if request is None:
-                    self._read_on(self._transport)
-                    return
-                self._head = request.head
-                self._task = self._session.take(request, self)
-                if self._task is None:
-                    self._head = None
-                    if not request.head.keep_alive:
-                        self.close()
-        except BadRequest as error:
-            self.whole(error.status, _JSON, failure("openai", error.status, str(error)))
-            self.close()
-
-    def _read_on(self, transport: asyncio.Transport) -> None:
-        if self._reader.wants_continue():
-            transport.write(_CONTINUE)
-        if self._is_full:
-            self._is_full = False
-            transport.resume_reading()
+    def refuse(self, error: BadRequest) -> None:
+        """Answer a malformed request, and close."""
+        self.whole(error.status, _JSON, failure("openai", error.status, str(error)))
+        self.close()
 
     def _write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+        if self.transport is not None:
+            self.transport.write(data)
 
 
 def _phrase(status: int) -> str:
