@@ -88,6 +88,9 @@ def test_the_text_of_a_case_has_its_calls_or_its_turns(tmp_path: Path) -> None:
     text = OneCase(run, "fixer").to_text()
     assert "model calls: 3 in 4.00s; █ model 2.00s, · waiting 500ms, ░ tools 1.50s" in text
     assert "1.50s  (conversation 2)  small  took 1.00s  of it waiting 500ms  tokens 10 + 5  cost 0.5" in text
+    assert f"patch: {run}/artifacts/fixer/0/workspace.patch (1 file changed)" in text
+    assert f"log: {run}/logs/fixer/0.out (14 B)" in text
+    assert f"kept: 2 files in {run}/artifacts/fixer/0" in text
     text = OneCase(run, "printer").to_text()
     assert "2 turns in 4.00s; █ model 1.50s, ░ tools 2.50s" in text
     assert "0s  took 1.00s  tokens 7 + 2  cost 0.25" in text

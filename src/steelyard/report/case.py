@@ -12,10 +12,18 @@ from steelyard.attachments import shown
 from steelyard.errors import ConfigurationError, suggestion
 from steelyard.journal.manifest import read_manifest
 from steelyard.records import EvalCase, Record, Score
+from steelyard.report.case_files import case_files, patch_summary
 from steelyard.report.records import Expectations, RunRecords, open_suite, state_of
 from steelyard.report.trajectory import Trajectory, TurnFigures, trajectory_lines, trajectory_of
 from steelyard.scoring.trajectory import ToolCall, tool_calls
-from steelyard.stats.formatting import escape_invisible, format_number, format_seconds, without_commands
+from steelyard.stats.formatting import (
+    counted,
+    escape_invisible,
+    format_bytes,
+    format_number,
+    format_seconds,
+    without_commands,
+)
 from steelyard.suite.evalset import EvalSet
 
 _IDS_TO_SUGGEST = 5_000
@@ -78,8 +86,23 @@ class OneCase:
         found = trajectory_of(self.run, record)
         for line in () if found is None else trajectory_lines(found):
             yield f"  {line}"
+        yield from self._file_lines(record)
         yield f"  {_times(record)}"
         yield f"  {self.run}/outputs.jsonl, byte {offset}"
+
+    def _file_lines(self, record: Record) -> Iterator[str]:
+        """Where an agent's patch, logs and kept files are."""
+        found = case_files(self.run, record.id, record.trial)
+        if found.patch is not None:
+            summary = patch_summary(self.run, found.patch)
+            changes = "" if summary is None else f" ({counted(summary.files, 'file')} changed)"
+            yield f"  patch: {self.run}/{found.patch.path}{changes}"
+        for file in found.logs:
+            yield f"  log: {self.run}/{file.path} ({format_bytes(file.size)})"
+        if found.artifacts:
+            count = len(found.artifacts) + found.more
+            folder = "/".join(found.artifacts[0].path.split("/")[:3])
+            yield f"  kept: {counted(count, 'file')} in {self.run}/{folder}"
 
 
 def _find(case_id: str, suite: EvalSet | None) -> EvalCase | None:
