@@ -289,7 +289,7 @@ def test_a_pace_that_cannot_be_read_is_refused_when_the_options_are_made(name, v
 def test_the_keys_of_a_suite_and_what_run_json_keeps_come_from_the_declarations() -> None:
     assert set(RUN_KEYS) == {
         *(name for name, field in FIELDS.items() if field.option.in_suite),
-        *("engine", "ray_address", "workers"),
+        *("engine", "ray_address", "workers", "strict_workers"),
     }
     assert set(RunOptions().for_manifest()) == set(FIELDS) - {
         *("output_path", "progress", "progress_bar_stats", "low_memory", "cache", "tracebacks")

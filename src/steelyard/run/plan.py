@@ -184,7 +184,9 @@ class Plan(msgspec.Struct, kw_only=True, dict=True, eq=False):
             if position < cases and indices[position] == rows - 1:
                 jobs = making.jobs_of(position, case, line)
                 position += 1
-            if jobs:
+            if len(jobs) == 1:  # most cases: cheaper than a loop
+                yield jobs[0]
+            elif jobs:
                 yield from jobs
             else:
                 passed_over += 1
