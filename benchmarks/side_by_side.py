@@ -45,7 +45,7 @@ def written(folder: Path, count: int) -> tuple[Path, float, int]:
 
 _ACTIONS = {
     "differ": "document.querySelector('[data-chip=differ]').click()",
-    "metadata": "table.cases.wanted.set('hard', 'true'); table.apply()",
+    "metadata": "table.choose('hard', 'true')",
     "by variant": "table.showAll(); table.cases.outcomes[0] = 0; table.cases.outcomes[5] = 1; table.apply()",
     "search": "table.showAll(); table.search.value = 'beam17 stone'; table.apply()",
     "search again": "table.search.value = 'case-0049'; table.apply()",

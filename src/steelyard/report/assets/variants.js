@@ -14,8 +14,6 @@ const VARIANT_MEANINGS = {
 const VARIANT_LABELS = { failed: "failed in any", errored: "errors", never: "none passed", always: "all passed", answers: "answers differ" };
 const ANSWERS_DIFFER = 1;
 const ABSENT = 4;  // after the four states
-const MAX_FACETS = 6;
-const MAX_FACET_VALUES = 40;
 const MARK_ORDER = [0, 3, 2, 1];  // failed, errored, unscored, passed: what several trials are called together
 
 class VariantCases {
@@ -33,8 +31,8 @@ class VariantCases {
     for (let row = 0; row < this.count; row++) this.look(row);
     this.counts = Object.fromEntries(VARIANT_CHIPS.map((name) => [name, 0]));
     for (const bits of this.bits) for (const name in VARIANT_BIT) if (bits & VARIANT_BIT[name]) this.counts[name]++;
-    this.facets = this.makeFacets();
-    this.wanted = new Map();  // a facet's name to the value that is asked for
+    this.meta = this.metadata.map((metadata) => Object.entries(metadata).map(([name, value]) => `${name}=${value}`).join("\n"));
+    this.choices = choicesOf(null, this.meta);
     this.outcomes = variants.map(() => null);  // the state that is asked for in a variant
     this.words = null;
   }
@@ -63,28 +61,15 @@ class VariantCases {
     this.bits[row] = bits;
   }
 
-  // The metadata that has few enough values to choose from.
-  makeFacets() {
-    const found = new Map();
-    for (const metadata of this.metadata) {
-      for (const [name, value] of Object.entries(metadata)) {
-        if (!found.has(name)) found.set(name, new Map());
-        const values = found.get(name);
-        if (values.size <= MAX_FACET_VALUES) values.set(value, (values.get(value) || 0) + 1);
-      }
-    }
-    return [...found].filter(([, values]) => values.size > 1 && values.size <= MAX_FACET_VALUES).slice(0, MAX_FACETS);
-  }
-
   select(words, chips) {
     const bits = chips.reduce((found, name) => found | VARIANT_BIT[name], 0);
-    const terms = words.toLowerCase().split(/\s+/).filter(Boolean);
+    const terms = termsOf(words);
     if (terms.length) this.readWords();
     const found = [];
     for (let row = 0; row < this.count; row++) {
       if (bits && !(this.bits[row] & bits)) continue;
       if (this.isUnwanted(row)) continue;
-      if (terms.length && !terms.every((term) => this.words[row].includes(term))) continue;
+      if (terms.length && !terms.every((term) => this.words[row].includes(term) || this.hasMeta(row, term))) continue;
       found.push(row);
     }
     return found;
@@ -95,13 +80,15 @@ class VariantCases {
   }
 
   isUnwanted(row) {
-    for (const [name, value] of this.wanted) if (this.metadata[row][name] !== value) return true;
     return this.outcomes.some((state, place) => state !== null && this.marks[place][row] !== state);
   }
 
+  hasMeta(row, term) {
+    return term.includes("=") && `\n${this.meta[row]}\n`.toLowerCase().includes(`\n${term}\n`);
+  }
+
   wordsOf(row) {
-    const metadata = Object.entries(this.metadata[row]).map(([name, value]) => `${name}=${value}`);
-    return [this.id[row], this.prompt[row], ...metadata, ...this.answers.map((column) => column[row])].join("\n").toLowerCase();
+    return [this.id[row], this.prompt[row], ...this.answers.map((column) => column[row])].join("\n").toLowerCase();
   }
 
   rowOf(record) {
@@ -157,23 +144,9 @@ class VariantTable extends Table {
     // Before the first letter is typed, where the browser has the time.
     (window.requestIdleCallback || setTimeout)(() => this.cases.readWords());
     const tools = this.grid.parentElement.querySelector(".tools");
-    const facets = this.cases.facets.map(([name, values]) => this.facetSelect(name, values));
-    if (facets.length) tools.append(el("div", { class: "facets", role: "group", "aria-label": "Metadata" }, ...facets));
     this.outcomeSelects = this.cases.variants.map((variant, place) => this.outcomeSelect(variant, place));
     const filters = div("facets", ...this.outcomeSelects);
     tools.append(el("details", { class: "by-variant" }, el("summary", {}, "By variant"), filters));
-  }
-
-  facetSelect(name, values) {
-    const options = [...values].sort(([a], [b]) => (a < b ? -1 : 1))
-      .map(([value, count]) => el("option", { value: "=" + value }, `${escapeInvisible(value)} (${number(count)})`));
-    const choose = (event) => {
-      const { value } = event.target;
-      if (value) this.cases.wanted.set(name, value.slice(1));
-      else this.cases.wanted.delete(name);
-      this.apply();
-    };
-    return labelledSelect(escapeInvisible(name), choose, el("option", { value: "" }, "any"), ...options);
   }
 
   outcomeSelect({ name }, place) {
@@ -193,9 +166,8 @@ class VariantTable extends Table {
   }
 
   showAll() {
-    this.cases.wanted.clear();
     this.cases.outcomes.fill(null);
-    for (const select of this.grid.parentElement.querySelectorAll(".tools select")) select.value = "";
+    for (const select of this.outcomeSelects) select.value = "";
     super.showAll();
   }
 
