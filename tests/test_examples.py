@@ -175,3 +175,13 @@ def test_the_suites_of_known_agents_read_what_these_print(
     assert [call["function"]["name"] for call in calls] == tools
     assert "1.2.3 (stand-in)" in (place / "run/run.json").read_text()
     assert not any(b"sk-of-the-test" in path.read_bytes() for path in (place / "run").rglob("*") if path.is_file())
+
+
+def test_slices_measurements_and_run_metrics_of_tickets(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(EXAMPLES / "slices", tmp_path / "slices"))
+    done = steelyard("run", "suite.yaml", "--out", "run", "--no-progress", cwd=folder, work=tmp_path / "work")
+    assert done.returncode == 0, done.stderr
+    metrics = Result.load(folder / "run").typed_metrics
+    assert {one.value for one in metrics.slices} == {"accounts", "billing", "bugs", "easy", "hard"}
+    assert metrics.run_metrics["hardest"].value == metrics.slices[-1].pass_rate
+    assert metrics.scores["words"].unit == "words"

@@ -215,3 +215,41 @@ def test_slices_by_name_in_python(tmp_path: Path) -> None:
     assert result.slices("category")["law"].n == 10
     with pytest.raises(ConfigurationError, match="a run without a directory needs"):
         run_of(None).slices("category")
+
+
+def test_another_selection_is_another_run_unless_a_directory_is_named(tmp_path: Path) -> None:
+    cases = [{"prompt": str(n), "expected": str(n), "metadata": {"level": n % 2}} for n in range(6)]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, cases)))
+    (tmp_path / "s.yaml").write_text("target: {simulated: {latency: 0}}\ncases: c.jsonl\nscorers: [exact]\n")
+    for words in ([], ["--where", "level=1"], ["--sample", "2"], ["--sample", "3"]):
+        assert run_cli(tmp_path, "run", "s.yaml", "--no-progress", *words).code == 0
+    runs = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/metrics.json")]
+    assert sorted(one["n"] for one in runs) == [2, 3, 3, 6]
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_same_slices_scores_and_metrics(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "from steelyard import Score\n"
+        "def answer(case):\n    return f'I say\\n{int(case.id) % 4}'\n"
+        "def shape(case, response):\n"
+        "    return [Score('steps', int(case.id) % 7, unit='steps'), Score('tone', label='t' + case.id[-1])]\n"
+    )
+    cases = [{"id": str(n), "prompt": "?", "expected": str(n % 3), "metadata": {"level": n % 2}} for n in range(40)]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, cases)))
+    (tmp_path / "s.yaml").write_text(
+        "target: {python: a.py:answer}\ncases: c.jsonl\nby: [level]\n"
+        "run_metrics: [{classification: {extract: last_line}}]\n"
+        "scorers:\n  - exact: {extract: {pattern: '(.*)$'}}\n  - python: a.py:shape\n"
+        "  - combined: {weights: {exact: 1}}\n"
+    )
+    found = []
+    for name, words in {"here": [], "workers": ["--workers", "2"]}.items():
+        ended = run_cli(tmp_path, "run", "s.yaml", "--no-progress", "-o", name, *words)
+        assert ended.code == 0, ended.err
+        metrics = json.loads((tmp_path / name / "metrics.json").read_text())
+        for one in metrics["slices"]:
+            del one["latency"]
+        found.append({part: metrics[part] for part in ("slices", "scores", "run_metrics", "pass_rate_ci95")})
+    assert found[0] == found[1]
+    assert found[0]["scores"]["combined"]["n"] == 40

@@ -187,7 +187,7 @@ def _same_as(runner: Runner) -> Callable[[Manifest], bool]:
     file = runner.options.initial_session_file
     session = None if file is None else read_session(file)
     ours = manifest_of(runner.target, runner.suite, (), runner.options, session=session)
-    return lambda old: same_run(old, ours.suite, ours.target, ours.seed)
+    return lambda old: same_run(old, ours.suite, ours.target, ours.seed, ours.options)
 
 
 def _folders(runs: Path) -> list[Path]:

@@ -32,7 +32,8 @@ from steelyard.journal.files import (
 from steelyard.stats.metrics import JournalLines, JudgeCalibration
 
 SCHEMA_VERSION = 1
-_SELECTION = ("where", "sample")
+SELECTION = ("where", "sample")
+"""The options that choose cases by more than their number and ids: another choice is another run."""
 _SHOWN = 200
 PLOTS = ("error-rate.svg", "latency.svg")
 """The pictures that a sweep leaves in its folder."""
@@ -127,7 +128,7 @@ def compare(run: Path, old: Manifest, new: Manifest) -> list[str]:
         differences.append(f"seed: {old.seed} there, {new.seed} now")
     hard, soft = _identity_differences(old.target, _as_json(new.target))
     differences += hard
-    for name in _SELECTION:
+    for name in SELECTION:
         before, current = old.options.get(name) or None, _as_json(new.options).get(name) or None
         if before != current:
             soft.append(f"{name}: {_show(before)} there, {_show(current)} now")
@@ -142,8 +143,14 @@ def compare(run: Path, old: Manifest, new: Manifest) -> list[str]:
     return soft
 
 
-def same_run(old: Manifest, suite: str, target: Mapping[str, Any], seed: int) -> bool:
-    """Whether a manifest is of this suite, target and seed."""
+def same_run(
+    old: Manifest, suite: str, target: Mapping[str, Any], seed: int, options: Mapping[str, Any] | None = None
+) -> bool:
+    """Whether a manifest is of this suite, target and seed and, where `options` are given, of the cases they choose."""
+    if options is not None and any(
+        (old.options.get(name) or None) != (options.get(name) or None) for name in SELECTION
+    ):
+        return False
     return old.suite == suite and old.seed == seed and not _identity_differences(old.target, _as_json(target))[0]
 
 
