@@ -25,7 +25,7 @@ from steelyard import EvalCase, EvalSet, ProcessEngine, Result, Runner, Workspac
 from steelyard.engine import worker_processes
 from steelyard.engine.base import CancellationToken
 from steelyard.engine.worker_processes import ProcessPool, auto_workers
-from steelyard.engine.workers import messages
+from steelyard.engine.workers import driver, messages
 from steelyard.errors import ConfigurationError, RunCancelled
 from steelyard.journal.reader import iter_records
 from steelyard.protocols import InvocationContext
@@ -288,13 +288,13 @@ def test_a_killed_driver_leaves_no_worker_and_its_run_is_resumed(tmp_path) -> No
     write_suite(tmp_path, AGENT, 1500)
     words = ("run", "suite.yaml", "--out", "run", "-j", "20")
     out = tmp_path / "run" / "outputs.jsonl"
-    driver = start(tmp_path, *words, "--workers", "2")
+    started = start(tmp_path, *words, "--workers", "2")
     wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") > 100, seconds=60)
-    workers = workers_of(driver.pid)
+    workers = workers_of(started.pid)
     assert len(workers) == 2
     workers[0].suspend()  # one that cannot see that its driver is gone
-    driver.kill()
-    assert finish(driver).code == -signal.SIGKILL
+    started.kill()
+    assert finish(started).code == -signal.SIGKILL
     wait_for(lambda: all(map(is_gone, workers)))
     journalled = {json.loads(line)["id"] for line in out.read_bytes().split(b"\n")[:-1]}
     before = asked(tmp_path)
@@ -307,17 +307,44 @@ def test_a_killed_driver_leaves_no_worker_and_its_run_is_resumed(tmp_path) -> No
 def test_ctrl_c_ends_the_run_within_its_time_and_the_workers_with_it(tmp_path) -> None:
     """Even where a target blocks its process, and would for an hour."""
     write_suite(tmp_path, AGENT.replace("await asyncio.sleep(0.02)", "__import__('time').sleep(3600)"))
-    driver = start(tmp_path, "run", "suite.yaml", "--out", "run", "-j", "4", "--workers", "2", "--no-progress")
+    started = start(tmp_path, "run", "suite.yaml", "--out", "run", "-j", "4", "--workers", "2", "--no-progress")
     wait_for(lambda: (tmp_path / "asked.log").exists() and len(asked(tmp_path)) == 2, seconds=60)
-    workers = workers_of(driver.pid)
+    workers = workers_of(started.pid)
     began = time.monotonic()
-    driver.send_signal(signal.SIGINT)
-    ended = finish(driver, timeout=30)
+    started.send_signal(signal.SIGINT)
+    ended = finish(started, timeout=30)
     assert ended.code == 130, ended.err
     assert "--workers 2" in ended.err
     assert time.monotonic() - began < 10  # five, on a machine that has nothing else to do
     wait_for(lambda: all(map(is_gone, workers)))
     assert json.loads((tmp_path / "run" / "partial.json").read_text())["counts"]["ok"] == 0
+
+
+def test_a_stopped_worker_is_reported_and_its_cases_are_done_when_it_goes_on(
+    engine, board, tmp_path, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(driver, "_SILENT_SECONDS", 1.5)
+
+    def reported() -> bool:
+        return any("has been silent" in record.getMessage() for record in list(caplog.records))
+
+    def disturb() -> None:
+        wait_for(lambda: len(board.lines("called")) > 40, seconds=60)
+        stopped = int(board.lines("called")[-1][1])
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            wait_for(reported, seconds=60)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+
+    disturbing = threading.Thread(target=disturb, daemon=True)
+    disturbing.start()
+    suite = make_suite(1000)
+    result = run(Asking(board, 0.02), suite, engine, parallelism=8, output_path=tmp_path / "run")
+    disturbing.join()
+    assert result.metrics["counts"]["ok"] == 1000
+    assert Counter(record.id for record in iter_records(tmp_path / "run")) == Counter(case.id for case in suite)
+    assert Counter(line[0] for line in board.lines("called")).total() == 1000  # nothing was assigned to another
 
 
 class WithProgram(Asking):
@@ -374,12 +401,12 @@ def test_a_killed_driver_takes_the_programs_of_its_workers_with_it(tmp_path, boa
             return "x"
     """
     write_suite(tmp_path, agent, 1)
-    driver = start(tmp_path, "run", "suite.yaml", "--out", "run", "--workers", "2", "--no-progress")
+    started = start(tmp_path, "run", "suite.yaml", "--out", "run", "--workers", "2", "--no-progress")
     try:
         program = program_of(board)
     finally:
-        driver.kill()
-        finish(driver)
+        started.kill()
+        finish(started)
     wait_for(lambda: is_gone(program))
 
 

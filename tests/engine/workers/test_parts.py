@@ -200,7 +200,7 @@ def test_a_queue_gives_batches_in_order_and_reports_when_it_has_room_again() -> 
         taken: list[int] = []
         while len(taken) < 300:
             batch = await queue.take()
-            assert sum(len(item[2]) for item in batch) <= 64 * 1024
+            assert sum(len(item[2]) for item in batch) <= 92 * 1024
             taken += [item[1] for item in batch]
         assert taken == list(range(300))
         assert emptied == [True]

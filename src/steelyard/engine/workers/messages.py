@@ -32,7 +32,7 @@ FLUSH_SECONDS = 0.02
 """How long the first item of a batch waits for others."""
 _IDLE_SECONDS = 1.0
 """How often a worker with nothing to report sends an empty batch."""
-BATCH_BYTES = 64 * 1024
+BATCH_BYTES = 92 * 1024
 """Ray sends results of up to 100 KB along with the reply; larger ones take a detour through shared memory."""
 _MAX_QUEUED_BYTES = 1024 * 1024
 _ITEM_OVERHEAD = 64
