@@ -25,6 +25,7 @@ import yaml
 from steelyard import EvalCase, EvalSet, Record, Runner, RunOptions
 from steelyard.cli.group import group
 from steelyard.run.config import RUN_KEYS, Gate, build_suite
+from steelyard.run.schema import suite_schema
 from steelyard.suite.suite_file import KEYS
 from steelyard.targets import AnthropicMessages, CallableTarget, Command, OpenAIChat, OpenAIResponses, Simulated
 
@@ -283,3 +284,14 @@ def test_troubleshooting_quotes_messages_that_there_are() -> None:
         for quoted in re.findall(r'"([^"]+)"', heading):
             for part in filter(None, (piece.strip(" ,") for piece in quoted.split("…"))):
                 assert part in source, part
+
+
+def test_the_complete_suite_file_has_every_key_and_keeps_the_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    (block,) = [block for block in blocks("suite-file.md") if block.language == "yaml"]
+    suite = yaml.safe_load(block.text)
+    assert set(suite) == set(KEYS)
+    assert set(suite["run"]) == set(RUN_KEYS)
+    assert set(suite["gate"]) == set(Gate.__struct_fields__)
+    errors = jsonschema.Draft202012Validator(suite_schema()).iter_errors(suite)
+    assert [error.message for error in errors] == []
