@@ -14,6 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard import CancellationToken, EvalCase, EvalSet, Runner
+from steelyard.protocols import Tally
+from steelyard.run.options import RunOptions
+from steelyard.run.send_policy import SendPolicy
 from steelyard.stats import client_load
 from steelyard.stats.client_load import (
     BUSY,
@@ -23,8 +26,10 @@ from steelyard.stats.client_load import (
     ClientLoad,
     LoopMonitor,
     judge_client,
+    judge_driver,
     with_earlier,
 )
+from steelyard.targets import OpenAIChat
 
 
 class Timer:
@@ -312,3 +317,31 @@ def test_what_an_older_run_says_of_its_client_does_not_hinder_a_resume(tmp_path:
     metrics["client"] = {"lag": 3}
     (tmp_path / "r" / "partial.json").write_bytes(msgspec.json.encode(metrics))
     assert runner.run_sync().metrics["client"]["launches"] == 1
+
+
+@pytest.mark.parametrize(
+    ("figures", "p50", "reason"),
+    [
+        ({"loop_lag_sustained": 0.04}, 0.1, None),  # its workers have enough to do meanwhile
+        ({"loop_lag_sustained": 0.09}, 0.1, "the driver's event loop ran 90ms late"),
+        ({"loop_lag_sustained": 0.09}, 5.0, None),
+        ({"loop_lag_sustained": 0.9}, 5.0, "the driver's event loop ran 900ms late"),
+        ({"loop_cpu_share": 0.95}, 5.0, "the driver's event loop was busy 95% of the time"),
+        ({"loop_cpu_share": 0.95, "seconds": 0.1}, 5.0, None),
+    ],
+)
+def test_a_driver_is_the_bottleneck_when_its_workers_had_to_wait_for_it(figures, p50, reason) -> None:
+    judged = judge_driver(load_of(**figures), p50)
+    assert judged.bottleneck is (reason is not None)
+    assert (judged.reason or "").startswith(reason or "")
+
+
+@pytest.mark.parametrize(("driver_late", "workers_late"), [(0.2, 0.0), (0.0, 0.2), (0.2, 0.3)])
+def test_the_driver_counts_in_the_verdict_of_a_run_on_workers(monkeypatch, driver_late, workers_late) -> None:
+    policy = SendPolicy(OpenAIChat("m", base_url="http://127.0.0.1:9/v1"), [], RunOptions(parallelism=4))
+    monkeypatch.setattr(policy._monitor, "stop", lambda: load_of(loop_lag_sustained=driver_late))
+    policy.stop_watching([load_of(loop_lag_sustained=workers_late), load_of()])
+    times = {"time_to_first_token-p50": 0.1, "time_to_last_token-p50": 0.5}
+    client = policy.to_metrics(Tally(), times)["client"]
+    assert client.bottleneck
+    assert client.reason.startswith("its event loop" if workers_late else "the driver's event loop")

@@ -14,8 +14,11 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
+import msgspec
+
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.engine.ray.connect import probe
+from steelyard.engine.ray.deaths import take_notes, watch_own_end
 from steelyard.engine.workers.driver import NoPlaceForWorker
 from steelyard.engine.workers.messages import Batch, Message, WorkerInfo, check_same_versions
 from steelyard.engine.workers.worker import Worker
@@ -61,6 +64,12 @@ class RayWorker(Worker):
         node = f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:8]}"
         super().__init__(node, ray_version=ray.__version__)
         sys.path.extend(path for path in paths if path not in sys.path and os.path.isdir(path))
+        self._watching = watch_own_end()
+
+    async def introduce(self) -> dict[str, Any]:
+        """Report node and versions, and how workers before this one ended; as a dict, which any version can read."""
+        info: dict[str, Any] = msgspec.to_builtins(await self.handshake())
+        return {**info, "deaths": take_notes()}
 
 
 class ActorConnection:
@@ -115,6 +124,8 @@ class RayWorkerPool:
         self._infos: dict[int, WorkerInfo] = {}
         self._left_out: dict[str, str] = {}
         """Why a node is not used, by its id."""
+        self._lost: dict[tuple[str | None, int], str] = {}
+        """The names of workers that were lost, by node and process: how each ended may be known later."""
         self._nodes = 1
         self._lock = threading.Lock()
         self._threads = DaemonThreads()
@@ -132,7 +143,7 @@ class RayWorkerPool:
         if self._infos:
             return
         began = time.monotonic()
-        calls = {self._actor(number).handshake.remote(): number for number in range(self.size)}
+        calls = {self._actor(number).introduce.remote(): number for number in range(self.size)}
         waiting, first_error = list(calls), None
         while waiting:
             patience = _FIRST_WORKER_SECONDS if not self._infos else min(_FIRST_WORKER_SECONDS, _OTHER_WORKERS_SECONDS)
@@ -143,7 +154,7 @@ class RayWorkerPool:
                 break
             for call in ready:
                 try:
-                    self._register(calls[call], ray.get(call))
+                    self._register(calls[call], msgspec.convert(ray.get(call), WorkerInfo))
                 except NoPlaceForWorker as error:
                     log.warning("%s", error)
                     first_error = first_error or str(error)
@@ -185,9 +196,9 @@ class RayWorkerPool:
         actor = await self._threads.run(self._actor, number)
         if number not in self._infos:
             try:
-                info = await actor.handshake.remote()
+                info = msgspec.convert(await actor.introduce.remote(), WorkerInfo)
             except Exception as error:
-                if not self._is_import_error(error):
+                if not self._is_unfit(error):
                     raise
                 raise NoPlaceForWorker(await self._threads.run(self._left_out_after, number, error)) from error
             self._register(number, info)
@@ -198,7 +209,8 @@ class RayWorkerPool:
 
         One that is only out of reach is ended too: its cases are assigned again, and must not also run there.
         """
-        self._infos.pop(number, None)
+        if (info := self._infos.pop(number, None)) is not None:
+            self._lost[info.node, info.pid] = info.name
         if (actor := self._actors.pop(number, None)) is not None:
             self._kill([actor])
 
@@ -278,10 +290,15 @@ class RayWorkerPool:
             self._left_out[node] = f"{error}; this node is left out"
             raise NoPlaceForWorker(self._left_out[node]) from error
         self._infos[number] = info
+        for pid, how in info.deaths.items():
+            if (name := self._lost.pop((info.node, pid), None)) is not None:
+                log.warning("%s that was lost, process %d, %s", name, pid, how)
 
-    def _is_import_error(self, error: BaseException) -> bool:
-        """Whether an actor could not be made at all, because Steelyard is not installed there, say."""
-        return bool(getattr(error, "_actor_init_failed", False))
+    def _is_unfit(self, error: BaseException) -> bool:
+        """Whether no actor can be made there, because Steelyard is not installed, say, or is quite another version."""
+        import ray
+
+        return isinstance(error, ray.exceptions.RayTaskError) or bool(getattr(error, "_actor_init_failed", False))
 
     def _count_cpus(self) -> None:
         """Find how many workers there are to be, and how much of a CPU each asks for.

@@ -101,6 +101,8 @@ class WorkerInfo(msgspec.Struct):
     python: str
     steelyard: str
     ray: str | None = None
+    deaths: dict[int, str] = {}
+    """How earlier processes of the node ended, by their number."""
 
     @property
     def name(self) -> str:
