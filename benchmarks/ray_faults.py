@@ -264,9 +264,10 @@ class Trial:
         log = (self.cluster.folder / "driver.log").open("a")
         return (machine or self.cluster.head).enter(words, cwd=self.place, stdout=subprocess.PIPE, stderr=log)
 
-    def driver(self) -> int:
+    @staticmethod
+    def driver(running: subprocess.Popen[str]) -> int:
         """The driver's own process, below `nsenter`."""
-        return self.cluster.head.processes("steelyard run")[-1] if self.cluster.head.processes("steelyard run") else 0
+        return _descendants(running.pid)[0]
 
     def until(self, count: int, running: subprocess.Popen[str]) -> None:
         while running.poll() is None and self.cluster.asked() < count:
@@ -370,7 +371,7 @@ def head_lost(cluster: Cluster) -> dict[str, Any]:
 
 def driver_killed(cluster: Cluster) -> dict[str, Any]:
     trial, running = _steady(cluster, 20)
-    os.kill(trial.driver(), signal.SIGKILL)
+    os.kill(trial.driver(running), signal.SIGKILL)
     _end(running, 30)
     time.sleep(5)
     journalled = {line["id"] for line in trial.lines()}
@@ -401,7 +402,7 @@ def disk_full(cluster: Cluster) -> dict[str, Any]:
 def driver_starved(cluster: Cluster) -> dict[str, Any]:
     """A load run whose driver runs 40 ms of each 500."""
     trial, running = _steady(cluster, 1, "--requests", "1000")
-    driver = trial.driver()
+    driver = trial.driver(running)
     until = time.monotonic() + 150
     while running.poll() is None and time.monotonic() < until:
         with contextlib.suppress(ProcessLookupError):

@@ -156,8 +156,9 @@ class RayWorkerPool:
                 try:
                     self._register(calls[call], msgspec.convert(ray.get(call), WorkerInfo))
                 except NoPlaceForWorker as error:
-                    log.warning("%s", error)
-                    first_error = first_error or str(error)
+                    if str(error) != first_error:  # several workers may be on one node
+                        log.warning("%s", error)
+                    first_error = str(error)
                 except ray.exceptions.RayError as error:
                     first_error = first_error or self._left_out_after(calls[call], error)
         if not self._infos:
