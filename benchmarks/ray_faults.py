@@ -137,7 +137,7 @@ class Machine:
         assert self.process is not None
         first = _children(self.process.pid)[0]
         return subprocess.Popen(
-            ["nsenter", "-t", str(first), "-n", "-p", "-m", "-u", f"-w{options.pop('cwd')}", *words],
+            ["nsenter", "-t", str(first), "-n", "-p", "-m", "-u", f"--wdns={options.pop('cwd')}", *words],
             env={**_environment(), **options.pop("environment", {})},
             text=True,
             **options,
@@ -409,6 +409,7 @@ def driver_starved(cluster: Cluster) -> dict[str, Any]:
             os.kill(driver, signal.SIGSTOP)
             time.sleep(0.46)
             os.kill(driver, signal.SIGCONT)
+            os.kill(running.pid, signal.SIGCONT)  # nsenter stops with what it runs
             time.sleep(0.04)
     report = trial.report("driver_starved", _end(running, 10))
     metrics = json.loads((trial.place / "run" / "metrics.json").read_text())
