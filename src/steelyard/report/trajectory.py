@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,15 @@ from steelyard.records import Record
 from steelyard.report.chart import Axis, Bar, Chart, LegendEntry, nice_ticks
 from steelyard.stats.formatting import counted, escape_invisible, format_seconds
 from steelyard.workspace.places import safe_name
-from steelyard.workspace.recording import CallLine, EndLine, SessionLine, common_turns, is_models, read_lines
+from steelyard.workspace.recording import (
+    CallLine,
+    EndLine,
+    SessionLine,
+    common_length,
+    is_models,
+    read_lines,
+    turn_mark,
+)
 from steelyard.workspace.turns import TURNS, TurnLine, read_turns
 
 Part = Literal["model", "tools", "waiting"]
@@ -132,19 +140,21 @@ def _read_calls(run: Path, path: str) -> list[CallLine]:
 def _from_calls(calls: list[CallLine], total: float | None) -> Trajectory:
     turns: list[Turn] = []
     spans: list[Span] = []
-    sent: dict[int, tuple[int, list[bytes], float]] = {}
-    """Of each conversation its last call's number, the turns of that request, and when its reply was there."""
+    sent: dict[int, _Request] = {}
+    """The last request of each conversation."""
     for call in calls[:_MAX_TURNS]:
-        request = _turns_sent(call, {number: before for number, before, _ in sent.values()})
+        request = _request(call, sent)
         if not call.generates:
             continue
         thread, response = call.thread or 1, call.response
         ended, waited = call.at + call.elapsed, response.time_waiting or 0.0
-        _, before, since = sent.get(thread, (0, None, 0.0))
+        before = sent.get(thread)
         if before is not None or thread > 1:  # else it is the case's own question
-            given = request[common_turns(before or [], request) :]
-            turns += _given(given, thread, TurnFigures(at=since, took=max(0.0, call.at - since)), before is not None)
-        sent[thread] = (call.call, request, ended)
+            known = 0 if before is None else common_length(before.marks, request.marks)
+            since = 0.0 if before is None else before.ended
+            figures = TurnFigures(at=since, took=max(0.0, call.at - since))
+            turns += _given(request.turns[known:], thread, figures, before is not None)
+        sent[thread] = request
         figures = TurnFigures(
             at=call.at,
             took=call.elapsed,
@@ -168,11 +178,21 @@ def _from_calls(calls: list[CallLine], total: float | None) -> Trajectory:
     return Trajectory(turns, spans, total, calls=len(calls), is_cut=len(calls) > _MAX_TURNS)
 
 
-def _turns_sent(call: CallLine, known: dict[int, list[bytes]]) -> list[bytes]:
-    """The turns of a call's request, put together from its difference; those of an unknown base are left out."""
-    delta = call.request
-    base = [] if delta.base is None else known.get(delta.base, [])
-    return [*base[: delta.keep], *map(bytes, delta.turns)]
+class _Request(NamedTuple):
+    """The turns of a call's request and what they are known by, the call's number, and when its reply was there."""
+
+    call: int
+    turns: list[bytes]
+    marks: list[bytes]
+    ended: float
+
+
+def _request(call: CallLine, sent: dict[int, _Request]) -> _Request:
+    """A request put together from its difference; the turns of a base that is not known are left out."""
+    delta, new = call.request, list(map(bytes, call.request.turns))
+    base = next((one for one in sent.values() if one.call == delta.base), _Request(0, [], [], 0.0))
+    turns, marks = base.turns[: delta.keep], base.marks[: delta.keep]
+    return _Request(call.call, [*turns, *new], [*marks, *map(turn_mark, new)], call.at + call.elapsed)
 
 
 def _given(raw: Sequence[bytes], thread: int, figures: TurnFigures, is_timed: bool) -> Iterator[Turn]:

@@ -116,7 +116,7 @@ class Body:
                 self.turns = [bytes(turn) for turn in _TURNS.decode(self.fields.pop(name))]
                 self.field = name
                 break
-        self.marks = [_mark(turn) for turn in self.turns]
+        self.marks = [turn_mark(turn) for turn in self.turns]
 
     def value(self, name: str) -> Any:
         """A field's value, decoded; None where there is none."""
@@ -127,7 +127,7 @@ class Body:
         """What of this body differs from an earlier one."""
         if self.text is not None:
             return RequestDelta(text=self.text)
-        keep = _common(self.turns, base.turns) if self.field == base.field else 0
+        keep = common_length(self.turns, base.turns) if self.field == base.field else 0
         changed = {name: msgspec.Raw(raw) for name, raw in self.fields.items() if base.fields.get(name) != raw}
         return RequestDelta(
             base=number,
@@ -145,15 +145,10 @@ class Body:
         return delta
 
 
-def _mark(turn: bytes) -> bytes:
+def turn_mark(turn: bytes) -> bytes:
     """A digest of a turn that stays the same when only its cache mark moves."""
     plain = _CACHE_MARK.sub(b"", turn) if b"cache_control" in turn else turn
     return hashlib.blake2b(plain, digest_size=12).digest()
-
-
-def common_turns(before: Sequence[bytes], now: Sequence[bytes]) -> int:
-    """How many leading turns of a request were in the one before, whatever their cache marks."""
-    return _common(list(map(_mark, before)), list(map(_mark, now)))
 
 
 def is_models(turn: dict[str, Any]) -> bool:
@@ -162,7 +157,7 @@ def is_models(turn: dict[str, Any]) -> bool:
     return turn.get("role") == "assistant" or kind == "reasoning" or (isinstance(kind, str) and kind.endswith("_call"))
 
 
-def _common(first: Sequence[bytes], second: Sequence[bytes]) -> int:
+def common_length(first: Sequence[bytes], second: Sequence[bytes]) -> int:
     """How many leading items are equal."""
     same = 0
     for one, other in zip(first, second, strict=False):
@@ -209,7 +204,7 @@ class Threads:
         for thread in reversed(self._threads):
             if thread.body is None or thread.body.text is not None:
                 continue
-            if (same := _common(body.turns, thread.body.turns)) > shared:
+            if (same := common_length(body.turns, thread.body.turns)) > shared:
                 best, number, shared = thread.body, thread.call, same
         return body.whole() if best is None else body.after(best, number)
 
