@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from steelyard import CaseLimits, ConfigurationError, EvalSet, Runner, SuiteError, TransientError, Workspace
+from steelyard import (
+    CaseLimits,
+    ConfigurationError,
+    EvalSet,
+    LocalEngine,
+    ProcessEngine,
+    Runner,
+    SuiteError,
+    TransientError,
+    Workspace,
+)
 from steelyard.journal.reader import iter_records
 from steelyard.report.headline import notices
 from steelyard.run.config import build_suite
@@ -192,18 +202,19 @@ def test_whole_workspaces_are_kept_by_rule_and_the_patch_always(tmp_path, keep, 
         assert "files/logs/secret.log" not in found
 
 
-def test_disk_use_is_bounded_and_the_record_says_what_was_not_kept(tmp_path):
+@pytest.mark.parametrize("engine", [LocalEngine(), ProcessEngine(2)], ids=["here", "on workers"])
+def test_disk_use_is_bounded_and_the_record_says_what_was_not_kept(tmp_path, engine):
     def large(case, context):
         (context.workspace / "large").write_bytes(b"x" * 200_000)
         return "x"
 
-    workspace = Workspace(keep="all", max_disk="450k")
-    result = run(
-        large, workspace=workspace, tmp_path=tmp_path, suite=EvalSet("s", [{"prompt": str(i)} for i in range(5)])
-    )
+    workspace = Workspace(keep="all", max_disk="1050k")
+    suite = EvalSet("s", [{"prompt": str(i)} for i in range(5)])
+    with engine:
+        result = run(large, workspace=workspace, tmp_path=tmp_path, suite=suite, engine=engine, parallelism=2)
     notes = [record.notes for record in result.responses]
     assert sum(bool(one) for one in notes) >= 3
-    assert "max_disk (450,000 bytes) is used up" in str(notes)
+    assert "max_disk (1,050,000 bytes) is used up" in str(notes)
     dropped = [record for record in result.responses if record.files_not_kept]
     not_kept = result.typed_metrics.not_kept
     assert (not_kept.cases, not_kept.files, not_kept.bytes) == (len(dropped), len(dropped), 200_000 * len(dropped))

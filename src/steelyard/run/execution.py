@@ -439,7 +439,7 @@ class Execution:
             await self._send_policy.open()
         try:
             if self._workspaces is not None:
-                await self._workspaces.open()
+                await self._workspaces.open(shared=self._engine.runs_in_other_processes)
             work = self._case_runner()
             if self._options.warmup and not self._recorder.resumed:
                 self._warmed_up = await self._warm_up(work)

@@ -101,13 +101,18 @@ class Workspaces:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
 
-    async def open(self) -> None:
-        """End what an earlier launch left in sandboxes, and remove the copies that its graders were given."""
+    async def open(self, *, shared: bool = False) -> None:
+        """End what an earlier launch left in sandboxes, and remove the copies that its graders were given.
+
+        With `shared`, copies of this object in other processes do the work: they count together what is kept.
+        """
         await self._threads.run(self.places.remove_scratches)
         await self._threads.run(self.places.unmark_all)
         for provider in (self.sandbox, self.setup_sandbox):
             if provider is not None:
                 await provider.reap(self.places.root.name)
+        if shared and self.keeper is not None:
+            await self._threads.run(self.keeper.share)
 
     def seen_of(self, case: EvalCase) -> bytes:
         """What an agent sees besides the case, for the case's fingerprint: its workspace. BadCase without one."""
@@ -286,6 +291,8 @@ class Workspaces:
         """
         if self.keeper is not None and self.keeper.dropped:
             log.warning("not everything was kept of %d cases: see the notes of their records", self.keeper.dropped)
+        if self.keeper is not None:
+            self.keeper.close()
         left = [name for name in _listed(self.places.root) if name != _TEMPLATES]
         if self.is_complete or not left:
             remove_tree(self.places.root)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import fcntl
 import logging
 import os
 import re
 import threading
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ log = logging.getLogger("steelyard")
 
 PATCH = "workspace.patch"
 SUMMARY = "workspace.json"
+_KEPT = "kept-bytes"
 KEPT_WORKSPACE = "workspace"
 KEPT_FILES = "files"
 STREAMS = ("out", "err")
@@ -41,12 +43,25 @@ class Keeper:
         self._used: int | None = None
         self.dropped = 0
         """Cases of this launch of which not everything was kept."""
+        self._shared: Path | None = None
+        """Where the processes of a run count together; None where there is one."""
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_lock": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
+
+    def share(self) -> None:
+        """Count together with other processes, to which this keeper is sent after this."""
+        self._shared = self._places.root / _KEPT
+        self._shared.parent.mkdir(parents=True, exist_ok=True)
+        self._shared.write_text(str(self._kept_so_far()))
+
+    def close(self) -> None:
+        """Remove what the processes counted in."""
+        if self._shared is not None:
+            self._shared.unlink(missing_ok=True)
 
     def write_patch(self, case_id: str, trial: int, patch: bytes, summary: PatchSummary) -> None:
         """Write down what an agent changed; whole or not at all."""
@@ -115,14 +130,30 @@ class Keeper:
 
     def _reserve(self, size: int, *, always: bool = False) -> bool:
         """Count bytes that are about to be written; False where they are too many."""
-        with self._lock:
+        with self._lock, self._counting():
             if self._used is None:
-                run = self._places.run
-                self._used = tree_size(run / ARTIFACTS)[0] if run is not None else 0
+                self._used = self._kept_so_far()
             if not always and self._used + size > self._workspace.max_disk:
                 return False
             self._used += size
             return True
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Have the count of all processes, and pass it on."""
+        if self._shared is None:
+            yield
+            return
+        with self._shared.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._used = int(file.read() or 0)
+            yield
+            file.seek(0)
+            file.write(str(self._used))  # it only grows: nothing of the last number is left
+
+    def _kept_so_far(self) -> int:
+        run = self._places.run
+        return tree_size(run / ARTIFACTS)[0] if run is not None else 0
 
 
 def read_patch(run: Path, case_id: str, trial: int) -> tuple[bytes, PatchSummary]:
