@@ -14,7 +14,7 @@ from steelyard.journal.manifest import read_manifest
 from steelyard.records import EvalCase, Record, Score
 from steelyard.report.case_files import case_files, patch_summary
 from steelyard.report.records import Expectations, RunRecords, open_suite, state_of
-from steelyard.report.trajectory import Trajectory, TurnFigures, trajectory_lines, trajectory_of
+from steelyard.report.trajectory import AgentTrajectory, TurnFigures, trajectory_lines, trajectory_of
 from steelyard.scoring.trajectory import ToolCall, tool_calls
 from steelyard.stats.formatting import (
     counted,
@@ -176,7 +176,7 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
     figures: TurnFigures | None = None
 
 
-def turns(record: Record, case: EvalCase | None, trajectory: Trajectory | None = None) -> list[ChatMessage]:
+def turns(record: Record, case: EvalCase | None, trajectory: AgentTrajectory | None = None) -> list[ChatMessage]:
     """The conversation of a record: the question, unless the target logged it too, and the answer.
 
     With a trajectory its turns, which have their times, are shown in place of the record's own messages.
@@ -194,7 +194,7 @@ def turns(record: Record, case: EvalCase | None, trajectory: Trajectory | None =
     return found
 
 
-def spoken(trajectory: Trajectory) -> list[ChatMessage]:
+def spoken(trajectory: AgentTrajectory) -> list[ChatMessage]:
     """The messages of a trajectory, each with its figures."""
     found = []
     for turn in trajectory.turns:

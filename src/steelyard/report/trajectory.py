@@ -79,7 +79,7 @@ class Span(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-class Trajectory(msgspec.Struct):
+class AgentTrajectory(msgspec.Struct):
     """The turns of an attempt, and where its time went."""
 
     turns: list[Turn]
@@ -99,7 +99,7 @@ class Trajectory(msgspec.Struct):
         return both - _covered(hidden)
 
 
-def read_trajectory(run: Path, case_id: str, trial: int, total: float | None = None) -> Trajectory | None:
+def read_trajectory(run: Path, case_id: str, trial: int, total: float | None = None) -> AgentTrajectory | None:
     """The trajectory of a case's last attempt; None where none was recorded. `total` is how long it took, if known."""
     name = safe_name(case_id)
     calls = _read_calls(run, f"{CALLS}/{name}/{trial}.jsonl")
@@ -109,7 +109,7 @@ def read_trajectory(run: Path, case_id: str, trial: int, total: float | None = N
     return _from_turns(lines, total) if len(lines) > 1 else None
 
 
-def trajectory_of(run: Path, record: Record) -> Trajectory | None:
+def trajectory_of(run: Path, record: Record) -> AgentTrajectory | None:
     """The trajectory of a record, whose own figures say how long its attempt took."""
     split = [record.time_in_model, record.time_waiting, record.time_in_tools]
     total = sum(part or 0.0 for part in split) if record.time_in_model is not None else record.time_to_last_token
@@ -137,7 +137,7 @@ def _read_calls(run: Path, path: str) -> list[CallLine]:
     return found
 
 
-def _from_calls(calls: list[CallLine], total: float | None) -> Trajectory:
+def _from_calls(calls: list[CallLine], total: float | None) -> AgentTrajectory:
     turns: list[Turn] = []
     spans: list[Span] = []
     sent: dict[int, _Request] = {}
@@ -175,7 +175,7 @@ def _from_calls(calls: list[CallLine], total: float | None) -> Trajectory:
         spans.append(Span("model", call.at + waited, ended, thread, _in_words(figures)))
     total = max([total or 0.0, *(span.end for span in spans)])
     spans += [Span("tools", begin, end, 1, "tools, and the agent itself") for begin, end in _gaps(spans, total)]
-    return Trajectory(turns, spans, total, calls=len(calls), is_cut=len(calls) > _MAX_TURNS)
+    return AgentTrajectory(turns, spans, total, calls=len(calls), is_cut=len(calls) > _MAX_TURNS)
 
 
 class _Request(NamedTuple):
@@ -216,7 +216,7 @@ def _read_turns(run: Path, path: str) -> list[TurnLine]:
         return []
 
 
-def _from_turns(lines: list[TurnLine], total: float | None) -> Trajectory:
+def _from_turns(lines: list[TurnLine], total: float | None) -> AgentTrajectory:
     """Each message took from the one before to its own time; tools run until their results are there."""
     turns: list[Turn] = []
     spans: list[Span] = []
@@ -234,7 +234,7 @@ def _from_turns(lines: list[TurnLine], total: float | None) -> Trajectory:
         last = at
     total = max(total or 0.0, last)
     spans += [Span("tools", begin, end, 1, "tools, and the agent itself") for begin, end in _gaps(spans, total)]
-    return Trajectory(turns, spans, total, is_cut=len(lines) > _MAX_TURNS + 1)
+    return AgentTrajectory(turns, spans, total, is_cut=len(lines) > _MAX_TURNS + 1)
 
 
 # Stretches of time
@@ -263,7 +263,7 @@ def _gaps(spans: Sequence[Span], total: float) -> Iterator[tuple[float, float]]:
 # As text
 
 
-def trajectory_lines(found: Trajectory) -> Iterator[str]:
+def trajectory_lines(found: AgentTrajectory) -> Iterator[str]:
     """A time line, and a line for each reply of a model."""
     replies = [turn for turn in found.turns if is_models(turn.message)]
     parts = {part: found.seconds(part) for part in PARTS}
@@ -276,7 +276,7 @@ def trajectory_lines(found: Trajectory) -> Iterator[str]:
         yield f"  {format_seconds(turn.figures.at)}  {thread}{_in_words(turn.figures)}"
 
 
-def time_line(found: Trajectory) -> str:
+def time_line(found: AgentTrajectory) -> str:
     """What went on in each of sixty moments."""
     signs = []
     for place in range(_SIGNS_WIDE):
@@ -304,7 +304,7 @@ def _in_words(figures: TurnFigures) -> str:
 # As a picture
 
 
-def time_chart(found: Trajectory) -> tuple[Chart, int]:
+def time_chart(found: AgentTrajectory) -> tuple[Chart, int]:
     """The time line as a chart with a lane for each conversation, for tools and for waiting; and its height."""
     threads = sorted({span.thread for span in found.spans if span.part == "model"})
     lanes: list[tuple[str, Part, list[Span]]] = []

@@ -401,7 +401,7 @@ def test_an_agents_case_shows_its_time_line_turns_changes_logs_and_files(seen: S
     assert last["x"] > first["x"]
     assert page.locator("#drawer a").count() == 0  # opened from a file, an artifact could run as a page
     page.locator("#drawer summary", has_text="stdout").click()
-    assert "printed plain" in page.locator("#drawer details[open]").inner_text()
+    page.locator("#drawer details[open]", has_text="printed plain").wait_for()  # filled once it is open
     page.keyboard.press("j")
     text = drawer_text(page, "printer")
     assert "run plain" in text

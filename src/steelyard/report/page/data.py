@@ -19,7 +19,7 @@ from steelyard.report.case import ChatMessage, as_text, question, turns
 from steelyard.report.case_files import CaseFile, CaseFiles, beginning, case_files, ending, has_files, patch_summary
 from steelyard.report.chart import draw
 from steelyard.report.records import STATES, SuiteCase, state_of
-from steelyard.report.trajectory import PARTS, Trajectory, time_chart, trajectory_of
+from steelyard.report.trajectory import PARTS, AgentTrajectory, time_chart, trajectory_of
 from steelyard.scoring.trajectory import ToolCall
 from steelyard.stats.slices import keys_of, values_of
 
@@ -174,7 +174,7 @@ class CaseWork:
         self._run = run
         self._is_there = has_files(run)
 
-    def trajectory(self, record: Record) -> Trajectory | None:
+    def trajectory(self, record: Record) -> AgentTrajectory | None:
         """The turns of a case with their times; None where none were recorded."""
         return trajectory_of(self._run, record) if self._is_there else None
 
@@ -211,7 +211,7 @@ def _log(run: Path, file: CaseFile, limit: int) -> dict[str, Any]:
     return shown
 
 
-def time_line(found: Trajectory) -> dict[str, Any]:
+def time_line(found: AgentTrajectory) -> dict[str, Any]:
     """The time line of a case: the shapes of its drawing, and the seconds of each part."""
     chart, height = time_chart(found)
     drawing = draw(chart, _TIME_LINE_WIDTH, height)
