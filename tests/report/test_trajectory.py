@@ -10,7 +10,7 @@ import pytest
 from steelyard import Result
 from steelyard.report.case import OneCase, spoken
 from steelyard.report.chart import chart_file
-from steelyard.report.trajectory import Span, Trajectory, read_trajectory, time_chart, time_line, trajectory_of
+from steelyard.report.trajectory import AgentTrajectory, Span, read_trajectory, time_chart, time_line, trajectory_of
 from tests.support.journal import a_record, write_journal
 from tests.support.report import HOSTILE, a_call, worked_run, write_calls
 
@@ -79,7 +79,7 @@ def test_a_case_without_either_has_none(tmp_path: Path) -> None:
 
 def test_a_time_line_tells_models_waits_and_tools_apart() -> None:
     spans = [Span("waiting", 10.0, 15.0), Span("model", 15.0, 30.0), Span("model", 25.0, 40.0, 2)]
-    line = time_line(Trajectory([], spans, 60.0))
+    line = time_line(AgentTrajectory([], spans, 60.0))
     assert line == "░" * 10 + "·" * 5 + "█" * 25 + "░" * 20
 
 
@@ -111,7 +111,7 @@ def test_the_picture_is_well_formed_whatever_models_and_tools_are_called(tmp_pat
 def test_lanes_are_few_and_bars_bounded_however_many_calls_there_are(tmp_path: Path) -> None:
     spans = [Span("model", float(number), number + 0.5, 1 + number % 50) for number in range(5_000)]
     many = [Span("tools", number + 0.5, number + 1.0) for number in range(5_000)]
-    chart, height = time_chart(Trajectory([], [*spans, *many], 5_000.0))
+    chart, height = time_chart(AgentTrajectory([], [*spans, *many], 5_000.0))
     assert len(chart.bars) <= 7 * 600
     assert len(chart.rows) == 7
     assert height < 300
