@@ -52,6 +52,11 @@ def suite_schema() -> Schema:
         "targets": _described(_each(_named("targets", "A target.")), "Of a matrix: targets by name, not `target`."),
         "prompts": _described(_each(_prompt()), "Of a matrix: prompts by name."),
         "params": _described(_each({"type": "array", "minItems": 1}), "Of a matrix: the values of each parameter."),
+        "run_metrics": {
+            "type": "array",
+            "items": _named("run_metrics", "A figure over all records."),
+            "description": "Figures of the whole run.",
+        },
         "by": _described(_of_type(str | list[str]), "Metadata keys whose values are slices."),
         "workspace": _workspace(),
         "solution": _described({"type": ["string", "object"]}, "Reference solutions, for `steelyard check`."),
