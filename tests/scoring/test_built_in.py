@@ -22,6 +22,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "latency": {"max_seconds": 1},
     "tokens": {"max_output": 1},
     "tests": {"argv": ["pytest"]},
+    "combined": {"weights": {"exact": 1}},
     "program": {"argv": ["grade"]},
 }
 OTHER: dict[str, dict[str, Any]] = {
@@ -42,7 +43,7 @@ OTHER: dict[str, dict[str, Any]] = {
 """Arguments unlike the defaults; for a scorer that is not here, another threshold."""
 SCORERS = {name: find("scorers", name) for name in BUILT_IN["scorers"] if name not in ("judge", "python")}
 NAMES = list(SCORERS)
-COMPUTED = [name for name in NAMES if name not in ("tests", "program")]
+COMPUTED = [name for name in NAMES if name not in ("tests", "program", "combined")]
 """Those that look at the answer themselves: no program is started."""
 
 
