@@ -110,6 +110,23 @@ def test_scoring_again_keeps_selection_and_slices(tmp_path: Path) -> None:
     assert after["slices"] == before["slices"]
 
 
+def test_other_slices_on_the_command_line_leave_those_of_the_gate(tmp_path: Path) -> None:
+    metadata = [{"category": CATEGORIES[n % 3], "level": n % 2} for n in range(12)]
+    cases = [{"id": str(n), "prompt": "?", "expected": "yes", "metadata": one} for n, one in enumerate(metadata)]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, cases)))
+    (tmp_path / "s.yaml").write_text(
+        "target: {simulated: {accuracy: 1, latency: 0, tokens_per_second: 0}}\ncases: c.jsonl\nscorers: [exact]\n"
+        "gate: {rules: ['pass_rate[category=law]>=0.1']}\n"
+    )
+    for more in ("level", "level,category"):
+        ended = run_cli(tmp_path, "run", "s.yaml", "-o", more, "--by", more)
+        assert ended.code == 0, ended.err
+        slices = json.loads((tmp_path / more / "metrics.json").read_text())["slices"]
+        assert [(one["key"], one["n"]) for one in slices] == [("level", 6)] * 2 + [("category", 4)] * 3
+    ended = run_cli(tmp_path, "score", "level", "-o", "again", "--by", "level")
+    assert ended.code == 0, ended.err
+
+
 def test_a_resumed_sample_has_the_same_cases_and_a_change_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

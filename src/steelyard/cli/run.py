@@ -29,6 +29,7 @@ from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError, WorkersLost, describe
 from steelyard.plugins import load_object
 from steelyard.protocols import Scorer
+from steelyard.report.gate import gated_keys, parse_rule
 from steelyard.report.summary import summary
 from steelyard.run.config import BuiltMatrix, BuiltSuite, EngineChoice, Gate, build_any, target_flag
 from steelyard.run.directory import OpenMode
@@ -232,11 +233,18 @@ def _load(flags: RunFlags, options: dict[str, Any], engine: dict[str, Any]) -> t
     options.pop("low_memory", None)  # never in memory, whatever was said
     changed = target_changes(flags)
     found, gate = _load_any(flags.suite, changed, engine, flags.settings, models=flags.models, variants=flags.variants)
-    runner = _with_command(found, flags.suite).with_changes(**options)
+    runner = _with_command(found, flags.suite).with_changes(**with_gated_slices(options, gate))
     gate = with_flags(gate, flags.allow, min_pass_rate=flags.min_pass_rate, max_error_rate=flags.max_error_rate)
     if runner.options.stop_when is not None and not runner.options.decide:
         runner = runner.with_changes(decide=deciding_rules(gate))
     return runner, gate
+
+
+def with_gated_slices(options: dict[str, Any], gate: Gate) -> dict[str, Any]:
+    """The same options; where they have slices in place of the suite's, those that its rules name are among them."""
+    if "by" not in options:
+        return options
+    return {**options, "by": tuple(dict.fromkeys([*options["by"], *gated_keys(map(parse_rule, gate.rules))]))}
 
 
 def deciding_rules(gate: Gate) -> tuple[str, ...]:

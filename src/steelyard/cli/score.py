@@ -13,7 +13,7 @@ from steelyard.cli.click_types import flags_of, given_options
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import command_again
-from steelyard.cli.run import load_suite
+from steelyard.cli.run import load_suite, with_gated_slices
 from steelyard.cli.run_control import log_to_stderr, partial_result, run_interruptibly, verdict_code, with_flags
 from steelyard.engine.base import CancellationToken
 from steelyard.engine.local import LocalEngine
@@ -81,7 +81,8 @@ def command(
         "progress": "off" if quiet or no_progress else "auto",
     }
     changes |= answers.selection
-    options = runner.options.replace(**changes | given_options(RunOptions, "score", given))
+    changes |= given_options(RunOptions, "score", given)
+    options = runner.options.replace(**with_gated_slices(changes, gate))
     token = CancellationToken()
     scoring = Runner(
         answers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 from pathlib import Path
@@ -75,6 +76,17 @@ def test_the_text_fits_80_columns_also_with_errors_and_long_names(tmp_path: Path
         lines = leaderboard_text(board).splitlines()
         assert max(len(line) for line in lines if not line.startswith("results in")) <= 80
     assert all("…" in line for line in leaderboard_text(rank(long)).splitlines() if line.startswith(("* ", "= ")))
+
+
+def test_names_that_are_cut_stay_different(tmp_path: Path) -> None:
+    axes = itertools.product(("small", "large"), ("terse", "steps"), ("temperature=0", "temperature=0.7"))
+    records = [outcome(one, n, cost=0.000123, time_to_last_token=0.3) for n, one in enumerate("ppf" * 9)]
+    text = leaderboard_text(rank(matrix_of(tmp_path, {"/".join(axis): records for axis in axes})))
+    table = text[text.index("  variant") : text.index("against")]
+    names = [line.split()[1] for line in table.splitlines() if line.startswith(("* ", "= "))]
+    assert len(set(names)) == 8, names
+    assert {name[:7] for name in names} == {"small/t", "small/s", "large/t", "large/s"}
+    assert max(map(len, table.splitlines())) <= 80
 
 
 def test_nothing_of_a_model_or_case_is_markup_in_markdown(hostile: tuple[Leaderboard, VariantRuns]) -> None:

@@ -155,12 +155,20 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _names(board: Leaderboard) -> dict[str, str]:
-    """Names that fit into a column; where their beginnings are the same, as those of one provider, their ends."""
+    """Names that fit into a column and stay different: cut at the end, else at the start, else in the middle."""
     safe = {one.name: safe_text(one.name) for one in board.variants}
-    cut = {name: trim(text, _MAX_NAME) for name, text in safe.items()}
-    if len(set(cut.values())) == len(set(safe.values())):
-        return cut
-    return {name: text if len(text) <= _MAX_NAME else f"…{text[1 - _MAX_NAME :]}" for name, text in safe.items()}
+    different = len(set(safe.values()))
+    for width in range(_MAX_NAME, max(map(len, safe.values()), default=0)):
+        for head in (width - 1, 0, width // 2):
+            cut = {name: _cut(text, width, head) for name, text in safe.items()}
+            if len(set(cut.values())) == different:
+                return cut
+    return safe
+
+
+def _cut(text: str, width: int, head: int) -> str:
+    tail = width - 1 - head
+    return text if len(text) <= width else f"{text[:head]}…{text[len(text) - tail :]}"
 
 
 def _percent(rate: float | None) -> str:
