@@ -35,7 +35,7 @@ def check_enforced(names: Iterable[str], target: Target) -> None:
         kind = target.identity().get("kind", "this")
         raise ConfigurationError(
             f"case_limits.{name} cannot be enforced for this target ({kind}), which can be limited by "
-            f"{', '.join(sorted(enforced))}: use a gateway, an `output` that tells of {name}, or a Python agent that "
+            f"{', '.join(sorted(enforced))}: use a gateway, an `output` that reports {name}, or a Python agent that "
             f"calls context.record_turn, or leave the limit out"
         )
 
