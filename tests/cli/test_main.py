@@ -107,7 +107,7 @@ def test_version_says_the_version(tmp_path: Path) -> None:
         (["run", "nowhere.py:runner"], "no file"),
         (["run", "no_such_module:runner"], "no_such_module"),
         (["report"], "RUN"),
-        (["report", "nowhere"], "nowhere is not a run directory"),
+        (["report", "nowhere"], "nowhere is not a run directory: there is no such folder"),
         (["report", "."], "not a run directory"),
         (["report", "suite.yaml"], "not a run directory"),
         (["report", ".", "-f", "pdf"], "pdf"),

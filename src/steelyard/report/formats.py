@@ -29,6 +29,7 @@ def report_pieces(
     `by` names metadata keys whose slices are shown besides those of the run, in text, md, html and json.
     What only one format needs is imported when it is asked for.
     """
+    _refuse_slices(runs, by)
     if form not in BUILT_IN["reports"]:
         yield from _by_plugin(runs, form)
     elif form == "html":
@@ -52,10 +53,21 @@ def report_metrics(runs: Sequence[Path], *, by: Sequence[str] = ()) -> object:
     """The metrics of one run as they are, of several as a list."""
     from steelyard.run.result import Result
 
+    _refuse_slices(runs, by)
     found = [
         _leaderboard(run) if is_matrix(run) else checked_sweep(run) or Result.load(run, by=by).metrics for run in runs
     ]
     return found[0] if len(found) == 1 else found
+
+
+def _refuse_slices(runs: Sequence[Path], by: Sequence[str]) -> None:
+    """ConfigurationError where slices are wanted of what has none: a leaderboard or a sweep would leave them out."""
+    for run in runs if by else ():
+        if is_matrix(run):
+            names = ", ".join(str(one) for one in single_runs([run])) or "none has begun"
+            raise ConfigurationError(f"{run} is a matrix, and slices are of one run: name a variant ({names})")
+        if checked_sweep(run) is not None:
+            raise ConfigurationError(f"{run} is a sweep, and slices are of one run: name a level below it")
 
 
 def single_runs(runs: Sequence[Path]) -> list[Path]:

@@ -178,7 +178,8 @@ class Result:
         metrics = load_metrics(run)
         if metrics is None:
             if run_state(run) is RunState.FRESH:
-                raise ConfigurationError(f"{run} is not a run directory: it has neither run.json nor outputs.jsonl")
+                reason = "it has neither run.json nor outputs.jsonl" if run.exists() else "there is no such folder"
+                raise ConfigurationError(f"{run} is not a run directory: {reason}")
             metrics = add_correction(_replayed_metrics(run), run)
         if by:
             add_slices(metrics, run, read_manifest(run), parse_keys(by, "by"))

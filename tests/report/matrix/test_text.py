@@ -143,6 +143,15 @@ def test_a_matrix_is_reported_in_every_format(tmp_path: Path) -> None:
     assert shown.count("c0: passed") == 3
 
 
+@pytest.mark.parametrize("form", ["text", "md", "html", "json"])
+def test_slices_of_a_matrix_are_refused_and_its_variants_named(tmp_path: Path, form: str) -> None:
+    measured(tmp_path / "m")
+    ended = run_cli(tmp_path, "report", "m", "-f", form, "--by", "level")
+    assert ended.code == 2
+    assert "m is a matrix, and slices are of one run: name a variant (m/large, " in ended.err
+    assert not (tmp_path / "m" / "report.html").exists()
+
+
 def test_a_matrix_and_a_run_have_no_common_columns(tmp_path: Path) -> None:
     measured(tmp_path / "m")
     journal(tmp_path / "run", "pf")
