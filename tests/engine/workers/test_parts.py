@@ -373,6 +373,20 @@ def test_permits_that_nobody_waits_for_any_more_are_given_back_and_the_others_ge
     asyncio.run(main())
 
 
+def test_a_call_that_is_cancelled_as_its_permit_comes_ends_as_cancelled_and_the_next_one_gets_it() -> None:
+    async def main() -> None:
+        sliced = SlicedLink(EndpointLimits(rate=RateLimit(50, 1.0)))
+        waiting = [asyncio.create_task(sliced.remote.permit(0.0, InvocationContext("c"))) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        sliced.remote._grant((1, 0))
+        await asyncio.wait(waiting)
+        assert waiting[0].cancelled()
+        assert waiting[1].result() == (1, 0)
+
+    asyncio.run(main())
+
+
 def test_an_overload_takes_back_what_was_granted_ahead() -> None:
     async def main() -> None:
         limits = EndpointLimits(rate=RateLimit(100, 1.0))
@@ -415,6 +429,30 @@ def test_send_permits_of_a_lost_worker_are_returned() -> None:
 
     asyncio.run(main())
     assert len(ended) == 2
+
+
+def test_a_permit_that_is_withdrawn_is_returned_to_its_own_endpoint() -> None:
+    ended: list[str] = []
+
+    class Limits(EndpointLimits):
+        def __init__(self, name: str) -> None:
+            super().__init__(rate=RateLimit(1000, 1.0))
+            self.name = name
+
+        def ended(self) -> None:
+            ended.append(self.name)
+
+    async def main() -> None:
+        calls = WorkerCalls([Limits("target"), Limits("judge")], lambda call, value: None)
+        calls.handle(1, 0, "permit", (0.0,))
+        calls.handle(2, 1, "permit", (0.0,))
+        await asyncio.sleep(0.01)
+        calls.handle(3, 0, "withdraw", (1,))
+        assert ended == ["target"]
+        calls.handle(4, 1, "ended", ())
+        assert ended == ["target", "judge"]
+
+    asyncio.run(main())
 
 
 def test_a_driver_callback_is_called_in_the_driver() -> None:

@@ -191,7 +191,8 @@ class SlicedRateLimits:
             return await place
         except asyncio.CancelledError:
             if place.cancelled():
-                self._waiting.remove(place)
+                if place in self._waiting:  # else a permit came meanwhile, which went to the next one
+                    self._waiting.remove(place)
                 self._stop_asking()
             else:  # granted in the same turn of the loop
                 self._grant(place.result())
@@ -303,7 +304,7 @@ class WorkerCalls:
         elif name == "slice":
             self._waiting[call] = asyncio.create_task(self._slice(called, call, *args))
         elif name == "withdraw":
-            self._withdraw(*args)
+            self._withdraw(called, *args)
         elif name == "answered_all":
             for sent in args[0]:
                 self._settle(called, "answered", sent, InvocationResponse())
@@ -340,14 +341,15 @@ class WorkerCalls:
         now = granted[0].at
         self._reply(call, [max(0.0, sent.at - now) for sent in granted])
 
-    def _withdraw(self, call: int | Grant) -> None:
+    def _withdraw(self, limits: EndpointLimits, call: int | Grant) -> None:
         """End a call that is no longer waited for; a permit that was on its way is returned."""
         if isinstance(call, tuple):
             self._sent.pop(call, None)
         elif (waiting := self._waiting.pop(call, None)) is not None:
             waiting.cancel()
-        elif self._sent.pop(call, None) is not None and self._in_flight:
-            self._in_flight.pop().ended()
+        elif self._sent.pop(call, None) is not None:
+            self._in_flight.remove(limits)
+            limits.ended()
 
     def _settle(self, limits: EndpointLimits, name: str, call: int | Grant, *rest: Any) -> None:
         sent = self._sent.pop(call, None)
