@@ -6,11 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from steelyard import (
+    CancellationToken,
     CaseLimits,
     ConfigurationError,
     EvalSet,
@@ -26,6 +28,7 @@ from steelyard.report.headline import notices
 from steelyard.run.config import build_suite
 from steelyard.run.rescore import StoredAnswers
 from steelyard.targets import CallableTarget
+from steelyard.workspace.attempts import Workspaces
 from steelyard.workspace.places import running_cases, safe_name
 
 CASES = EvalSet("s", [{"id": "one", "prompt": "p"}, {"id": "Two/../x", "prompt": "q"}])
@@ -443,3 +446,20 @@ def test_a_suite_with_workspaces_is_refused_on_ray_before_anything_starts(tmp_pa
     with pytest.raises(ConfigurationError, match="workspace"):
         run(lambda case: "x", tmp_path=tmp_path, engine=RayEngine())
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_run_that_is_interrupted_while_a_workspace_is_removed_keeps_its_counts(tmp_path, monkeypatch):
+    token, clear, released = CancellationToken(), Workspaces._clear, threading.Event()
+
+    def slow_clear(workspaces, case_id, trial):
+        token.cancel("stop")
+        released.wait(10)
+        clear(workspaces, case_id, trial)
+
+    monkeypatch.setattr(Workspaces, "_clear", slow_clear)
+    try:
+        result = run(lambda case: "x", tmp_path=tmp_path, parallelism=1, token=token)
+    finally:
+        released.set()
+    counts = result.metrics["counts"]
+    assert (counts["ok"], counts["cancelled"], counts["not_started"]) == (1, 0, 1)

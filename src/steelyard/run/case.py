@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from copy import copy, deepcopy
 from datetime import datetime
 from functools import partial
@@ -327,7 +327,9 @@ class CaseRunner:
             await workspaces.keep(record, context)
         emit(record)
         if workspaces is not None:
-            await workspaces.done(record)
+            # A case with a record has finished: the end of the run does not wait until its workspace is removed.
+            with suppress(asyncio.CancelledError):
+                await workspaces.done(record)
 
     async def _ask(self, job: Job, context: InvocationContext, emit: Emit) -> tuple[InvocationResponse, _Shape | None]:
         """The target's answer and its shape, where known; whatever it raises becomes an answer that says so."""
