@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -94,16 +95,21 @@ def test_all_processes_are_started_at_once_by_the_check_and_serve_every_run(boar
 
 
 SCRIPT = """
+import enum
 import sys
 from steelyard import EvalCase, EvalSet, ProcessEngine, Runner
 
 print("imported", file=sys.stderr)
 
+class Kind(enum.Enum):
+    DOUBLE = "double"
+
 def answer(case):
+    assert case.expected is Kind.DOUBLE
     return case.prompt * 2
 
 with ProcessEngine(2) as engine:
-    suite = EvalSet("s", [EvalCase(id=str(n), prompt=str(n)) for n in range(8)])
+    suite = EvalSet("s", [EvalCase(id=str(n), prompt=str(n), expected=Kind.DOUBLE) for n in range(8)])
     result = Runner(answer, suite, engine=engine, parallelism=4, progress="off").run_sync()
     print([record.response_text for record in result.responses])
 """
@@ -231,6 +237,15 @@ def _jobs_of(suite: EvalSet) -> Iterator[Any]:
 
 
 # When something dies
+
+
+def test_a_case_of_a_class_that_workers_do_not_find_ends_the_run_and_says_so(engine, board, monkeypatch) -> None:
+    here = types.ModuleType("only_in_the_driver")
+    monkeypatch.setitem(sys.modules, here.__name__, here)
+    exec("import enum\nclass Kind(enum.Enum):\n    ONE = 1", vars(here))
+    suite = EvalSet("s", [EvalCase(id="a", prompt="p", expected=vars(here)["Kind"](1))])
+    with pytest.raises(ConfigurationError, match="a case cannot be unpickled in a worker process: .*only_in_the"):
+        run(Asking(board), suite, engine)
 
 
 def test_a_case_that_kills_its_workers_becomes_an_error_and_the_others_none(board) -> None:

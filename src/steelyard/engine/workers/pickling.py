@@ -65,9 +65,11 @@ def unpickle_work(pickled: bytes, token: CancellationToken, link: DriverLink) ->
 def pickle_item(item: Any) -> bytes:
     """Pickle anything. The standard pickle is several times as fast, where it works."""
     try:
-        return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+        pickled = pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
     except Exception:  # noqa: BLE001 - an object defined in a function, say, which only cloudpickle handles
         return cast(bytes, _cloudpickle().dumps(item))
+    # Maybe a class of the caller's script, which cloudpickle sends along: the main module of a worker is another one.
+    return cast(bytes, _cloudpickle().dumps(item)) if b"__main__" in pickled else pickled
 
 
 def pickle_error(error: BaseException) -> bytes:

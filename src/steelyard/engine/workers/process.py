@@ -24,6 +24,7 @@ from typing import Any
 from steelyard.engine.workers.messages import EXIT, Batch
 from steelyard.engine.workers.pickling import pickle_error, pickle_item
 from steelyard.engine.workers.worker import HostedRun, Worker
+from steelyard.errors import ConfigurationError, describe
 from steelyard.subprocesses import kill_all
 
 BEGIN, MESSAGE, EXCHANGE, BEGUN, FAILED, BATCH = range(6)
@@ -151,7 +152,7 @@ class _Host:
                 if kind == BEGIN:
                     hosted = await _begin(writer, *pickle.loads(content))
                 elif hosted is not None:
-                    hosted.receive(pickle.loads(content))
+                    _receive_message(hosted, content)
                     if kind == EXCHANGE:
                         sending = asyncio.create_task(_send_batch(writer, hosted))
         except (asyncio.IncompleteReadError, OSError):
@@ -177,6 +178,15 @@ async def _begin(
     gc.freeze()  # what was imported stays: a garbage collection that visits all of it would stop the event loop
     write_frame(writer, BEGUN, b"")
     return hosted
+
+
+def _receive_message(hosted: HostedRun, content: bytes) -> None:
+    try:
+        message = pickle.loads(content)
+    except Exception as error:  # noqa: BLE001 - whatever the classes of a case's objects do
+        hosted.fail(ConfigurationError(f"a case cannot be unpickled in a worker process: {describe(error)}"))
+    else:
+        hosted.receive(message)
 
 
 async def _send_batch(writer: asyncio.StreamWriter, hosted: HostedRun) -> None:

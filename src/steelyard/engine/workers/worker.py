@@ -197,6 +197,10 @@ class HostedRun:
                 self._over_at = time.monotonic()
             return self._last_batch
 
+    def fail(self, error: BaseException) -> None:
+        """End this part of the run with an error, which is raised in the driver."""
+        self._queue.put((EXIT, 0, WorkerExit(pickle_error(error))), urgent=True)
+
     def abandon(self) -> None:
         """Cancel what is left: the driver does not wait for it."""
         self._token.cancel("the driver has ended the run")
