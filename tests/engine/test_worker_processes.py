@@ -244,7 +244,7 @@ def test_a_case_of_a_class_that_workers_do_not_find_ends_the_run_and_says_so(eng
     monkeypatch.setitem(sys.modules, here.__name__, here)
     exec("import enum\nclass Kind(enum.Enum):\n    ONE = 1", vars(here))
     suite = EvalSet("s", [EvalCase(id="a", prompt="p", expected=vars(here)["Kind"](1))])
-    with pytest.raises(ConfigurationError, match="a case cannot be unpickled in a worker process: .*only_in_the"):
+    with pytest.raises(ConfigurationError, match=r"a case cannot be unpickled in a worker process: .*only_in_the"):
         run(Asking(board), suite, engine)
 
 

@@ -24,7 +24,8 @@ KEYS = (
 SENT = ("agent.py", "cases.jsonl", "suite.yaml", "words.txt", "prompts/keys.md", "environment.py", "tokenizer.json")
 
 
-def test_files_that_may_hold_keys_are_not_packed(tmp_path) -> None:
+@pytest.mark.parametrize("mine", [{}, {"excludes": ["data/", "!.env"]}, {"working_dir": "suite"}])
+def test_files_that_may_hold_keys_are_not_packed(tmp_path, mine) -> None:
     """By Ray's own packing, with the list that it is given."""
     from ray._private.runtime_env.packaging import create_package
 
@@ -34,7 +35,7 @@ def test_files_that_may_hold_keys_are_not_packed(tmp_path) -> None:
     for name in (*KEYS, *SENT):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
-    settings = RayConnection("10.0.0.5:6379", folder)._settings()
+    settings = RayConnection("10.0.0.5:6379", None if "working_dir" in mine else folder, mine)._settings()
     packed = tmp_path / "packed.zip"
     create_package(str(folder), packed, include_gitignore=True, excludes=settings["runtime_env"]["excludes"])
     names = {name for name in zipfile.ZipFile(packed).namelist() if not name.endswith("/")}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from steelyard.engine.arrivals import Schedule, parse_arrivals
 from steelyard.engine.base import CancellationToken
 from steelyard.engine.workers import driver as driver_module
 from steelyard.engine.workers.driver import DriverRun, NoPlaceForWorker
@@ -19,7 +20,7 @@ from steelyard.engine.workers.messages import Batch, Message, WorkerInfo
 from steelyard.engine.workers.pending import PendingJobs
 from steelyard.engine.workers.pickling import DriverObjects, pickle_work
 from steelyard.engine.workers.worker import Worker
-from steelyard.errors import SteelyardError
+from steelyard.errors import SteelyardError, WorkersLost
 from steelyard.protocols import Emit, Tally
 from steelyard.records import Job
 from tests.support.engine import make_jobs
@@ -192,6 +193,19 @@ def test_a_load_run_starts_without_a_worker_that_has_no_place_or_that_does_not_c
     monkeypatch.setattr(driver_module, "_TOGETHER_SECONDS", 0.0)
     assert asyncio.run(main(Pool(3))).finished == 30
     assert "the load starts with 1 of 2 workers" in caplog.text
+
+
+@pytest.mark.parametrize("schedule", [None, Schedule(parse_arrivals("constant:100/s"), count=5)])
+def test_a_run_for_which_no_worker_has_a_place_fails(schedule) -> None:
+    """It would look like one that was stopped before its first case."""
+
+    async def main() -> Tally:
+        pool = Pool(2)
+        pool.never = {0, 1}
+        return await driver_run(pool, make_jobs(5), lambda _: None, schedule=schedule).run()
+
+    with pytest.raises(WorkersLost, match="no worker is left"):
+        asyncio.run(main())
 
 
 def test_an_evaluation_starts_with_the_first_worker_and_lends_it_the_share_of_those_that_are_missing(

@@ -141,10 +141,11 @@ class RayConnection:
 
     def _whole_runtime_env(self) -> dict[str, Any]:
         """The caller's runtime environment, and the folder to send; without what a job has brought along already."""
-        folder: dict[str, Any] = {}
-        if self._working_dir is not None:
-            folder = {"working_dir": str(self._working_dir), "excludes": [*_EXCLUDED_FILES, *_FILES_WITH_KEYS]}
-        ours = {**folder, **self._runtime_env}
+        folder = {} if self._working_dir is None else {"working_dir": str(self._working_dir)}
+        ours: dict[str, Any] = {**folder, **self._runtime_env}
+        if "working_dir" in ours or "py_modules" in ours:
+            # After the caller's own, which may let files in again: those with keys stay here whatever they say.
+            ours["excludes"] = [*_EXCLUDED_FILES, *(ours.get("excludes") or ()), *_FILES_WITH_KEYS]
         job = json.loads(os.environ.get(_JOB_CONFIG) or "{}").get("runtime_env") or {}
         if "working_dir" in job:
             ours.pop("excludes", None)

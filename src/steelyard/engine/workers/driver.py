@@ -236,6 +236,8 @@ class DriverRun:
         if not self._dispatch.is_held:
             return
         wanted = [worker for worker in self._workers if not worker.has_no_place]
+        if not wanted:
+            return
         ready = sum(worker.is_live for worker in wanted)
         if ready < len(wanted):
             if not ready or now - self._began < _TOGETHER_SECONDS:
@@ -273,6 +275,8 @@ class DriverRun:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
         if all(task.done() for task in self._tasks):
+            if not (self._stopping or self._token.cancelled or self._pending.is_empty):
+                self._fail(WorkersLost("no worker is left, nor a place for another: see the warnings above"))
             self._end()
 
     async def _shut_down(self, watcher: asyncio.Task[None]) -> None:
