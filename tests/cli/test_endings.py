@@ -193,9 +193,7 @@ def test_an_ordinary_exit_is_left_to_python(shop: Workshop) -> None:
         "def answer(case):\n    return case.prompt.upper()\n"
     )
     shop.suite()
-    began = time.monotonic()
     assert finish(start(shop.folder, "run", "suite.yaml", "--out", "RUN")).code == 0
-    assert time.monotonic() - began < 5
     assert (shop.folder / "traces-sent").exists()
 
 

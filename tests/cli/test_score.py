@@ -173,14 +173,22 @@ def test_errors_are_carried_over_as_errors(shop: Workshop) -> None:
 
 
 def test_cases_that_the_run_does_not_have_are_errors(shop: Workshop) -> None:
-    shop.by_command(limit=4)
+    shop.suite("c0 c1 c2 c3")
+    shop.by_command()
     shop.asked()
+    shop.suite()
     score(shop)
     assert shop.asked() == []
     missing = [line for line in lines_in(shop) if line["status"] == "error"]
     assert [line["id"] for line in missing] == ["c4", "c5"]
     assert all("RUN has no answer to case" in line["error"] for line in missing)
     assert metrics_in(shop)["n"] == 6
+
+
+def test_of_a_run_of_the_first_cases_only_those_are_scored(shop: Workshop) -> None:
+    shop.by_command(limit=4)
+    assert score(shop).code == 0
+    assert [line["id"] for line in lines_in(shop)] == ["c0", "c1", "c2", "c3"]
 
 
 def test_trials_are_kept(shop: Workshop) -> None:
