@@ -166,11 +166,17 @@ def test_secrets_of_the_environment_are_masked(tmp_path: Path, monkeypatch: pyte
         seen.append(1)
         raise TransientError("refused the key sk-verysecret-123")
 
-    run(leaking, [], tmp_path, retries=1)
-    (line,) = lines_of(tmp_path, "outputs.jsonl")
+    def leaking_scorer(case: EvalCase, response: InvocationResponse) -> bool:
+        raise ValueError("refused the key sk-verysecret-123")
+
+    run(leaking, [], tmp_path / "target", retries=1)
+    run(lambda case: "x", [leaking_scorer], tmp_path / "scorer")
+    (line,), (scored,) = (lines_of(tmp_path / name, "outputs.jsonl") for name in ("target", "scorer"))
     assert len(seen) == 2
     assert "***" in line["error_traceback"]
-    assert "verysecret" not in line["error_traceback"] + json.dumps(line["retry_errors"])
+    assert line["error"] == "TransientError: refused the key ***"
+    assert scored["scores"][0]["errors"] == ["ValueError: refused the key ***"]
+    assert "verysecret" not in json.dumps([line, scored])
 
 
 def test_a_traceback_is_bounded_and_keeps_its_end() -> None:

@@ -152,8 +152,8 @@ def user_traceback(error: BaseException) -> str | None:
     return text if len(text) <= MAX_TRACEBACK else _CUT_LINES + text[len(_CUT_LINES) - MAX_TRACEBACK :]
 
 
-def masked_description(error: BaseException, max_length: int) -> str:
-    """`Type: message` of an exception, secrets of the environment masked, cut."""
+def masked_description(error: BaseException, max_length: int | None = None) -> str:
+    """`Type: message` of an exception with secrets of the environment masked, cut to `max_length` if there is one."""
     return environment_masker().text(describe(error))[:max_length]
 
 

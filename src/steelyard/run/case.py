@@ -18,9 +18,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec.structs import astuple
 
-from steelyard.errors import TargetError, describe
+from steelyard.errors import TargetError
 from steelyard.journal.writer import encode_unsealed
-from steelyard.masking import user_traceback
+from steelyard.masking import masked_description, user_traceback
 from steelyard.protocols import Cancellation, Emit, InvocationContext, RemoteTarget, Session, StartedPrograms, Target
 from steelyard.records import (
     CUT_OFF,
@@ -438,7 +438,7 @@ def _failed(error: BaseException, partial: Any, retries: int) -> InvocationRespo
         response = bad.partial or InvocationResponse()
     except TypeError:
         response = InvocationResponse()
-    response.error, response.error_type, response.retries = describe(error), type(error).__name__, retries
+    response.error, response.error_type, response.retries = masked_description(error), type(error).__name__, retries
     return response
 
 

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 
 from steelyard.daemon_threads import DaemonThreads
-from steelyard.errors import ConfigurationError, describe, suggestion
-from steelyard.masking import user_traceback
+from steelyard.errors import ConfigurationError, suggestion
+from steelyard.masking import masked_description, user_traceback
 from steelyard.plugins import find
 from steelyard.protocols import Identity, Scorer, ScoreResult, ScoringContext
 from steelyard.records import MAX_NUMBER, EvalCase, InvocationResponse, Score
@@ -305,9 +305,9 @@ def note_retries(error: BaseException, retries: int) -> None:
 def _failed_score(name: str, error: BaseException) -> Score:
     notes = [note for note in getattr(error, "__notes__", ()) if str(note).startswith(_RETRIED)]
     if not notes:
-        return Score(name, errors=[describe(error)])
+        return Score(name, errors=[masked_description(error)])
     retries = int(notes[-1].removeprefix(_RETRIED))
-    return Score(name, errors=[f"{describe(error)} (tried {retries + 1} times)"], retries=retries)
+    return Score(name, errors=[f"{masked_description(error)} (tried {retries + 1} times)"], retries=retries)
 
 
 def _in_a_task() -> bool:

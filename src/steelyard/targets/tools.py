@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 
 from steelyard.daemon_threads import DaemonThreads
-from steelyard.errors import ConfigurationError, TargetError, describe
+from steelyard.errors import ConfigurationError, TargetError
+from steelyard.masking import masked_description
 from steelyard.protocols import InvocationContext, Target, TargetWrapper
 from steelyard.records import STOP_REASONS, EvalCase, InvocationResponse
 from steelyard.targets.conversation import Call
@@ -221,7 +222,7 @@ class Functions:
                 raise
             return (call, "error: the tool was cancelled", True)
         except Exception as error:  # noqa: BLE001 - a tool is the user's code: the error is reported to the model
-            return (call, f"error: {describe(error)}", True)
+            return (call, f"error: {masked_description(error)}", True)
 
     async def _run(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         if inspect.iscoroutinefunction(function):

@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from steelyard.errors import ConfigurationError, describe
+from steelyard.errors import ConfigurationError
+from steelyard.masking import masked_description
 from steelyard.protocols import Identity, InvocationContext, Target
 from steelyard.records import EvalCase, InvocationResponse, Sample, Score
 from steelyard.scoring.base import DEFAULT_LIMITS, check_choice, check_share, read_limits
@@ -152,7 +153,7 @@ class Judge:
         except _ReplyFailed as error:
             return Sample(error=str(error))
         except Exception as error:  # noqa: BLE001 - an outage, a template that cannot be filled in: a scoring error
-            return Sample(error=describe(error))
+            return Sample(error=masked_description(error))
         return self._sample(_unswapped(verdict) if swapped else verdict)
 
     def combine(self, samples: Sequence[Sample], *, escalated: bool = False) -> Score:
