@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from http.client import BadStatusLine
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from steelyard import ConfigurationError, EvalCase, EvalSet, Runner
 from steelyard.integrations import webhook as module
 from steelyard.integrations.webhook import Webhook
+from tests.support.judged import Assessor
 
 
 class Receiver:
@@ -75,7 +77,7 @@ def test_the_end_of_a_run_is_posted_with_its_figures(receiver, tmp_path) -> None
     assert headers["X-Key"] == "hunter22-secret"
     assert headers["Content-Type"] == "application/json"
     assert body["event"] == "end"
-    assert body["text"] == "s: 100.0% passed, 0 errors, complete"
+    assert body["text"] == "s: passed 100.0%, 0 errors, complete"
     assert (body["suite"], body["planned"], body["ok"], body["errors"]) == ("s", 2, 2, 0)
     assert body["pass_rate"] == 1.0
     assert 0 < body["pass_rate.ci_low"] < 1
@@ -137,8 +139,33 @@ def test_neither_address_nor_headers_reach_the_disk(receiver, tmp_path) -> None:
         ({"url": "x"}, "must start with http"),
         ({"url": "http://x", "events": "end"}, "events are a list"),
         ({"url": "http://x", "timeout": 0}, "timeout must be seconds above 0"),
+        ({"url": "http://x/s3cret part"}, "url has a space or a control character"),
+        ({"url": "http://x", "headers": {"Authorization": "s3cret\n"}}, "header 'Authorization' has a line break"),
+        ({"url": "http://x", "headers": {"X": 5}}, "header 'X' must be text"),
     ],
 )
-def test_bad_arguments_are_named(arguments, message) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_bad_arguments_are_named_without_secrets(arguments, message) -> None:
+    with pytest.raises(ConfigurationError, match=message) as refused:
         Webhook(**arguments)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_what_is_no_http_is_reported(receiver, tmp_path, caplog, monkeypatch) -> None:
+    def no_http(*_: object, **__: object) -> None:
+        raise BadStatusLine(f"{receiver.url}/s3cret-part")
+
+    monkeypatch.setattr(module._opener, "open", no_http)
+    with caplog.at_level(logging.WARNING, logger="steelyard"):
+        run(Webhook(f"{receiver.url}/s3cret-part"), tmp_path)
+    [message] = [text for text in caplog.messages if "webhook" in text]
+    assert "127.0.0.1 cannot be reached: BadStatusLine" in message
+    assert "s3cret" not in message
+
+
+def test_a_rate_that_an_uncalibrated_judge_decided_is_marked(receiver, tmp_path) -> None:
+    judge = Assessor().judge()
+    cases = EvalSet("s", [EvalCase(id="a", prompt="p", expected="p")])
+    Runner(lambda case: "p", cases, [judge], hooks=[Webhook(receiver.url)], progress="off").run_sync()
+    [body] = receiver.bodies()
+    assert body["uncalibrated"] == ["judge judge is not calibrated; without it nothing decides"]
+    assert body["text"] == "s: passed 100.0% (judge not calibrated), 0 errors, complete"

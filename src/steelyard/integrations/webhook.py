@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,7 +20,7 @@ from steelyard.records import Record, verdict
 from steelyard.run.hooks import Hook, RunInfo
 from steelyard.run.result import Result
 from steelyard.stats.formatting import counted
-from steelyard.stats.metrics import figures
+from steelyard.stats.metrics import figures, marked_pass_rate, uncalibrated
 
 log = logging.getLogger("steelyard")
 
@@ -51,6 +52,9 @@ class Webhook(Hook):
         address = urlsplit(url) if isinstance(url, str) else None
         if address is None or address.scheme not in ("http", "https") or not address.hostname:
             raise ConfigurationError("a webhook's url must start with http:// or https:// and name a host")
+        if not url.isprintable() or " " in url:  # a message about it later would show it
+            raise ConfigurationError("a webhook's url has a space or a control character: write it as %20 or so")
+        _check_headers(headers or {})
         unknown = [event for event in events if event not in EVENTS] if not isinstance(events, str) else [events]
         if unknown:
             raise ConfigurationError(f"a webhook's events are a list of {', '.join(EVENTS)}, got {unknown[0]!r}")
@@ -96,9 +100,9 @@ class Webhook(Hook):
             "ok": metrics.counts.ok,
             "errors": metrics.counts.error,
             **{name: known.get(name) for name in _FIGURES},
+            "uncalibrated": uncalibrated(metrics),
         }
-        rate = known.get("pass_rate")
-        passed = "" if rate is None else f"{rate:.1%} passed, "
+        passed = "" if metrics.pass_rate is None else f"passed {marked_pass_rate(metrics)}, "
         ending = "complete" if metrics.complete else f"not complete ({metrics.stopped or 'stopped'})"
         self._post("end", f"{metrics.suite}: {passed}{counted(metrics.counts.error, 'error')}, {ending}", content)
 
@@ -127,7 +131,7 @@ class Webhook(Hook):
                 error.close()
                 if attempt == _ATTEMPTS or (error.code < 500 and error.code != 429):
                     raise ConfigurationError(f"{self._host} answered {error.code} to the event {event}") from None
-            except OSError as error:
+            except (OSError, HTTPException) as error:
                 if attempt == _ATTEMPTS:
                     reason = self._masker.text(describe(error))
                     raise ConfigurationError(f"{self._host} cannot be reached: {reason}") from None
@@ -143,6 +147,15 @@ class Webhook(Hook):
         )
         with _opener.open(request, timeout=self._timeout) as response:
             response.read(1)
+
+
+def _check_headers(headers: Mapping[str, object]) -> None:
+    """Refuse values that no request could have, as the library's message about one would show it."""
+    for name, value in headers.items():
+        if not isinstance(value, str):
+            raise ConfigurationError(f"a webhook's header {name!r} must be text, got {type(value).__name__}")
+        if "\r" in value or "\n" in value:
+            raise ConfigurationError(f"a webhook's header {name!r} has a line break: leave it out")
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
