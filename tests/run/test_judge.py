@@ -22,7 +22,7 @@ from steelyard import (
     Result,
     Runner,
 )
-from steelyard.report.headline import notices
+from steelyard.report.headline import notices, read_headline
 from steelyard.report.summary import summary
 from steelyard.scoring import Jury
 from steelyard.scoring.judge.calibration import Judged, agreement, calibration
@@ -469,6 +469,37 @@ def test_a_judge_that_is_not_calibrated_is_marked_wherever_its_rate_is_shown(tmp
     assert f"r: {mark}" in listed
     markdown = run_cli(tmp_path, "report", "runs/r", "-f", "md").out
     assert "is not calibrated" in markdown
+    assert mark in result._repr_html_()
+    assert "pass_rate=100.0% (judge not calibrated)" in repr(result)
+
+
+def test_a_rate_that_an_uncalibrated_judge_decides_is_marked_while_the_run_goes_on(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    run(Agent(), suite_of(3), [Assessor().judge()], progress="lines")
+    assert "passed 100.0% (29%–100%), judge not calibrated" in capsys.readouterr().err
+
+
+def test_a_run_without_figures_yet_is_listed_with_the_mark(tmp_path: Path) -> None:
+    run(Agent(), suite_of(3), [Assessor().judge()], output_path=tmp_path / "runs" / "r", trials=2)
+    (tmp_path / "runs" / "r" / "metrics.json").unlink()
+    found = read_headline(tmp_path / "runs" / "r")
+    assert (found.pass_rate, found.pass_rate_ci95) == (1.0, None), "trials count together, which the end works out"
+    assert found.uncalibrated == ["judge judge is not calibrated"]
+    path = calibrated(tmp_path / "calibration.json", Assessor().judge())
+    run(Agent(), suite_of(3), [Assessor().judge(calibration=path)], output_path=tmp_path / "runs" / "t")
+    (tmp_path / "runs" / "t" / "metrics.json").unlink()
+    assert read_headline(tmp_path / "runs" / "t").uncalibrated == []
+
+
+def test_slices_by_an_uncalibrated_judge_are_marked(tmp_path: Path) -> None:
+    cases = [EvalCase(id=f"c{n}", prompt="?", metadata={"topic": "ab"[n % 2]}) for n in range(6)]
+    result = run(Agent(), EvalSet("s", cases), [Assessor().judge()], by=("topic",), output_path=tmp_path / "r")
+    mark = "judge judge is not calibrated: these rates are with it"
+    assert f"  {mark}\n" in summary(result.typed_metrics)
+    markdown = run_cli(tmp_path, "report", "r", "-f", "md").out
+    assert markdown.count("these rates are with it") == 1
 
 
 def test_how_far_a_jury_agrees_is_in_the_metrics() -> None:

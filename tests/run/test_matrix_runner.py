@@ -410,6 +410,12 @@ def test_cases_that_can_be_read_once_are_kept_for_all_variants(tmp_path, log) ->
     assert len(log) == 20
 
 
+def test_of_cases_that_can_be_read_once_any_may_be_chosen_by_metadata(tmp_path, log) -> None:
+    cases = (EvalCase(id=f"c{n}", prompt="?", expected="1", metadata={"odd": str(n % 2)}) for n in range(8))
+    result = matrix(tmp_path, log, suite=EvalSet("sums", cases), limit=3, where=("odd=1",)).run_sync()
+    assert [one.metrics["counts"]["ok"] for one in result.results.values()] == [3] * 4
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -71,6 +71,16 @@ def test_what_is_predicted_may_be_a_score_and_what_is_true_in_the_metadata() -> 
     assert result.typed_metrics.run_metrics["accuracy"].value == pytest.approx(14 / 19)
 
 
+def test_what_is_too_large_for_a_record_is_no_truth() -> None:
+    pytest.importorskip("sacrebleu")
+    cases = [EvalCase(id="a", prompt="?", expected="x"), EvalCase(id="b", prompt="?", expected=["x", "y" * 20_000])]
+    metrics = [Accuracy(), CorpusBleu()]
+    runner = Runner(lambda case: "x", EvalSet("s", cases), ["exact"], run_metrics=metrics, progress="off")
+    found = runner.run_sync().typed_metrics.run_metrics
+    assert (found["accuracy"].value, found["accuracy"].n) == (1.0, 1)
+    assert found["corpus_bleu"].n == 1
+
+
 def steps(records: Iterator[Record]) -> dict[str, Any]:
     frame = pd.DataFrame({"id": record.id, "chars": len(record.response_text or "")} for record in records)
     return {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steelyard.cli.view import command
+from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError
 from steelyard.journal.index import winners
 from steelyard.journal.reader import index_rows
 from steelyard.journal.writer import encode_record
 from steelyard.records import Record, Score
 from steelyard.view import live
-from steelyard.view.live import Follower
+from steelyard.view.live import Follower, RunWatch
 from steelyard.view.pages import charts, counting, in_case_order, live_figures
 from tests.support.cli import alone, wait_until
 from tests.support.journal import a_record, write_journal
@@ -347,6 +349,27 @@ def test_live_figures_are_numpys_and_superseded_records_leave_the_counts(tmp_pat
     assert sum(found["over_time"]["finished"]) == 205
     assert sum(found["over_time"]["errors"]) == 5
     assert charts(in_case_order(follower.rows))["last"]["n"] == 200
+
+
+def test_live_rates_are_marked_and_have_no_interval_where_records_count_together(tmp_path: Path) -> None:
+    def judged(advisory: bool) -> list[Score]:
+        return [Score("judge", 1.0, True, by="m", advisory=advisory), Score("exact", 1.0, True)]
+
+    def figures(name: str, records: list[Record]) -> dict[str, Any]:
+        (tmp_path / name).mkdir()
+        write_journal(tmp_path / name, records)
+        watch = RunWatch(tmp_path / name, DaemonThreads())
+        read_all(watch._follower)
+        return watch._picture("interrupted")["figures"]
+
+    failed = record(3, status="error", error="x", error_type="Timeout", scores=[])
+    plain = figures("plain", [*map(record, range(3)), failed])
+    assert (plain["uncalibrated"], plain["pass_rate_all"]) == ([], 0.5)
+    assert plain["pass_rate_ci95"] is not None
+    assert figures("judged", [record(0, scores=judged(False))])["uncalibrated"] == ["judge"]
+    assert figures("advisory", [record(0, scores=judged(True))])["uncalibrated"] == []
+    assert figures("trials", [record(0), record(0, trial=1)])["pass_rate_ci95"] is None
+    assert figures("groups", [record(0, group="a"), record(1, group="a")])["pass_rate_ci95"] is None
 
 
 def test_an_empty_journal_and_odd_numbers_have_figures_too(tmp_path: Path) -> None:

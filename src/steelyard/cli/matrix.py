@@ -19,6 +19,7 @@ from steelyard.run.directory import OpenMode
 from steelyard.run.matrix import Matrix, Variant, look_at_matrix, read_matrix
 from steelyard.run.matrix_runner import MatrixResult, MatrixRunner
 from steelyard.stats.formatting import counted, safe_text
+from steelyard.stats.metrics import marked_pass_rate
 from steelyard.stats.prices import format_money
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ def _so_far(result: MatrixResult, place: Path) -> str:
     rows: list[tuple[str, ...]] = [("variant", "done", "errors", "pass rate")]
     for name, one in result.results.items():
         counts = one.typed_metrics.counts
-        rate = "–" if one.pass_rate is None else f"{one.pass_rate:.1%}"
-        rows.append((safe_text(name), f"{counts.ok + counts.error:,}/{counts.planned:,}", f"{counts.error:,}", rate))
+        done, rate = f"{counts.ok + counts.error:,}/{counts.planned:,}", marked_pass_rate(one.typed_metrics)
+        rows.append((safe_text(name), done, f"{counts.error:,}", rate))
     return "\n".join([*_aligned(rows), f"results in {safe_text(str(place))}"])
 
 

@@ -360,7 +360,7 @@ def assert_passes(result: Result, *rules: str, baseline: str | Path | Result | N
     from itertools import islice
 
     from steelyard.stats.formatting import escape_invisible
-    from steelyard.stats.metrics import correction_note
+    from steelyard.stats.metrics import correction_note, uncalibrated
 
     lines = [f"{check.rule}: {check.reason}" for check in gate.broken]
     metrics = result.typed_metrics
@@ -368,6 +368,7 @@ def assert_passes(result: Result, *rules: str, baseline: str | Path | Result | N
         ends = metrics.pass_rate_ci95
         interval = "" if ends is None else f", 95 % CI {ends[0]:.1%} – {ends[1]:.1%}"
         lines.append(f"passed {metrics.pass_rate:.1%}, {metrics.passed:,} of {metrics.scored:,}{interval}")
+        lines += uncalibrated(metrics)
     if metrics.correction:
         rate = "–" if metrics.pass_rate_corrected is None else f"{metrics.pass_rate_corrected:.1%}"
         lines.append(f"corrected {rate}, {correction_note(metrics.correction)}")

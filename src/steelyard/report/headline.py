@@ -12,7 +12,7 @@ from steelyard.errors import RunRefused, RunVersionError
 from steelyard.journal.files import OUTPUTS, PARTIAL, read_json_object, read_metrics
 from steelyard.journal.index import PASSED, UNSCORED, counting
 from steelyard.journal.lock import is_locked
-from steelyard.journal.manifest import read_manifest
+from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import belonging_rows, index_rows
 from steelyard.run.result import load_metrics
 from steelyard.stats.formatting import counted, format_bytes
@@ -108,6 +108,7 @@ def _fill(headline: Headline, run: Path) -> None:
         _fill_from_metrics(headline, metrics)
     elif (run / OUTPUTS).exists():
         _fill_from_index(headline, run)
+        headline.uncalibrated = [] if manifest is None else _untrusted_judges(manifest)
 
 
 def _fill_from_metrics(headline: Headline, metrics: Metrics) -> None:
@@ -124,6 +125,13 @@ def _fill_from_metrics(headline: Headline, metrics: Metrics) -> None:
     headline.uncalibrated = uncalibrated(metrics)
 
 
+def _untrusted_judges(manifest: Manifest) -> list[str]:
+    """A sentence for each judge of a run that is still written, unless labels have shown that it can be trusted."""
+    judges = [str(one.get("name")) for one in manifest.scorers if one.get("kind") in ("judge", "jury")]
+    trusted = {name for name, one in manifest.calibrations.items() if one.trusted}
+    return [f"judge {name} is not calibrated" for name in judges if name not in trusted]
+
+
 def _fill_from_index(headline: Headline, run: Path) -> None:
     rows = counting(belonging_rows(run, index_rows(run)))
     scored = rows[(rows["ok"] == 1) & (rows["verdict"] != UNSCORED)]
@@ -131,7 +139,8 @@ def _fill_from_index(headline: Headline, run: Path) -> None:
     headline.scored, headline.passed = len(scored), int((scored["verdict"] == PASSED).sum())
     if len(scored):
         headline.pass_rate = headline.passed / headline.scored
-        headline.pass_rate_ci95 = clopper_pearson(headline.passed, headline.scored)
+        if not rows["trial"].any():  # trials of a case count together, which is worked out at the end
+            headline.pass_rate_ci95 = clopper_pearson(headline.passed, headline.scored)
 
 
 _REPLAYED = "not finished"

@@ -12,7 +12,7 @@ from steelyard.records import Record
 from steelyard.report.case import as_text, question
 from steelyard.report.headline import notices
 from steelyard.report.records import Expectations, RunRecords, SuiteCase, open_suite, state_of, why_failed
-from steelyard.report.summary import interval_of, metric_rows, score_rows, slice_rows
+from steelyard.report.summary import interval_of, metric_rows, score_rows, slice_mark, slice_rows
 from steelyard.run.result import Result
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import counted, format_number, format_time, one_line
@@ -119,6 +119,8 @@ def _slices(metrics: Metrics) -> Iterator[str]:
             markdown_table([code(key, 60), "passed", "", "95 % interval", "errors", "last token p50", ""], found)
             + "\n\n"
         )
+    if metrics.slices and (note := slice_mark(metrics)):
+        yield f"{words(note)}\n\n"
 
 
 def _latencies(metrics: Metrics) -> Iterator[str]:

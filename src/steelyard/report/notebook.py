@@ -19,7 +19,7 @@ from steelyard.errors import ConfigurationError
 from steelyard.records import Record
 from steelyard.report.html import render
 from steelyard.stats.formatting import format_seconds, trim
-from steelyard.stats.metrics import correction_note
+from steelyard.stats.metrics import correction_note, uncalibrated
 from steelyard.stats.prices import format_money
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def result_html(result: Result) -> str:
             "notebook.html",
             title=" on ".join(name for name in (metrics.suite, metrics.model_id) if name),
             figures=_figures(metrics),
+            marks=uncalibrated(metrics),
             outcomes=_outcomes(metrics),
             cases=shown,
             unpassed=metrics.scored - metrics.passed + metrics.counts.error,

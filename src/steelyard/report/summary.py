@@ -35,6 +35,7 @@ from steelyard.stats.metrics import (
     TrialScoreMetrics,
     correction_note,
     percentile_of,
+    uncalibrated_judges,
     without_judge,
 )
 from steelyard.stats.prices import format_money
@@ -291,6 +292,13 @@ def slice_rows(metrics: Metrics, most: int = _MAX_SLICES) -> dict[str, list[Slic
     return {key: [*_lowest(slices, most)] for key, slices in found.items()}
 
 
+def slice_mark(metrics: Metrics) -> str:
+    """What must be said of the rates of slices: that judges which are not calibrated decide them."""
+    judges = uncalibrated_judges(metrics)
+    are = "is" if len(judges) == 1 else "are"
+    return f"judge {', '.join(judges)} {are} not calibrated: these rates are with it" if judges else ""
+
+
 def _lowest(slices: list[SliceMetrics], most: int) -> Iterator[SliceRow]:
     ordered = sorted(slices, key=lambda one: (one.pass_rate is None, one.pass_rate or 0.0))
     shown = {id(one) for one in ordered[:most]}
@@ -334,6 +342,8 @@ def slice_lines(metrics: Metrics) -> list[str]:
         for name, row in zip(names, rows, strict=True):
             figures = f"{row.rate:>6}  {row.passed:>{counts}}  {row.interval:<15} {row.errors:>6}  {row.latency:>6}"
             lines.append(f"  {padded(name, width)}  {figures}  {row.note}".rstrip())
+    if lines and (note := slice_mark(metrics)):
+        lines += textwrap.wrap(safe_text(note), _WIDTH, initial_indent="  ", subsequent_indent="    ")
     if any(one.small for one in metrics.slices or ()):
         lines.append(f"  small: fewer than {SMALL} cases or groups say little")
     return lines

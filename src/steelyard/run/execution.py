@@ -420,9 +420,7 @@ class Execution:
         return plan_of(self._suite, self._scorers, self._options, self._check, seen_besides)
 
     def _spool(self) -> None:
-        # An iterator may have no end: with a limit, and no pattern to match, only that many cases are read from it.
-        options = self._options
-        limit = options.limit if options.match is None and not options.where else None
+        limit = self._options.spooled_cases
         if self._directory is not None:
             self._suite = self._directory.spool(self._suite, limit)
         else:

@@ -45,6 +45,7 @@ from steelyard.run.send_policy import Endpoints, SendPolicy, endpoint_of, parall
 from steelyard.shutdown import ENGINE_GRACE_SECONDS
 from steelyard.stats.figures import parse_progress_bar_stats
 from steelyard.stats.formatting import counted, safe_text
+from steelyard.stats.metrics import marked_pass_rate
 from steelyard.stats.prices import SharedBudget, format_money
 from steelyard.stats.running import RunningStats
 from steelyard.suite.evalset import EvalSet
@@ -116,10 +117,7 @@ class MatrixResult:
         return self.leaderboard()._repr_html_()
 
     def __repr__(self) -> str:
-        rates = (
-            f"{name}={'–' if result.pass_rate is None else f'{result.pass_rate:.1%}'}"
-            for name, result in self.results.items()
-        )
+        rates = (f"{name}={marked_pass_rate(result.typed_metrics)}" for name, result in self.results.items())
         state = "complete" if self.complete else "incomplete"
         return f"<MatrixResult {state} {' '.join(rates)} path={self.path}>"
 
@@ -463,9 +461,8 @@ class _MatrixLaunch:
         suite = self._matrix.suite
         if not suite.one_shot:
             return suite
-        limit = self._options.limit if self._options.match is None else None
         with disk_errors(self._folder):
-            return suite.spool(self._folder / CASES, limit)
+            return suite.spool(self._folder / CASES, self._options.spooled_cases)
 
     def _cost_of(self, variant: Variant) -> float | None:
         """What a variant that is not run now has cost."""

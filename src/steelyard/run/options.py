@@ -540,6 +540,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.requests is not None or self.duration is not None or self.arrivals is not None
 
     @property
+    def spooled_cases(self) -> int | None:
+        """How many cases are read from an iterator, which may have no end; None: all, as any of them may be taken."""
+        return self.limit if self.match is None and not self.where else None
+
+    @property
     def attempts(self) -> int:
         """How often a call is sent at most."""
         if self.retries is None:

@@ -128,6 +128,7 @@ class Recorder:
             shown["pass_rate"] = f"{self.scores.pass_rate:.1%}"
             if self._trials is None and (interval := self.scores.pass_rate_ci95) is not None:
                 shown["pass_rate"] += f" ({interval[0]:.0%}–{interval[1]:.0%})"
+            shown["pass_rate"] += ", judge not calibrated" if self.scores.is_uncalibrated else ""
         if self.spending.total > 0:
             shown["cost"] = format_money(self.spending.total, safe_text(self.spending.currency))
         return shown

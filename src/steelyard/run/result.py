@@ -24,7 +24,7 @@ from steelyard.records import Record, Scores, id_digest, verdict
 from steelyard.run.analysis import add_slices, asked_of
 from steelyard.run.audit import add_correction
 from steelyard.run.metrics import Errors, RunCounts, compose
-from steelyard.stats.metrics import JournalLines, Metrics, SliceMetrics, TrialMetrics
+from steelyard.stats.metrics import JournalLines, Metrics, SliceMetrics, TrialMetrics, marked_pass_rate
 from steelyard.stats.prices import Spending, read_prices
 from steelyard.stats.slices import parse_keys
 from steelyard.stats.trials import TrialStats
@@ -76,7 +76,7 @@ class Result:
             metrics = Result.load(self.path, by=[key]).typed_metrics
         found = {one.value: one for one in metrics.slices or () if one.key == key}
         if not found:
-            raise ConfigurationError(f"there are no slices by {key!r}: a run without a directory needs by=[{key!r}]")
+            raise ConfigurationError(f"there are no slices by {key!r}: a run without a directory needs by=({key!r},)")
         return found
 
     def load_responses(self) -> list[Record]:
@@ -188,7 +188,7 @@ class Result:
     def __repr__(self) -> str:
         metrics = self.typed_metrics
         state = "complete" if self.complete else "incomplete"
-        rate = "" if metrics.pass_rate is None else f" pass_rate={metrics.pass_rate:.1%}"
+        rate = "" if metrics.pass_rate is None else f" pass_rate={marked_pass_rate(metrics)}"
         counted = f"n={metrics.n} ok={metrics.counts.ok} error={metrics.counts.error}"
         return f"<Result {state}{rate} {counted} path={self.path}>"
 

@@ -18,14 +18,14 @@ from steelyard.errors import ConfigurationError, RunCancelled
 from steelyard.masking import masked_description
 from steelyard.plugins import find
 from steelyard.protocols import Identity, derived_rng
-from steelyard.records import Record, id_digest
+from steelyard.records import Record, id_digest, is_digest
 from steelyard.scoring.base import FunctionScorer, as_text, check_choice, need_extra
 from steelyard.scoring.extract import Extract
 from steelyard.stats.classification import Predictions, majority_share
 from steelyard.stats.formatting import safe_text
 from steelyard.stats.intervals import BoundedMean
 from steelyard.stats.metrics import RunMetric
-from steelyard.stats.slices import values_of
+from steelyard.stats.slices import NONE, NOT_KEPT, values_of
 
 log = logging.getLogger("steelyard")
 
@@ -137,6 +137,11 @@ def _finite(value: Any) -> float:
     return float(value)
 
 
+def _expected(record: Record) -> Any:
+    """What the case expected; None where the record has only the digest of something large."""
+    return None if is_digest(record.expected) else record.expected
+
+
 def _cluster(record: Record) -> int:
     """What a record counts together with: its group, or else its case."""
     return id_digest(f"group {record.group}" if record.group else f"case {record.id}")
@@ -146,7 +151,8 @@ class Classification:
     """Accuracy, and precision, recall and F1 of each label: macro, micro and weighted over the labels too.
 
     What is predicted is the answer's text, or what `extract` finds in it, or the label of the score named `score`; what
-    is true is the case's expected, or its metadata at `truth`. Answers that never came are left out, as of pass rates.
+    is true is the case's expected, or its metadata at `truth`. Answers that never came are left out, as of pass rates,
+    and cases whose expected is too large for a record.
     """
 
     name = "classification"
@@ -206,10 +212,10 @@ class Classification:
             if not labels:
                 return None
             predicted = self._normal(labels[-1])
-        truth = record.expected if self._truth is None else None
+        truth = _expected(record) if self._truth is None else None
         if self._truth is not None:
             (text, *_) = values_of(record.metadata, self._truth)
-            truth = None if text in ("(none)", "(not kept)") else text
+            truth = None if text in (NONE, NOT_KEPT) else text
         if truth is None:
             return None
         accepted = [self._normal(as_text(one)) for one in (truth if isinstance(truth, list) else [truth])]
@@ -329,9 +335,10 @@ class CorpusBleu:
         bleu = BLEU(tokenize=self._tokens, lowercase=self._ignore_case, effective_order=True)
         total, draws, n = np.zeros(10), np.zeros((_DRAWS, 10)), 0
         for record in records:
-            if record.status != "ok" or record.expected is None:
+            expected = _expected(record)
+            if record.status != "ok" or expected is None:
                 continue
-            wanted = record.expected if isinstance(record.expected, list) else [record.expected]
+            wanted = expected if isinstance(expected, list) else [expected]
             one = bleu.sentence_score(record.response_text or "", [as_text(text) for text in wanted])
             counted = np.array([one.sys_len, one.ref_len, *one.counts, *one.totals], dtype=np.float64)
             total += counted

@@ -498,13 +498,28 @@ def correction_note(found: Correction) -> str:
     return ", ".join(notes)
 
 
+def uncalibrated_judges(metrics: Metrics) -> list[str]:
+    """The names of the judges that decide and are not calibrated."""
+    return [
+        name
+        for name, score in metrics.scores.items()
+        if score.by and not score.advisory and not score.calibrated and (score.n or score.errors)
+    ]
+
+
 def uncalibrated(metrics: Metrics) -> list[str]:
     """A sentence for each judge that decides and is not calibrated, with the pass rate without it."""
-    found = []
-    for name, score in metrics.scores.items():
-        if score.by and not score.advisory and not score.calibrated and (score.n or score.errors):
-            found.append(f"judge {name} is not calibrated; {without_judge(score)}")
-    return found
+    return [
+        f"judge {name} is not calibrated; {without_judge(metrics.scores[name])}"
+        for name in uncalibrated_judges(metrics)
+    ]
+
+
+def marked_pass_rate(metrics: Metrics) -> str:
+    """The pass rate where there is no room for a sentence; marked where such a judge decided it."""
+    if metrics.pass_rate is None:
+        return "–"
+    return f"{metrics.pass_rate:.1%}" + (" (judge not calibrated)" if uncalibrated_judges(metrics) else "")
 
 
 def without_judge(score: ScoreMetrics) -> str:

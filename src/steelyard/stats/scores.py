@@ -248,6 +248,11 @@ class ScoreStats:
         self.scoring_errors = 0
         self._by_name: dict[str, _NamedScores] = {}
 
+    @property
+    def is_uncalibrated(self) -> bool:
+        """Whether a judge decides that is not calibrated."""
+        return any(one.uncalibrated and not one.advisory for one in self._by_name.values())
+
     def update(self, record_scores: list[Score], failed: bool) -> None:
         """Add a record; one that failed (no answer) has no scores."""
         if failed:

@@ -173,6 +173,9 @@ class RunWatch:
             problem = f"{counted(follower.damaged, 'unreadable line')} of {OUTPUTS} left out"
         quiet = _quiet_seconds(self.run) if state == "running" else 0.0
         figures = live_figures(follower.rows, follower.kinds, quiet)
+        figures["uncalibrated"] = sorted(follower.uncalibrated)
+        if follower.is_grouped:  # cases of a group count together, which is worked out at the end
+            figures["pass_rate_ci95"] = None
         return {
             **({"state": "damaged"} if problem and state == "interrupted" else {}),
             "problem": problem,
@@ -287,6 +290,9 @@ class Follower:
         """How many whole lines are not records."""
         self.kinds: list[str] = ["error"]
         """What the rows' `kind` means: the types of errors."""
+        self.uncalibrated: set[str] = set()
+        """The judges that decided a record and are not calibrated."""
+        self.is_grouped = False
         self.newest: deque[dict[str, Any]] = deque(maxlen=NEWEST)
         self.caught_up = False
         """Whether all whole lines that were there at the last look have been read."""
@@ -385,6 +391,13 @@ class Follower:
         rows["case"] = [short_fingerprint(entry.case_fp) for entry in entries]
         rows["cached"] = [entry.cached for entry in entries]
         rows["escalated"] = [any(score.escalated for score in entry.scores) for entry in entries]
+        for entry in entries:
+            self.uncalibrated.update(
+                score.name
+                for score in entry.scores
+                if score.by is not None and not (score.advisory or score.calibrated)
+            )
+            self.is_grouped = self.is_grouped or entry.group is not None
         rows["kind"] = [0 if entry.status == "ok" else self._kind(error_name(entry).kind) for entry in entries]
         for name, field in _FIELDS.items():
             rows[name] = _numbers(list(map(attrgetter(field), entries)))

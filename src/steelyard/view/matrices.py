@@ -95,7 +95,9 @@ class Matrices:
             if run is None or run == self._runs.root:
                 continue
             folder = run.parent
-            matrix = read.setdefault(folder, _read(folder))
+            if folder not in read:
+                read[folder] = _read(folder)
+            matrix = read[folder]
             if matrix is not None and any(one.directory == run.name for one in matrix.variants):
                 found.setdefault(folder, (matrix, {}))[1][run.name] = headline
         return found

@@ -136,7 +136,9 @@ def live_figures(rows: Rows, kinds: Sequence[str], quiet: float) -> dict[str, An
         "n": len(counted),
         "counts": counts,
         "pass_rate": counts["passed"] / scored if scored else None,
-        "pass_rate_ci95": clopper_pearson(counts["passed"], scored),
+        "pass_rate_all": counts["passed"] / len(counted) if len(counted) else None,
+        # Trials of a case count together, which is worked out at the end.
+        "pass_rate_ci95": None if counted["trial"].any() else clopper_pearson(counts["passed"], scored),
         "errors": _error_kinds(counted[states == _ERROR], kinds),
         "first": _percentiles(measured["first"]),
         "last": _percentiles(measured["last"]),

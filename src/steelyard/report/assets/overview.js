@@ -71,13 +71,18 @@ function tiles(page) {
     timeTile("Time to last token", metrics, "time_to_last_token"), throughputTile(metrics), costTile(metrics));
 }
 
+// Judges that decide and are not calibrated; a run that is being written names them itself.
+function uncalibratedNote(metrics) {
+  const open = metrics.uncalibrated || Object.entries(metrics.scores || {})
+    .filter(([, score]) => score.by && !score.advisory && !score.calibrated).map(([name]) => name);
+  return open.length ? `judge ${escapeInvisible(open.join(", "))} is not calibrated` : "";
+}
+
 function passTile(metrics) {
   if (metrics.pass_rate === null) return null;
   const interval = metrics.pass_rate_ci95;
   const sure = interval ? `, 95\u00a0%\u00a0CI ${(interval[0] * 100).toFixed(1)}\u2013${percent(interval[1])}` : "";
-  const open = Object.entries(metrics.scores || {})
-    .filter(([, score]) => score.by && !score.advisory && !score.calibrated).map(([name]) => name);
-  const mark = open.length ? `; judge ${escapeInvisible(open.join(", "))} is not calibrated` : "";
+  const mark = uncalibratedNote(metrics).replace(/^./, "; $&");
   const { trials } = metrics, repeated = trials && trials.trials > 1;
   const scored = repeated ? `mean of ${plural(trials.cases, "case")}` : `${number(metrics.passed)} of ${number(metrics.scored)} scored`;
   const grouped = metrics.groups ? ` in ${plural(metrics.groups, "group")}` : "";
@@ -248,8 +253,9 @@ function sliceCards(page, go) {
   for (const one of page.metrics.slices || []) keys.set(one.key, [...(keys.get(one.key) || []), one]);
   const head = ["value", "passed", hiddenName("interval, drawn"), "95 % interval", "of", "errors", "last token p50"];
   return [...keys].map(([key, slices]) => {
-    const aside = slices.some(({ small }) => small) ? "small: fewer than 30 cases or groups say little" : "";
-    return card(`By ${escapeInvisible(key)}`, aside, true, tableOf(head, slices.map((one) => sliceLine(one, go))));
+    const small = slices.some((one) => one.small) ? "small: fewer than 30 cases or groups say little" : "";
+    const aside = [uncalibratedNote(page.metrics), small].filter(Boolean);
+    return card(`By ${escapeInvisible(key)}`, aside.join("; "), true, tableOf(head, slices.map((one) => sliceLine(one, go))));
   });
 }
 
