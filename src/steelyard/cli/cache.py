@@ -23,7 +23,7 @@ _place = click.argument("place", metavar="[DIR]", type=Parsed(parse_store), defa
 
 @click.group("cache")
 def command() -> None:
-    """Look at a cache of answers, or empty it.
+    """Show or clear a cache of answers.
 
     DIR is a folder, a .sqlite or .db file, or STORE:PLACE; without it .steelyard/cache.
     """
@@ -33,7 +33,7 @@ def command() -> None:
 @_place
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def info(place: str | Path, as_json: bool) -> int:
-    """Say how many answers are in DIR, and their size."""
+    """Show how many answers are in DIR, and their size."""
     try:
         with _opened(place) as store:
             held = store.info()
@@ -49,9 +49,9 @@ def info(place: str | Path, as_json: bool) -> int:
 @command.command("clear")
 @_place
 @click.option("--suite", metavar="ID", help="Only the answers of the suite with this id.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def clear(place: str | Path, suite: str | None, yes: bool) -> int:
-    """Remove the answers in the cache in DIR. Files of any other kind stay."""
+    """Remove the answers in the cache in DIR. Other files are kept."""
     try:
         with _opened(place) as store:
             if not yes and not _confirmed(place, suite, store.info().entries):
@@ -100,7 +100,7 @@ def _named_store(text: str) -> ManagedStore:
         raise ConfigurationError(f"there is no cache at {path}")
     store = open_store(text)
     if not isinstance(store, ManagedStore):
-        raise ConfigurationError(f"{text} cannot be looked at: it needs info, clear and close")
+        raise ConfigurationError(f"{text} cannot be shown or cleared: the store needs info, clear and close")
     return store
 
 
@@ -113,7 +113,9 @@ def _confirmed(place: str | Path, suite: str | None, entries: int) -> bool:
     except click.Abort as error:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise
-        raise ConfigurationError("nobody answered, and nothing was removed; --yes removes without asking") from error
+        raise ConfigurationError(
+            "no confirmation, so nothing was removed; use --yes to remove without asking"
+        ) from error
 
 
 def _broken(error: StoreError) -> int:

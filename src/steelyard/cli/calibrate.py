@@ -44,15 +44,15 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     "labels_path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Labels by people: CSV or JSONL with `id`, `label` (0..1, pass/fail, yes/no; of several people `label_NAME` "
-    "each) and, where a case has several answers, `trial` [default: those that `steelyard label RUN` asked for].",
+    help="Labels by people: CSV or JSONL with `id`, `label` (0..1, pass/fail, yes/no; for several people `label_NAME` "
+    "each) and, if a case has several answers, `trial` [default: the labels of `steelyard label RUN`].",
 )
 @click.option(
     "--labels-of",
     metavar="RUN",
     type=click.Path(path_type=Path),
-    help="The labels are of the answers of this other run, by the same scorers and judges: RUN's pass rate is "
-    "corrected by the error rates that they show there.",
+    help="The labels are for answers of this other run, which has the same scorers and judges. The error rates "
+    "found there correct RUN's pass rate.",
 )
 @click.option(
     "--audit",
@@ -61,7 +61,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     help="Draw N answers at random from each stratum (passed, failed, overruled or confirmed by a judge) and write "
     "them to --out, a CSV file for labels.",
 )
-@click.option("--seed", type=int, default=0, help="What the draw of --audit depends on [default: 0].")
+@click.option("--seed", type=int, default=0, help="Seed of the draw of --audit [default: 0].")
 @click.option(
     "--min-agreement",
     type=click.FloatRange(0, 1),
@@ -72,7 +72,10 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--judge", metavar="NAME", help="Only the judge with this name.")
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path), help="Write the calibration to this file, for a suite to demand."
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write the calibration to this file, for a suite's judges to use.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def command(

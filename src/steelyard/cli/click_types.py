@@ -104,21 +104,21 @@ def target_flags(*, several_models: bool) -> Callable[[F], F]:
         multiple=True,
         metavar="NAME=VALUE",
         callback=_read_params,
-        help="Send this parameter instead of the suite's: temperature=0.2. May be given several times.",
+        help="Send this parameter instead of the suite's: temperature=0.2. Repeatable.",
     )
-    address = click.option("--base-url", metavar="URL", help="Ask at this address instead of the suite's.")
+    address = click.option("--base-url", metavar="URL", help="Use this address instead of the suite's.")
     if several_models:
-        words = "Ask this model instead of the suite's. Given several times, each is a variant of a matrix."
+        words = "Use this model instead of the suite's. Given several times, each is a variant of a matrix."
         model = click.option("-m", "--model", "models", multiple=True, help=words)
     else:
-        words = "Ask this model instead of the suite's."
+        words = "Use this model instead of the suite's."
         model = click.option("-m", "--model", multiple=True, callback=_one_model, help=words)
     setting = click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="KEY.PATH=VALUE",
-        help="Set a value of the suite file: run.seed=7, scorers.0.judge.runs=3. May be given several times.",
+        help="Set a value of the suite file: run.seed=7, scorers.0.judge.runs=3. Repeatable.",
     )
     return lambda function: model(address(param(setting(function))))
 

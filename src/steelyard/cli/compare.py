@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file [default: stdout].")
 @click.option("--all", "list_all", is_flag=True, help="List all cases that changed, not only the first 20.")
-@click.option("--with-edited", is_flag=True, help="Pair cases that were edited in between, too.")
+@click.option("--with-edited", is_flag=True, help="Also pair cases that were edited in between.")
 def command(
     baseline: Path, runs: tuple[Path, ...], form: str, output: Path | None, list_all: bool, with_edited: bool
 ) -> int:
-    """Compare the run B with the baseline A, case by case: what is better, what is worse, and how sure that is.
+    """Compare the run B with the baseline A, case by case: what is better, what is worse, and how certain that is.
 
-    Three or more runs get a leaderboard: the best, which cannot be told from it, and all of them side by side. The
-    folder of a matrix stands for its variants.
+    Three or more runs get a leaderboard: the best, which runs cannot be told apart from it, and all of them side by
+    side. The folder of a matrix means its variants.
 
-    Unfinished runs are compared as far as they have come.
+    Unfinished runs are compared as far as they are.
     """
     if not runs and not is_matrix(baseline):
         raise click.UsageError("name a run to compare with it; only the folder of a matrix can be compared alone")

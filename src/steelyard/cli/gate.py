@@ -39,35 +39,39 @@ class GateFlags(msgspec.Struct, frozen=True, kw_only=True):
 @click.command("gate")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
-    "--rule", "rules", multiple=True, metavar="RULE", help="What must hold: pass_rate>=0.8, ttft_p99<500ms, cost<2."
+    "--rule",
+    "rules",
+    multiple=True,
+    metavar="RULE",
+    help="A rule that must hold: pass_rate>=0.8, ttft_p99<500ms, cost<2.",
 )
 @click.option(
     "--suite", type=click.Path(path_type=Path), help="Suite file whose gate applies [default: the run's own]."
 )
-@click.option("--baseline", type=click.Path(path_type=Path), help="The run that it may not be worse than.")
+@click.option("--baseline", type=click.Path(path_type=Path), help="The run that RUN must not be worse than.")
 @click.option(
     "--max-regression",
     "drops",
     multiple=True,
     metavar="METRIC=X",
-    help="By how much it may be worse: pass_rate, error_rate or score.NAME [default: 0 for both rates].",
+    help="How much worse it may be: pass_rate, error_rate or score.NAME [default: 0 for both rates].",
 )
-@click.option("--max-slowdown", "slowdown", type=float, metavar="RATIO", help="By how much it may be slower: 1.1.")
+@click.option("--max-slowdown", "slowdown", type=float, metavar="RATIO", help="How much slower it may be: 1.1.")
 @click.option(
     "--allow",
     multiple=True,
     metavar="NAME",
-    help="Let this pass: incomplete, client-bottleneck, scoring-errors, truncated, uncalibrated-judge.",
+    help="Do not fail the gate for this: incomplete, client-bottleneck, scoring-errors, truncated, uncalibrated-judge.",
 )
-@click.option("--junit", type=click.Path(path_type=Path), help="Write a JUnit file, a test case for each rule.")
-@click.option("--markdown", type=click.Path(path_type=Path), help="Write a summary fit for a pull request.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write a JUnit file with a test case for each rule.")
+@click.option("--markdown", type=click.Path(path_type=Path), help="Write a summary for a pull request.")
 @click.option("--json", "as_json", is_flag=True, help="Print all rules as JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Print all rules, and what else differs from the baseline.")
 def command(**given: Any) -> int:
-    """Check RUN against the rules of its suite's gate, of --rule, and a baseline: exit 0 in silence, or 1 and a line
-    for each broken rule.
+    """Check RUN against its suite's gate, the rules of --rule, and a baseline.
 
-    Of a matrix, every variant is checked, and each line names the variant.
+    Exits with 0 and prints nothing if all rules hold; otherwise exits with 1 and prints a line for each broken rule.
+    In a matrix every variant is checked, and each line names the variant.
     """
     flags = GateFlags(**given)
     from steelyard.report.gate import hold_matrix_to, hold_to, parse_rule, parse_waivers

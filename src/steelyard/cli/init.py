@@ -22,11 +22,11 @@ _FILES = {
 
 @click.command("init")
 @click.argument("place", metavar="[DIR]", type=click.Path(path_type=Path), default=Path())
-@click.option("--force", is_flag=True, help="Write them again; existing files are kept as NAME.bak.")
+@click.option("--force", is_flag=True, help="Overwrite existing files; the old ones are kept as NAME.bak.")
 def command(place: Path, force: bool) -> int:
-    """Write a commented suite, its cases and a GitHub workflow into DIR, by default here.
+    """Write a commented suite, its cases and a GitHub workflow to DIR (default: the current folder).
 
-    The suite runs at once, on a simulated model. Existing files are not touched.
+    The suite uses a simulated model, so it runs without a key. Existing files are not touched.
     """
     wanted = {place / name: _starter(source) for source, name in _FILES.items()}
     present = [path for path in wanted if path.exists() or path.is_symlink()]

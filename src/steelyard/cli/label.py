@@ -38,7 +38,7 @@ _QUIT = ("q", "\x04", "\x1b")
     "--scale",
     metavar="SCALE",
     help=f"The scale: pass/fail, numbers such as 1-5, or up to {MAX_GRADES} words from the worst to the best, "
-    "such as bad,fair,good [default: pass/fail, or what those before used].",
+    "such as bad,fair,good [default: pass/fail, or the scale used before].",
 )
 @click.option(
     "--count",
@@ -47,11 +47,11 @@ _QUIT = ("q", "\x04", "\x1b")
     help="Answers drawn from each stratum (passed, failed, overruled or confirmed by a judge); a larger number later "
     f"adds some [default: {DEFAULT_COUNT}].",
 )
-@click.option("--seed", type=int, help="What the draw depends on [default: 0].")
+@click.option("--seed", type=int, help="Seed of the draw [default: 0].")
 @click.option("--suite", help="Suite file to take questions and expected answers from [default: the run's own].")
-@click.option("--skipped", is_flag=True, help="Show the answers that were skipped once more.")
+@click.option("--skipped", is_flag=True, help="Show skipped answers again.")
 @click.option("--web", is_flag=True, help="Label in a browser, as `steelyard view RUN --label` does.")
-@click.option("--status", is_flag=True, help="Only say how far the labels are, and how well the judges agree.")
+@click.option("--status", is_flag=True, help="Only show how many labels there are, and how well the judges agree.")
 @click.option(
     "--export",
     type=click.Path(path_type=Path),

@@ -43,7 +43,7 @@ class ListRow(Headline, kw_only=True):
 def command(folder: Path, as_json: bool) -> int:
     """List the runs, matrices and sweeps in FOLDER (default: runs), newest first.
 
-    The variants of a matrix, and the levels of a sweep, are beneath it.
+    The variants of a matrix and the levels of a sweep are listed below it.
     """
     if not folder.is_dir() and folder != RUNS:
         raise ConfigurationError(f"there is no folder {folder}")

@@ -38,23 +38,25 @@ _SNIPPET = """serving; Ctrl-C ends it, {url}/stats shows what it received. In a 
 )
 @click.option("--reasoning-tokens", default="0", show_default=True, help="Tokens of reasoning before the answer.")
 @click.option("--max-concurrency", type=int, metavar="N", help="Answer 429 above N requests at once.")
-@click.option("--slots", type=int, metavar="N", help="Answer N requests at once; those above wait their turn.")
+@click.option("--slots", type=int, metavar="N", help="Answer N requests at once; queue the others.")
 @click.option("--rate", metavar="N/UNIT", help="Answer 429 above a rate: 10/s, 600/min.")
-@click.option("--retry-after", metavar="SECONDS", help="What a 429 says to wait [default: until there is room, or 1].")
+@click.option(
+    "--retry-after",
+    metavar="SECONDS",
+    help="The wait that a 429 asks for [default: until the rate allows a call, or 1].",
+)
 @click.option("--error-rate", type=float, default=0.0, help="Share of requests answered with 500.")
 @click.option("--drop-rate", type=float, default=0.0, help="Share whose connection is closed without a byte.")
 @click.option("--torn-rate", type=float, default=0.0, help="Share of answers that break off in the middle.")
 @click.option("--slow-first-rate", type=float, default=0.0, help="Share whose first token takes --slow-first longer.")
 @click.option("--slow-first", default="5s", show_default=True, help="How much longer.")
 @click.option(
-    "--tool-call-rate", type=float, default=0.0, help="Share answered with a tool call, where tools are offered."
+    "--tool-call-rate", type=float, default=0.0, help="Share answered with a tool call, if the request has tools."
 )
 @click.option("--refusal-rate", type=float, default=0.0, help="Share that is refused.")
 @click.option("--no-usage", is_flag=True, help="Report no token counts.")
-@click.option("--key", help="The API key that requests must have, else 401.")
-@click.option(
-    "-m", "--model", "models", multiple=True, help="Name of a model; others are 404. May be given several times."
-)
+@click.option("--key", help="The API key that requests must have; otherwise 401.")
+@click.option("-m", "--model", "models", multiple=True, help="Name of a model; others are 404. Repeatable.")
 @click.option(
     "--answers", type=click.Path(path_type=Path), help="JSONL of prompts and answers, such as a suite's cases."
 )
@@ -62,8 +64,8 @@ _SNIPPET = """serving; Ctrl-C ends it, {url}/stats shows what it received. In a 
 def command(no_usage: bool, **options: Any) -> int:
     """Serve the APIs of OpenAI, Anthropic, Gemini and Bedrock on this machine, with a simulated model behind them.
 
-    Prints its base URL on stdout. Everything random is drawn from the seed and the request, so that a
-    request gets the same answer in whatever order it arrives.
+    Prints the base URL on stdout. Everything random depends only on the seed and the request, so that a request gets
+    the same answer whatever the order of arrival.
     """
     server = MockServer(MockOptions(usage=not no_usage, **options))
     raise_limit(SERVER)

@@ -18,7 +18,7 @@ _TITLES: dict[Kind, str] = {"run_metrics": "run metrics", "reports": "report for
 def command(as_json: bool) -> int:
     """List what suites and commands can use by name: the built-in ones, then what installed packages add.
 
-    What a package adds is loaded, to see whether it works. Nothing is called.
+    Plugins of packages are loaded to check that they work. Nothing is called.
     """
     kinds: tuple[Kind, ...] = get_args(Kind)
     found = {kind: plugins_of(kind) for kind in kinds}

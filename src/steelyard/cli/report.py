@@ -59,16 +59,16 @@ class _Format(_Choice):
 @click.option("--case", "case_id", help="One case in full, all of its trials: text or json.")
 @click.option("--suite", help="Suite file to take expected answers from [default: the run's own].")
 @click.option(
-    "--by", multiple=True, metavar="KEY", help="Also show each value of these metadata keys: category,difficulty."
+    "--by", multiple=True, metavar="KEY", help="Also show results by these metadata keys: category,difficulty."
 )
 def command(
     runs: tuple[Path, ...], form: str, output: str | None, case_id: str | None, suite: str | None, by: tuple[str, ...]
 ) -> int:
-    """Show the result in each directory RUN. An unfinished run is read as far as it has come.
+    """Show the result of each RUN, finished or not.
 
-    RUN may be the folder of a matrix, or of a sweep in every format but junit.
+    RUN may also be the folder of a matrix or, except for junit, of a sweep.
 
-    html is one file a run that needs no network; where several runs are reported, -o names a folder for them.
+    html writes one file per run, which works offline. With several runs, -o names a folder for them.
     """
     cases = None if suite is None else cases_of(suite)
     keys = parse_keys(",".join(by), "--by") if by else ()

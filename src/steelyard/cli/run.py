@@ -86,33 +86,35 @@ class RunFlags(msgspec.Struct, frozen=True, kw_only=True):
     "variants",
     multiple=True,
     metavar="PATTERN",
-    help="Of a matrix, only the variants whose names match: small/*. May be given several times.",
+    help="Only the variants of a matrix whose names match: small/*. Repeatable.",
 )
 @flags_of(RunOptions, "run")
-@click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache that the suite names.")
+@click.option("--no-cache", is_flag=True, help="Do not use the cache that the suite names.")
 @flags_of(EngineChoice, "run")
-@click.option("--force", is_flag=True, help="Start over; old files are moved to RUN/previous.")
-@click.option("--new", is_flag=True, help="Start another run even where one could be resumed.")
-@click.option("--retry-errors", is_flag=True, help="Reopen a complete run and ask only its errors again.")
-@click.option("--update", is_flag=True, help="Continue a complete run: ask and score only what changed or failed.")
-@click.option("--salvage", is_flag=True, help="Continue a damaged journal: keep what can be read.")
-@click.option("--accept-edits", is_flag=True, help="Take lines of the journal that were edited as they are.")
+@click.option("--force", is_flag=True, help="Start over; existing files are moved to RUN/previous.")
+@click.option("--new", is_flag=True, help="Start a new run even if one could be resumed.")
+@click.option("--retry-errors", is_flag=True, help="Continue a complete run: send only its errors again.")
+@click.option("--update", is_flag=True, help="Continue a complete run: send and score only what changed or failed.")
+@click.option("--salvage", is_flag=True, help="Continue a run with a damaged journal: keep what can be read.")
+@click.option("--accept-edits", is_flag=True, help="Accept lines of the journal that were edited.")
 @click.option("--min-pass-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 1 below this pass rate.")
 @click.option(
     "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
 )
-@click.option("--allow", multiple=True, metavar="NAME", help="Let this pass the gate, as `steelyard gate --allow`.")
-@click.option("--dry-run", is_flag=True, help="Say what would be asked; call nothing.")
+@click.option(
+    "--allow", multiple=True, metavar="NAME", help="Do not fail the gate for this; see `steelyard gate --allow`."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be sent; call nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
-@click.option("-v", "--verbose", is_flag=True, help="More of what happens.")
-@click.option("--no-progress", is_flag=True, help="No bar and no progress lines.")
-@click.option("--otel", is_flag=True, help="Export OpenTelemetry spans, as the OTEL_* variables say.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors and the result.")
+@click.option("-v", "--verbose", is_flag=True, help="Print more details.")
+@click.option("--no-progress", is_flag=True, help="Show no progress.")
+@click.option("--otel", is_flag=True, help="Export OpenTelemetry spans, configured by the OTEL_* variables.")
 def command(**given: Any) -> int:
     """Evaluate SUITE: a YAML file, or file.py:name for a Runner in Python.
 
-    Results are appended as they land. An unfinished run of the same suite and target is resumed; what
-    is already paid for is not requested again.
+    Each result is written to disk when it arrives. An unfinished run of the same suite and target is resumed;
+    answered calls are not repeated.
     """
     options, engine = given_options(RunOptions, "run", given), given_options(EngineChoice, "run", given)
     flags = RunFlags(**given)

@@ -32,18 +32,20 @@ _NOTHING_WAITS = 4
 
 @click.command("score")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--suite", help="Another suite file, for its scorers and expectations [default: the run's own].")
+@click.option("--suite", help="Another suite file, for its scorers and expected answers [default: the run's own].")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="New run directory [default: RUN-scored-TIME].")
 @flags_of(RunOptions, "score")
 @click.option("--min-pass-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 1 below this pass rate.")
 @click.option(
     "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
 )
-@click.option("--allow", multiple=True, metavar="NAME", help="Let this pass the gate, as `steelyard gate --allow`.")
-@click.option("--force", is_flag=True, help="Start over in --out; old files are moved aside.")
+@click.option(
+    "--allow", multiple=True, metavar="NAME", help="Do not fail the gate for this; see `steelyard gate --allow`."
+)
+@click.option("--force", is_flag=True, help="Start over in --out; existing files are moved aside.")
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
-@click.option("--no-progress", is_flag=True, help="No bar and no progress lines.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors and the result.")
+@click.option("--no-progress", is_flag=True, help="Show no progress.")
 def command(
     run: Path,
     suite: str | None,

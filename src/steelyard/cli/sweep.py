@@ -58,33 +58,33 @@ class SweepFlags(msgspec.Struct, frozen=True, kw_only=True):
     metavar="KIND:RATE,...",
     help="Open loop, rates instead of levels: poisson:5/s,10/s,20/s, or constant:…",
 )
-@click.option("-n", "--requests", type=int, help="Requests a level, exactly [default: until it is settled].")
+@click.option("-n", "--requests", type=int, help="Exactly this many requests per level [default: until decided].")
 @click.option(
-    "--duration", type=Parsed(parse_duration, "duration"), help="Keep each level up so long (30s, 2m) instead."
+    "--duration", type=Parsed(parse_duration, "duration"), help="Measure each level for this long instead (30s, 2m)."
 )
-@click.option("--slo", default="", metavar="LIST", help="What must hold: ttft_p99<500ms,error_rate<1%.")
 @click.option(
-    "--pause", type=Parsed(parse_duration, "duration"), default=0.0, help="Rest so long between two levels (5s)."
+    "--slo", default="", metavar="LIST", help="Objectives that a level must keep: ttft_p99<500ms,error_rate<1%."
 )
+@click.option("--pause", type=Parsed(parse_duration, "duration"), default=0.0, help="Pause between two levels (5s).")
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), help="Folder of the sweep [default: runs/SUITE-sweep-TIME]."
 )
 @target_flags(several_models=False)
 @flags_of(RunOptions, "sweep")
 @flags_of(EngineChoice, "sweep")
-@click.option("--force", is_flag=True, help="Start over; what is there is moved to DIR/previous.")
-@click.option("--new", is_flag=True, help="Start another sweep even where one could be resumed.")
-@click.option("--dry-run", is_flag=True, help="Say how many requests would be sent and what they cost; call nothing.")
+@click.option("--force", is_flag=True, help="Start over; existing files are moved to DIR/previous.")
+@click.option("--new", is_flag=True, help="Start a new sweep even if one could be resumed.")
+@click.option("--dry-run", is_flag=True, help="Show how many requests would be sent and their cost; call nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Only errors, and the result.")
-@click.option("-v", "--verbose", is_flag=True, help="More of what happens.")
-@click.option("--no-progress", is_flag=True, help="No bar and no progress lines.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors and the result.")
+@click.option("-v", "--verbose", is_flag=True, help="Print more details.")
+@click.option("--no-progress", is_flag=True, help="Show no progress.")
 def command(**given: Any) -> int:
-    """Measure SUITE under one load after another, parallelism or arrival rate, and say which to run at.
+    """Measure SUITE at several loads (parallelisms or arrival rates) and recommend one.
 
-    Each level is a separate run that goes round the cases; errors are what is measured, so nothing is
-    retried or cached, and judges are asked when the level is over. An unfinished sweep of the same suite
-    and target is resumed; finished levels are not measured again.
+    Each level is a separate run that cycles through the cases. Errors are part of the measurement: nothing is
+    retried or cached. Judges are called when a level is over. An unfinished sweep of the same suite and target is
+    resumed; finished levels are not measured again.
     """
     options, engine = given_options(RunOptions, "sweep", given), given_options(EngineChoice, "sweep", given)
     flags = SweepFlags(**given)

@@ -25,25 +25,24 @@ from steelyard.errors import ConfigurationError
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on. One that others can reach asks for the token in the printed address.",
+    help="Address to listen on. Other machines then need the token in the printed address.",
 )
 @click.option(
     "--open/--no-open",
     "opening",
     default=None,
-    help="Open a browser [default: where there is a desktop to open it on].",
+    help="Open a browser [default: if there is a desktop].",
 )
 @click.option(
-    "--label", is_flag=True, help="Let answers be labelled too, as `steelyard label`: on this machine, with a token."
+    "--label", is_flag=True, help="Also label answers, as with `steelyard label`: on this machine, with a token."
 )
 @click.option("--labeller", metavar="NAME", help="Who labels, with --label [default: the user's name].")
 def command(
     place: Path, port: int, host: str, opening: bool | None, label: bool = False, labeller: str | None = None
 ) -> int:
-    """Show the runs in DIR (default: runs), or one RUN, as a page in a browser: live while a run is being written.
+    """Show the runs in DIR (default: runs), or one RUN, in a browser; live while a run is being written.
 
-    Prints its address on stdout. It only reads: nothing can be changed through it, except that with --label answers
-    can be labelled.
+    Prints the address on stdout. The page is read-only, except that --label adds labels.
     """
     if labeller is not None and not label:
         raise click.UsageError("--labeller needs --label")

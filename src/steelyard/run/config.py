@@ -65,8 +65,8 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
         EngineName,
         Option(
             flags=("--engine",),
-            help="Who makes the calls [default: local].",
-            sweep="Who makes the calls [default: local].",
+            help="What makes the calls [default: local].",
+            sweep="What makes the calls [default: local].",
             check=_engine_name,
         ),
     ] = "local"
@@ -74,8 +74,8 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             flags=("--ray-address",),
-            help="Ray cluster to use, or auto [default: start one here].",
-            sweep="Ray cluster to use, or auto [default: start one here].",
+            help="Ray cluster to use, or auto [default: start one on this machine].",
+            sweep="Ray cluster to use, or auto [default: start one on this machine].",
             metavar="HOST:PORT",
             check=_address,
         ),
@@ -84,8 +84,8 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
         int | Literal["auto"] | None,
         Option(
             flags=("--workers",),
-            help="Processes that make the calls, or auto: one per core but one [default: none; on Ray one per CPU].",
-            sweep="Processes that make the calls, or auto: one per core but one [default: none; on Ray one per CPU].",
+            help="Processes that make the calls, or auto: all cores but one [default: none; on Ray one per CPU].",
+            sweep="Processes that make the calls, or auto: all cores but one [default: none; on Ray one per CPU].",
             metavar="N",
             parse=parse_count_or_auto,
             check=_workers,
@@ -96,8 +96,8 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             flags=("--strict-workers",),
-            help="End the run when a node of the Ray cluster does not match, instead of leaving it out.",
-            sweep="End the sweep when a node of the Ray cluster does not match, instead of leaving it out.",
+            help="Stop if a node of the Ray cluster has other versions, instead of leaving it out.",
+            sweep="Stop if a node of the Ray cluster has other versions, instead of leaving it out.",
             check=true_or_false,
         ),
     ] = False

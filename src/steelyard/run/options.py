@@ -241,8 +241,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             flags=("--max-parallelism",),
-            help="What auto and --arrivals never go above [default: 512].",
-            sweep="What auto never goes above [default: 512].",
+            help="Most calls in flight with auto and --arrivals [default: 512].",
+            sweep="Most calls in flight that auto tries [default: 512].",
             check=_at_least_1,
         ),
     ] = 512
@@ -254,8 +254,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             flags=("-k",),
-            help="Only cases whose id matches: a glob, or a part of the id.",
-            sweep="Only cases whose id matches: a glob, or a part of the id.",
+            help="Only cases whose id contains this, or matches this glob.",
+            sweep="Only cases whose id contains this, or matches this glob.",
             metavar="PATTERN",
             check=_text,
             in_suite=False,
@@ -265,8 +265,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             flags=("--where",),
-            help="Only cases whose metadata is like this: difficulty=hard. Several must all hold.",
-            sweep="Only cases whose metadata is like this: difficulty=hard. Several must all hold.",
+            help="Only cases with this metadata: difficulty=hard. If repeated, all must match.",
+            sweep="Only cases with this metadata: difficulty=hard. If repeated, all must match.",
             metavar="CONDITION",
             check=_check_where,
             in_suite=False,
@@ -276,7 +276,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             flags=("--sample",),
-            help="Only N cases, drawn at random by --seed.",
+            help="Only N cases, chosen at random with --seed.",
             metavar="N",
             check=_at_least_1,
             in_suite=False,
@@ -286,15 +286,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             flags=("--by",),
-            help="Also show the figures of each value of these metadata keys: category,difficulty.",
-            score="Also show the figures of each value of these metadata keys: category,difficulty.",
+            help="Also show results by these metadata keys: category,difficulty.",
+            score="Also show results by these metadata keys: category,difficulty.",
             metavar="KEY",
             parse=parse_keys,
             check=_keys,
             in_suite=False,
         ),
     ] = ()
-    seed: Annotated[int, Option(flags=("--seed",), help="Where random choices derive from.", check=_whole)] = 0
+    seed: Annotated[int, Option(flags=("--seed",), help="Seed for everything random.", check=_whole)] = 0
     timeout: Annotated[
         float | None,
         Option(
@@ -310,7 +310,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             flags=("--retries",),
-            help="Tries after the first, for transient faults [default: 4; 0 in a load run].",
+            help="Further attempts after a transient error [default: 4; 0 in a load run].",
             check=_at_least_0,
         ),
     ] = None
@@ -318,7 +318,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             flags=("--rate",),
-            help="Send no more often than this: 600/min, 10/s.",
+            help="Rate limit for each endpoint: 600/min, 10/s.",
             metavar="N/TIME",
             check=_rate,
         ),
@@ -327,7 +327,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             flags=("--tokens-per-min",),
-            help="Spend no more tokens a minute than this: 200k.",
+            help="Token limit per minute, for each endpoint: 200k.",
             metavar="N",
             parse=parse_size,
             check=_at_least_1,
@@ -337,7 +337,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         Option(
             flags=("--max-cost",),
-            help="Stop when this much was spent; resumable.",
+            help="Stop when the run has cost this much; resumable.",
             sweep="Stop when all levels have cost this much; resumable.",
             metavar="AMOUNT",
             check=_above_0,
@@ -345,13 +345,17 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     requests: Annotated[
         int | None,
-        Option(flags=("--requests",), help="Load run: send this many, going round the cases.", check=_at_least_1),
+        Option(
+            flags=("--requests",),
+            help="Load run: send this many requests, cycling through the cases.",
+            check=_at_least_1,
+        ),
     ] = None
     duration: Annotated[
         float | None,
         Option(
             flags=("--duration",),
-            help="Load run: keep sending this long (60s, 2m), going round the cases.",
+            help="Load run: send for this long (60s, 2m), cycling through the cases.",
             metavar="DURATION",
             parse=parse_duration,
             check=_seconds,
@@ -370,8 +374,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             flags=("--warmup",),
-            help="Requests sent first and left out of everything.",
-            sweep="Requests sent first in each level and left out of everything.",
+            help="Requests sent first that count nowhere.",
+            sweep="Requests sent first in each level that count nowhere.",
             check=_at_least_0,
         ),
     ] = 0
@@ -379,14 +383,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             flags=("--num-runs",),
-            help="How often each judge is asked about one response [default: 1].",
-            score="How often each judge is asked about one response.",
+            help="Samples of each judge for one response [default: 1].",
+            score="Samples of each judge for one response.",
             check=_at_least_1,
         ),
     ] = 1
     trials: Annotated[
         int,
-        Option(flags=("--trials",), help="How often the target is asked each case [default: 1].", check=_at_least_1),
+        Option(flags=("--trials",), help="How often each case is sent to the target [default: 1].", check=_at_least_1),
     ] = 1
     cache: Annotated[
         Any,
@@ -403,13 +407,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | Path | None,
         Option(
             flags=("--initial-session-file",),
-            help="JSON with the session each case begins with.",
+            help="JSON file with the session that each case starts with.",
             relative=_beside,
         ),
     ] = None
     low_memory: Annotated[
         bool,
-        Option(flags=("--low-memory",), help="Keep no response in memory.", check=true_or_false, in_manifest=False),
+        Option(
+            flags=("--low-memory",), help="Do not keep responses in memory.", check=true_or_false, in_manifest=False
+        ),
     ] = False
     stop_error_rate: Annotated[
         float | None,
@@ -425,7 +431,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             flags=("--stop-first-errors",),
-            help="Stop when the first N calls all meet the same refusal, or no connection [default: 20; 0: go on].",
+            help="Stop if the first N calls all fail for the same lasting reason [default: 20; 0: never].",
             metavar="N",
             check=_at_least_0,
         ),
@@ -434,7 +440,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["decided"] | None,
         Option(
             flags=("--stop-when",),
-            help="decided: ask in random order, and stop when every rule of the gate is settled.",
+            help="decided: send cases in random order, and stop when every rule of the gate is settled.",
             metavar="decided",
             check=_stop_when,
         ),
@@ -443,7 +449,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | Path | None,
         Option(
             flags=("--baseline",),
-            help="With --stop-when decided: a run that this one may not fall behind.",
+            help="With --stop-when decided: the run that this one must not be worse than.",
             metavar="RUN",
             relative=_beside,
             check=_path,
@@ -453,7 +459,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         Option(
             flags=("--max-regression",),
-            help="By how much the pass rate may be below the baseline's (0.02, 2%) [default: 0].",
+            help="How far the pass rate may be below the baseline's (0.02, 2%) [default: 0].",
             metavar="RATE",
             parse=parse_percentage,
             check=_share,
@@ -461,14 +467,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     decide: Annotated[
         tuple[str, ...],
-        Option(help="The rules that stop_when settles; of a suite file, those of its gate.", in_suite=False),
+        Option(help="The rules that stop_when settles; in a suite file, those of its gate.", in_suite=False),
     ] = ()
     tracebacks: Annotated[
         bool,
         Option(
             flags=("--no-tracebacks",),
-            help="Keep no tracebacks of failing functions in the records.",
-            score="Keep no tracebacks of failing functions in the records.",
+            help="Do not write tracebacks of failing functions to the records.",
+            score="Do not write tracebacks of failing functions to the records.",
             check=true_or_false,
             in_manifest=False,
         ),
@@ -477,21 +483,21 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             flags=("--no-expected",),
-            help="Keep `expected` and `metadata` of the cases out of records and pages.",
-            score="Keep `expected` and `metadata` of the cases out of records and pages.",
+            help="Do not write `expected` and `metadata` of the cases to records and pages.",
+            score="Do not write `expected` and `metadata` of the cases to records and pages.",
             check=true_or_false,
         ),
     ] = True
     output_path: Annotated[
         str | Path | None,
         Option(
-            help="The run directory; without it nothing is written.", check=_path, in_suite=False, in_manifest=False
+            help="The run directory; if not set, nothing is written.", check=_path, in_suite=False, in_manifest=False
         ),
     ] = None
     retry_on: Annotated[
         tuple[type[Exception], ...],
         Option(
-            help="More exceptions of your own callable that are worth another try.",
+            help="More exception types of your function that are retried.",
             check=_exception_classes,
             in_suite=False,
         ),
@@ -499,14 +505,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     prices: Annotated[
         Any,
         Option(
-            help="What tokens cost: a mapping of prices per million, or one such mapping for each model.",
+            help="Token prices per million: one mapping, or one for each model.",
             in_suite=False,
         ),
     ] = None
     progress: Annotated[
         Progress,
         Option(
-            help="The live display: a bar on terminals and in notebooks, plain lines elsewhere.",
+            help="Live progress: a bar on terminals and in notebooks, plain lines elsewhere.",
             check=_progress,
             in_suite=False,
             in_manifest=False,
@@ -514,7 +520,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     progress_bar_stats: Annotated[
         Mapping[str, Any] | None,
-        Option(help="What the display shows: label to statistic; {} shows none, None the default.", in_manifest=False),
+        Option(
+            help="What the progress shows, as label: statistic. {} shows nothing, None the default.", in_manifest=False
+        ),
     ] = None
 
     def __post_init__(self) -> None:
