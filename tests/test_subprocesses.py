@@ -22,7 +22,7 @@ from steelyard import subprocesses as process_module
 from steelyard.errors import TargetError
 from steelyard.protocols import InvocationContext
 from steelyard.records import EvalCase
-from steelyard.subprocesses import ProcessLog
+from steelyard.subprocesses import ProcessLog, ending_of
 from steelyard.targets import Command
 
 CASE = EvalCase(id="fr", prompt="Capital of France?")
@@ -406,3 +406,16 @@ def test_a_log_of_another_machine_or_boot_ends_nothing(tmp_path: Path) -> None:
     finally:
         bystander.kill()
         bystander.wait()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exited with code 0"),
+        (3, "exited with code 3"),
+        (-9, "was killed by SIGKILL"),
+        (-99, "was killed by signal 99"),
+    ],
+)
+def test_how_a_program_ended_is_said_in_words(code, words) -> None:
+    assert ending_of(code) == words

@@ -58,6 +58,16 @@ def allowed_environment(*names: str) -> dict[str, str]:
     }
 
 
+def ending_of(returncode: int) -> str:
+    """How a program ended, in words."""
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"
+
+
 class Reaper:
     """This process's reaper: it hears of each program that starts and ends, and kills the rest if this process dies.
 

@@ -167,7 +167,7 @@ def test_a_failing_program_that_says_nothing_is_an_error_with_its_code() -> None
 
 
 def test_a_program_that_dies_of_a_signal_is_an_error_with_the_signals_name() -> None:
-    with pytest.raises(TargetError, match="was ended by SIGSEGV"):
+    with pytest.raises(TargetError, match="was killed by SIGSEGV"):
         ask(shell("kill -SEGV $$"))
 
 

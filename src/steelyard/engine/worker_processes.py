@@ -38,7 +38,7 @@ from steelyard.engine.workers.process import (
 )
 from steelyard.errors import ConfigurationError, describe
 from steelyard.shutdown import ENGINE_GRACE_SECONDS, WORKER_EXIT_SECONDS, WORKER_KILL_SECONDS
-from steelyard.subprocesses import REAPER
+from steelyard.subprocesses import REAPER, ending_of
 
 log = logging.getLogger("steelyard")
 
@@ -202,14 +202,8 @@ class WorkerProcess:
 
 
 def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    # Nobody but the kernel and people send it.
-    return f"was killed by {name}" + (": by hand, or because memory ran out" if -code == signal.SIGKILL else "")
+    # Nobody but the kernel and people send SIGKILL.
+    return ending_of(code) + (": by hand, or because memory ran out" if -code == signal.SIGKILL else "")
 
 
 class ProcessPool:

@@ -68,9 +68,9 @@ class Manifest(msgspec.Struct, kw_only=True):
     planned: int = 0
     scorers: list[dict[str, Any]] = []
     calibrations: dict[str, JudgeCalibration] = {}
+    """By the name of the judge: what its calibration file says."""
     run_metrics: list[dict[str, Any]] = []
     """What each metric over all records depends on."""
-    """By the name of the judge: what its calibration file says."""
     options: dict[str, Any] = {}
     versions: dict[str, str] = {}
     created: str = ""

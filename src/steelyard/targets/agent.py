@@ -19,14 +19,13 @@ from steelyard.errors import ConfigurationError, TargetError, TransientError
 from steelyard.masking import Masker
 from steelyard.protocols import Identity, InvocationContext
 from steelyard.records import STOP_REASONS, EvalCase, InvocationResponse
-from steelyard.subprocesses import ChildProcess, allowed_environment, output_of
+from steelyard.subprocesses import ChildProcess, allowed_environment, ending_of, output_of
 from steelyard.targets.agent_output import STREAM_READERS, OutputReader, WholeReader
 from steelyard.targets.command import (
     OUT_OF_RESOURCES,
     SHOWN_STDERR,
     TRY_AGAIN,
     checked_names,
-    ending_of,
     passed_values,
     payload_of,
     program_digest,

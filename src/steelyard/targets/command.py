@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from steelyard.errors import ConfigurationError, TargetError, TransientError, ne
 from steelyard.masking import Masker
 from steelyard.protocols import Identity, InvocationContext, StartedPrograms
 from steelyard.records import EvalCase, InvocationResponse
-from steelyard.subprocesses import ChildProcess, allowed_environment
+from steelyard.subprocesses import ChildProcess, allowed_environment, ending_of
 from steelyard.targets.conversation import time_per_output_token
 
 MALFORMED = "MalformedOutput"
@@ -251,16 +250,6 @@ def payload_of(case: EvalCase, context: InvocationContext) -> bytes:
         return msgspec.json.encode(fields) + b"\n"
     except UnicodeEncodeError:  # lone surrogates, which only an escape can carry
         return json.dumps(msgspec.to_builtins(fields)).encode("ascii") + b"\n"
-
-
-def ending_of(returncode: int) -> str:
-    """How a program ended, in words."""
-    if returncode > 0:
-        return f"exited with code {returncode}"
-    try:
-        return f"was ended by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"was ended by signal {-returncode}"
 
 
 def _from_text(stdout: bytes) -> InvocationResponse:

@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from steelyard.subprocesses import ending_of
+
 _MAX_NOTES = 100
 _WATCH = """
 import fcntl, os, select, struct, sys
@@ -83,12 +85,6 @@ def take_notes() -> dict[int, str]:
 
 def describe_end(status: int, oom_kills: int) -> str:
     """Say how a process ended, by its wait status and how many processes were killed for memory meanwhile."""
-    if not os.WIFSIGNALED(status):
-        return f"exited with code {os.WEXITSTATUS(status)}"
-    number = os.WTERMSIG(status)
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    is_out_of_memory = number == signal.SIGKILL and oom_kills > 0
-    return f"was killed by {name}" + (": its node ran out of memory" if is_out_of_memory else "")
+    code = os.waitstatus_to_exitcode(status)
+    is_out_of_memory = code == -signal.SIGKILL and oom_kills > 0
+    return ending_of(code) + (": its node ran out of memory" if is_out_of_memory else "")
