@@ -461,6 +461,29 @@ class _Emitting:
         emit("something")
 
 
+def test_a_pool_is_closed_at_once_while_a_process_is_being_started(monkeypatch) -> None:
+    monkeypatch.setattr(worker_processes, "_BOOTSTRAP", SLEEPER)
+    pool, failures = ProcessPool(1), []
+
+    def start() -> None:
+        try:
+            pool.start([0])
+        except ConfigurationError as error:
+            failures.append(str(error))
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    wait_for(lambda: bool(pool._processes))
+    process = pool._processes[0]
+    closing = threading.Thread(target=pool.close, args=(0.05,), daemon=True)
+    closing.start()
+    closing.join(20)
+    starting.join(20)
+    assert not closing.is_alive()
+    assert not process.is_running
+    assert len(failures) == 1
+
+
 def test_a_closed_pool_starts_nothing_more() -> None:
     pool = ProcessPool(1)
     pool.close(0.0)

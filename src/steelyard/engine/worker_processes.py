@@ -220,17 +220,21 @@ class ProcessPool:
     def start(self, numbers: Sequence[int]) -> None:
         """Start processes, all at once, and wait until they are ready."""
         with self._lock:
-            if self._closed:
-                raise ConfigurationError("the engine was closed")
             starting = [number for number in numbers if number not in self._processes]
             for number in starting:
+                self._check_open()
                 self._processes[number] = WorkerProcess()
+            self._check_open()
             for number in starting:
                 try:
                     self._processes[number].shake_hands()
                 except BaseException:
                     self._processes.pop(number).wait_for_end(0.0)
                     raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigurationError("the engine was closed")
 
     async def worker(self, number: int) -> tuple[ProcessConnection, WorkerInfo]:
         """Return a connection to the process of a number, started if it is not there."""
@@ -263,9 +267,12 @@ class ProcessPool:
         return error
 
     def close(self, seconds: float) -> None:
-        """End all processes; those that take longer are killed."""
+        """End all processes; those that take longer, or are not ready yet, are killed."""
+        self._closed = True
+        for process in list(self._processes.values()):
+            if process.info is None:  # else the thread that starts it would hold the lock until it is ready
+                process.kill()
         with self._lock:
-            self._closed = True
             ending = list(self._processes.values())
             self._processes.clear()
         until = time.monotonic() + seconds
