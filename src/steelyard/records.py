@@ -121,6 +121,8 @@ class Score(msgspec.Struct, omit_defaults=True, gc=False):
     """Of a measurement: which direction is better; None where neither is."""
     extracted: str | None = None
     """What was scored instead of the whole answer, where the scorer has an `extract`; its beginning."""
+    combines: list[str] | None = None
+    """Of a combined score: the names of the scores that it is made of."""
 
     @property
     def is_number(self) -> bool:

@@ -24,7 +24,7 @@ from steelyard import (
 )
 from steelyard.report.headline import notices, read_headline
 from steelyard.report.summary import summary
-from steelyard.scoring import Jury
+from steelyard.scoring import Combined, Jury
 from steelyard.scoring.judge.calibration import Judged, agreement, calibration
 from steelyard.stats.metrics import uncalibrated
 from tests.support.cli import run_cli
@@ -479,6 +479,22 @@ def test_a_rate_that_an_uncalibrated_judge_decides_is_marked_while_the_run_goes_
     monkeypatch.setenv("COLUMNS", "200")
     run(Agent(), suite_of(3), [Assessor().judge()], progress="lines")
     assert "passed 100.0% (29%–100%), judge not calibrated" in capsys.readouterr().err
+
+
+def test_a_judge_that_only_advises_is_in_no_combined_verdict(tmp_path: Path) -> None:
+    combined = Combined(weights={"exact": 1, "judge": 3}, threshold=0.7)
+    advisory = Assessor().judge(calibration=str(tmp_path / "none.json"))
+    result = run(Agent(), suite_of(4, expected="no"), ["exact", advisory, combined])
+    assert result.metrics["scores"]["judge"]["mean"] == 1.0
+    assert result.pass_rate == 0.0, "the judge alone would have passed them"
+
+
+def test_without_a_judge_there_is_no_verdict_that_is_made_of_its_score() -> None:
+    combined = Combined(weights={"exact": 1, "judge": 3}, threshold=0.7)
+    result = run(Agent(), suite_of(4, expected="no"), ["exact", Assessor().judge(), combined])
+    assert result.pass_rate == 1.0
+    assert result.responses[0].scores[-1].combines == ["exact", "judge"]
+    assert uncalibrated(result.typed_metrics) == ["judge judge is not calibrated; without it nothing decides"]
 
 
 def test_a_run_without_figures_yet_is_listed_with_the_mark(tmp_path: Path) -> None:

@@ -356,6 +356,7 @@ def _is_plain(score: Score) -> bool:
         and score.unit is None
         and score.better is None
         and score.extracted is None
+        and score.combines is None  # only the pipeline says that
     )
 
 

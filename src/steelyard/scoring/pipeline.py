@@ -152,7 +152,7 @@ class Combined(PlainScorer):
     """The weighted mean of other scores, by their names; it passes from `threshold` on.
 
     The scores that it combines then decide nothing by themselves. With `decides: false` it is only shown, and they do.
-    A score that does not apply to a case is left out of its mean.
+    A score that does not apply to a case, or is only advisory, is left out of its mean.
     """
 
     name: str = "combined"
@@ -174,7 +174,8 @@ class Combined(PlainScorer):
 
     def add_to(self, scores: list[Score]) -> None:
         """Add the combined score; what it combines becomes a measurement where it decides."""
-        parts = [score for score in scores if score.name in self.weights and not score.overruled]
+        # What a judge only advises may decide nothing, by this way either.
+        parts = [score for score in scores if score.name in self.weights and not (score.overruled or score.advisory)]
         if not parts:
             return
         broken = [score.name for score in parts if score.value is None or score.is_number or not 0 <= score.value <= 1]
@@ -187,6 +188,7 @@ class Combined(PlainScorer):
         value = math.fsum(self.weights[score.name] * (score.value or 0.0) for score in parts) / total
         value = min(max(value, 0.0), 1.0)
         made = Score(self.name, value, value >= self.threshold - 1e-12 if self.decides else None)
+        made.combines = [score.name for score in parts]
         made.reason = " + ".join(f"{self.weights[score.name]:g} × {score.name} {score.value:.3g}" for score in parts)
         if self.decides:
             for score in parts:

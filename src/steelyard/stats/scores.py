@@ -31,10 +31,13 @@ def is_scoring_error(score: Score) -> bool:
 
 
 def verdict_without(scores: Sequence[Score], judge: str) -> bool | None:
-    """What the verdict would be without the judge of that name; other escalated judges overrule what they overruled."""
+    """What the verdict would be without the judge of that name; other escalated judges overrule what they overruled.
+
+    A combined score that is made of the judge's goes with it.
+    """
     left: list[Score] = []
     for score in scores:
-        if score.name == judge:
+        if score.name == judge or (score.combines is not None and judge in score.combines):
             continue
         if score.escalated and score.value is not None and not score.advisory:
             left = [one if one.passed is not False or one.advisory else _marked(one, True) for one in left]
