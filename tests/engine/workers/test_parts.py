@@ -28,6 +28,7 @@ from steelyard.engine.workers.messages import (
     Batch,
     Message,
     MessageQueue,
+    WorkerExit,
     WorkerInfo,
     check_same_versions,
 )
@@ -47,7 +48,7 @@ from steelyard.errors import ConfigurationError, SteelyardError, TransientError
 from steelyard.journal.reader import decode_entry
 from steelyard.journal.writer import encode_record
 from steelyard.masking import Secret
-from steelyard.protocols import DriverCallback, InvocationContext, Tally
+from steelyard.protocols import DriverCallback, Emit, InvocationContext, Tally
 from steelyard.records import EvalCase, InvocationResponse, Job
 from steelyard.report.summary import node_lines as lines
 from steelyard.run.config import EngineChoice
@@ -753,6 +754,31 @@ def test_limits_say_whether_they_must_be_counted_in_one_place() -> None:
     assert not EndpointLimits().is_counted
     assert EndpointLimits(rate=RateLimit(1, 1.0)).is_counted
     assert not EndpointLimits(pauses=False).pauses
+
+
+class BreaksWhenClosed:
+    async def __call__(self, job: Job, emit: Emit) -> None: ...
+
+    async def close(self) -> None:
+        raise OSError("the connection is broken")
+
+
+def test_work_that_cannot_be_closed_on_a_worker_is_reported_to_the_driver() -> None:
+    """Else it would wait for the worker's last batch for ever."""
+
+    async def main() -> WorkerExit:
+        hosted = HostedRun("n", 8, 1.0)
+        await hosted.begin(pickle_work(BreaksWhenClosed(), DriverObjects()))
+        hosted.receive(Message(no_more=True))
+        while not (items := (await asyncio.wait_for(hosted.batch(), 10)).items):
+            assert not hosted._running.done()
+        (_, _, ending) = items[-1]
+        assert isinstance(ending, WorkerExit)
+        return ending
+
+    failure = asyncio.run(main()).failure
+    assert failure is not None
+    assert str(pickle.loads(failure)) == "the connection is broken"
 
 
 def test_a_worker_whose_driver_is_silent_begins_nothing(monkeypatch) -> None:

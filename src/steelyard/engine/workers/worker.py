@@ -240,8 +240,11 @@ class HostedRun:
         except BaseException as error:  # noqa: BLE001 - raised in the driver
             failure = pickle_error(error)
         load = monitor.stop()
-        if (close_all := getattr(self._work, "close", None)) is not None:
-            await close_all()
+        try:
+            if (close_all := getattr(self._work, "close", None)) is not None:
+                await close_all()
+        except BaseException as error:  # noqa: BLE001 - raised in the driver, which waits for the last item
+            failure = failure or pickle_error(error)
         self._log.remove()
         self._queue.put((EXIT, 0, WorkerExit(failure, load, interrupted_by)), urgent=True)
 
