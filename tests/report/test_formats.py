@@ -19,6 +19,7 @@ from steelyard.report.junit import attribute, content, junit
 from steelyard.report.markdown import code, markdown, words
 from steelyard.stats.formatting import escape_invisible, one_line
 from tests.support.cli import Workshop, run_cli
+from tests.support.compare import outcome
 from tests.support.journal import a_record, write_journal
 from tests.support.junit import assert_valid_junit
 from tests.support.report import HOSTILE, agent_run, hostile_run
@@ -300,3 +301,11 @@ def test_a_case_that_is_not_there_is_exit_2_with_the_nearest(shop: Workshop) -> 
     assert ended.code == 2
     assert "did you mean 'c1'?" in ended.err
     assert run_cli(shop.folder, "report", "RUN", "--case", "c1", "-f", "csv").code == 2
+
+
+def test_markdown_says_what_a_cost_leaves_out(tmp_path: Path) -> None:
+    journal = [outcome("p", 0, cost=2.0), outcome("p", 1, cost=1.0, tokens_estimated=True), outcome("f", 2)]
+    write_journal(tmp_path / "run", journal)
+    report = run_cli(tmp_path, "report", "run", "-f", "md").out
+    note = "not in it, as their cost is unknown: 1 answer; by an estimated number of tokens: 1 answer"
+    assert re.search(rf"\| cost \| 3\.00 .*\| {note} \|", report), report

@@ -12,7 +12,7 @@ from steelyard.records import Record
 from steelyard.report.case import as_text, question
 from steelyard.report.headline import notices
 from steelyard.report.records import Expectations, RunRecords, SuiteCase, open_suite, state_of, why_failed
-from steelyard.report.summary import interval_of, metric_rows, score_rows, slice_mark, slice_rows
+from steelyard.report.summary import cost_notes, interval_of, metric_rows, score_rows, slice_mark, slice_rows
 from steelyard.run.result import Result
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import counted, format_number, format_time, one_line
@@ -104,7 +104,7 @@ def _figures(metrics: Metrics) -> Iterator[list[str]]:
     if trials and trials.trials > 1 and trials.cases:
         yield ["flaky cases", f"{trials.flaky:,} of {trials.cases:,} in {trials.trials:,} trials", ""]
     if metrics.cost:
-        yield ["cost", format_money(metrics.cost, code(metrics.currency or "", 20)), ""]
+        yield ["cost", format_money(metrics.cost, code(metrics.currency or "", 20)), "; ".join(cost_notes(metrics))]
     stats = metrics.stats
     if not metrics.scored_from and stats["requests_per_minute"] is not None and metrics.n:
         yield ["throughput", f"{format_number(stats['requests_per_minute'])} a minute", ""]

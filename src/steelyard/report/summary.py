@@ -511,10 +511,14 @@ def cost_lines(metrics: Metrics) -> list[str]:
     if not metrics.cost:
         return []
     if metrics.scored_from:
-        return [_scored(metrics), *_details(metrics)]
+        return [_scored(metrics), *_indented(cost_notes(metrics))]
     per = {"1,000 cases": metrics.cost_per_1000_cases, "passed case": metrics.cost_per_passed_case}
     shares = [f"{_money(metrics, amount)} per {label}" for label, amount in per.items() if amount is not None]
-    return [f"  cost {_money(metrics, metrics.cost)}: {', '.join(shares)}", *_of_it(metrics), *_details(metrics)]
+    return [
+        f"  cost {_money(metrics, metrics.cost)}: {', '.join(shares)}",
+        *_of_it(metrics),
+        *_indented(cost_notes(metrics)),
+    ]
 
 
 def _scored(metrics: Metrics) -> str:
@@ -529,16 +533,21 @@ def _of_it(metrics: Metrics) -> list[str]:
     return [f"    of it {', '.join(parts)}"] if parts else []
 
 
-def _details(metrics: Metrics) -> list[str]:
+def _indented(notes: list[str]) -> list[str]:
+    return [f"    {note}" for note in notes]
+
+
+def cost_notes(metrics: Metrics) -> list[str]:
+    """What a cost leaves out, and how much of it is estimated."""
     unknown = (
         (metrics.cost_unknown, "answer", "answers"),
         (metrics.cost_unknown_errors, "failed call", "failed calls"),
         (metrics.cost_unknown_judges, "call of judges", "calls of judges"),
     )
     missing = [counted(number, *names) for number, *names in unknown if number]
-    found = [f"    not in it, as their cost is unknown: {', '.join(missing)}"] if missing else []
+    found = [f"not in it, as their cost is unknown: {', '.join(missing)}"] if missing else []
     if metrics.cost_estimated:
-        found.append(f"    by an estimated number of tokens: {counted(metrics.cost_estimated, 'answer')}")
+        found.append(f"by an estimated number of tokens: {counted(metrics.cost_estimated, 'answer')}")
     return found
 
 

@@ -135,10 +135,18 @@ function throughputTile({ stats, scored_from: scoredFrom }) {
   return tile("Throughput", compact(stats.requests_per_minute), "/ min", tokens);
 }
 
+function callsWithoutCost(metrics) {
+  return (metrics.cost_unknown || 0) + (metrics.cost_unknown_errors || 0) + (metrics.cost_unknown_judges || 0);
+}
+
 function costTile(metrics) {
   if (!metrics.cost) return null;
   const each = metrics.cost_per_passed_case;
-  const note = each ? `${money(each, metrics.currency)} per passed case` : "";
+  const unknown = callsWithoutCost(metrics);
+  const note = [
+    each ? `${money(each, metrics.currency)} per passed case` : "",
+    unknown ? `${plural(unknown, "call")} not included` : "",
+  ].filter(Boolean).join("; ");
   return tile("Cost", money(metrics.cost, ""), escapeInvisible(metrics.currency || ""), note);
 }
 
@@ -388,7 +396,7 @@ function costCard({ metrics }) {
     ["per 1,000 cases", metrics.cost_per_1000_cases],
     ["per passed case", metrics.cost_per_passed_case],
   ].filter(([, amount]) => amount).map(([label, amount]) => line(label, money(amount, metrics.currency)));
-  const unknown = (metrics.cost_unknown || 0) + (metrics.cost_unknown_errors || 0) + (metrics.cost_unknown_judges || 0);
+  const unknown = callsWithoutCost(metrics);
   const notes = [
     unknown ? `The cost of ${plural(unknown, "call")} is unknown and not included.` : "",
     metrics.cost_estimated ? `${plural(metrics.cost_estimated, "call")} priced by estimated token counts.` : "",
