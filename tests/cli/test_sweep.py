@@ -258,7 +258,7 @@ def test_a_sweep_is_not_poured_into_a_run_directory(shop: Workshop, force: bool)
 def test_new_and_out_do_not_go_together(shop: Workshop) -> None:
     ended = run_cli(shop.folder, "sweep", "suite.yaml", "-j", "1", "-o", "out", "--new")
     assert ended.code == 2
-    assert "--new chooses a directory by itself" in ended.err
+    assert "--new cannot be used with --out" in ended.err
 
 
 def test_the_budget_of_a_sweep_ends_it_with_exit_4_and_says_what_helps(shop: Workshop) -> None:

@@ -313,7 +313,7 @@ def test_a_baseline_is_a_rule_as_well(tmp_path: Path) -> None:
         ({"decide": ("latency_p95<2s",)}, "cannot settle 'latency_p95<2s' before the end"),
         ({"decide": ("pass_rate<0.5",)}, "cannot settle"),
         ({"stop_when": "bored"}, "stop_when must be decided, got 'bored'"),
-        ({"requests": 5}, "does not go with a load run"),
+        ({"requests": 5}, "cannot be used in a load run"),
     ],
 )
 def test_what_cannot_be_decided_is_refused_before_any_call(options: dict[str, Any], message: str) -> None:

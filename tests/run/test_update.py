@@ -136,7 +136,7 @@ def test_update_goes_with_neither_new_nor_force(shop: Workshop) -> None:
     for flag in ("--new", "--force"):
         ended = run_cli(shop.folder, "run", "suite.yaml", "--update", flag)
         assert ended.code == 2
-        assert "--update continues a run: it does not go with --new or --force" in ended.err
+        assert "--update cannot be used with --new or --force: it continues a run" in ended.err
 
 
 def test_update_finds_the_newest_complete_run_by_itself(shop: Workshop) -> None:

@@ -135,7 +135,9 @@ def _draw(run: Path, count: int, seed: int, out: Path | None) -> int:
     if out is None:
         raise click.UsageError("--audit needs --out FILE, where the answers to label go")
     if out.exists():
-        raise ConfigurationError(f"{out} is there already, maybe with labels; it is not overwritten")
+        raise ConfigurationError(
+            f"{out} already exists and may have labels; choose another file, it is not overwritten"
+        )
     drawn, sizes = draw(Result.load(run).iter_responses(), count, seed)
     if not drawn:
         raise ConfigurationError(f"{run} has no answer with a verdict: there is nothing to audit")

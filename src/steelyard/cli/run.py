@@ -120,9 +120,9 @@ def command(**given: Any) -> int:
     flags = RunFlags(**given)
     log_to_stderr(quiet=flags.quiet, verbose=flags.verbose)
     if flags.new and flags.out is not None:
-        raise click.UsageError("--new chooses a directory by itself: it does not go with --out")
+        raise click.UsageError("--new cannot be used with --out: it chooses a directory itself")
     if flags.update and (flags.new or flags.force):
-        raise click.UsageError("--update continues a run: it does not go with --new or --force")
+        raise click.UsageError("--update cannot be used with --new or --force: it continues a run")
     runner, gate = _load(flags, options, engine)
     entry = OpenMode(
         force=flags.force,

@@ -68,7 +68,7 @@ def command(
     answers = StoredAnswers(run)
     named = suite or (answers.manifest.suite_file if answers.manifest is not None else None)
     if named is None:
-        raise ConfigurationError(f"{run} does not say which suite it is of: name one with --suite")
+        raise ConfigurationError(f"{run}/run.json names no suite: give one with --suite")
     if suite is None:
         _refuse_code(run, named)
     runner, gate = load_suite(named, variant={} if answers.manifest is None else answers.manifest.variant)
@@ -118,7 +118,9 @@ def command(
     if not ending.result.complete:
         say(f"resume with: {again}")
         return ending.signal_code or TOO_MANY_ERRORS
-    return verdict_code(ending.result.typed_metrics, gate, remedy=f"run {run} with --retry-errors to ask its own again")
+    return verdict_code(
+        ending.result.typed_metrics, gate, remedy=f"to retry the errors of {run}, run its suite with --retry-errors"
+    )
 
 
 def _refuse_code(run: Path, named: str) -> None:

@@ -90,7 +90,7 @@ def command(**given: Any) -> int:
     flags = SweepFlags(**given)
     log_to_stderr(quiet=flags.quiet, verbose=flags.verbose)
     if flags.new and flags.out is not None:
-        raise click.UsageError("--new chooses a directory by itself: it does not go with --out")
+        raise click.UsageError("--new cannot be used with --out: it chooses a directory itself")
     if (flags.parallelism is None) == (flags.arrivals is None):
         raise click.UsageError(
             "give the levels: -j 1,10,50 (calls in flight; auto searches), or --arrivals poisson:5/s,10/s"

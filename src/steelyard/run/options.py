@@ -528,16 +528,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         run_checks(self)
         if self.arrivals is not None and self.parallelism == "auto":
-            raise ConfigurationError("arrivals decide when calls are sent: parallelism 'auto' does not go with them")
+            raise ConfigurationError("arrivals cannot be used with parallelism 'auto': they decide when calls are sent")
         if self.is_load and self.trials > 1:
-            raise ConfigurationError("trials do not go with a load run, which goes round the cases by itself")
+            raise ConfigurationError("trials cannot be used in a load run, which repeats the cases itself")
         if self.stop_when is not None and self.is_load:
-            raise ConfigurationError("stop_when: decided does not go with a load run, which goes round the cases")
+            raise ConfigurationError("stop_when: decided cannot be used in a load run, which repeats the cases")
         if self.sample is not None and self.limit is not None:
             raise ConfigurationError("sample and limit both say how many cases: give one of them")
         if self.by and not self.keep_expected:
             raise ConfigurationError(
-                "by needs the cases' metadata in the records: it does not go with keep_expected off"
+                "by cannot be used with keep_expected off: it needs the cases' metadata in the records"
             )
         if self.low_memory and self.output_path is None:
             raise ConfigurationError("low_memory=True needs an output_path: responses are kept there, not in memory")
