@@ -107,6 +107,14 @@ def test_a_run_is_not_overwritten_and_an_empty_log_leaves_nothing(tmp_path: Path
     assert not (tmp_path / "other" / "RUN").exists()
 
 
+def test_records_without_a_manifest_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "RUN").mkdir()
+    (tmp_path / "RUN" / "outputs.jsonl").write_text("{}\n")
+    with pytest.raises(RunRefused, match="holds a run already"):
+        imported(tmp_path, HandMade({"a": [{"x": 1}]}))
+    assert (tmp_path / "RUN" / "outputs.jsonl").read_text() == "{}\n"
+
+
 def test_a_killed_import_can_be_repeated(tmp_path: Path) -> None:
     class Cut(HandMade):
         def samples(self) -> Iterator[LogSample]:

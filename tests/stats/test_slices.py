@@ -153,9 +153,15 @@ def test_a_case_with_several_values_counts_in_each():
     assert (found["tags", "a"].n, found["tags", "b"].n, found["tags", "b"].pass_rate) == (1, 2, 0.5)
 
 
+def test_a_case_with_several_values_beyond_the_first_hundred_counts_once_among_the_others():
+    first = [record(n, metadata={"tags": f"t{n}"}) for n in range(100)]
+    found = sliced([*first, record(100, metadata={"tags": ["u", "v", "t0"]})], "tags")
+    assert (found["tags", "(other)"].n, found["tags", "(other)"].cases, found["tags", "t0"].n) == (1, 1, 2)
+
+
 def test_slices_are_in_their_natural_order():
-    records = [record(n, metadata={"level": value}) for n, value in enumerate([10, None, 9, "x", "b"])]
-    assert [value for _, value in sliced(records, "level")] == ["9", "10", "b", "x", "(none)"]
+    records = [record(n, metadata={"level": value}) for n, value in enumerate([10, "nan", None, 9, "x", "b"])]
+    assert [value for _, value in sliced(records, "level")] == ["9", "10", "b", "nan", "x", "(none)"]
 
 
 def test_keys_are_a_list_or_a_text_with_commas():

@@ -193,7 +193,9 @@ def import_log(log: Log, run: Path, *, decides: str | None = None, pass_from: fl
     The score named `decides` says which answers pass: from `pass_from` on, by default only those with full marks.
     Without a name it is the one that the tool shows first, else the first that says pass or fail by itself.
     """
-    if run_state(run) is RunState.COMPLETE or (run / MANIFEST).exists():
+    # An import that was killed leaves cases and some records, without a manifest: it may be repeated.
+    was_killed = (run / CASES).exists() and not (run / MANIFEST).exists()
+    if run_state(run) is RunState.COMPLETE or (run_state(run) is RunState.INCOMPLETE and not was_killed):
         raise RunRefused(f"{run} holds a run already: ", "use {out}", path=run)
     is_new = not run.exists()
     create(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -223,8 +224,12 @@ class Slices:
         self._known.add(metadata)
         self._is_grouped = self._is_grouped or record.group is not None
         for key, slices in self._by_key.items():
-            for value in values_of(metadata, key):
-                self._slice(slices, value).add(record)
+            values = values_of(metadata, key)
+            if len(values) == 1:
+                self._slice(slices, values[0]).add(record)
+            else:  # several of them may be among the others, where the record counts once
+                for one in {id(found): found for found in (self._slice(slices, value) for value in values)}.values():
+                    one.add(record)
 
     def _slice(self, slices: dict[str, _Slice], value: str) -> _Slice:
         found = slices.get(value)
@@ -253,9 +258,10 @@ def _order(value: str) -> tuple[int, float, str]:
     if value in (NONE, OTHER, NOT_KEPT):
         return 2, 0.0, value
     try:
-        return 0, float(value), value
+        number = float(value)
     except ValueError:
-        return 1, 0.0, value
+        number = math.nan
+    return (1, 0.0, value) if math.isnan(number) else (0, number, value)
 
 
 def parse_keys(given: object, name: str) -> tuple[str, ...]:
