@@ -215,6 +215,9 @@ class EndpointLimits:
         if self._permits is not None:
             self._permits.observe("error" if overload is None else "overloaded", now - sent.at, sent.in_use)
 
+    def cancelled(self, sent: Sent) -> None:
+        """Learn nothing from a call that was cancelled or ran out of time; it has ended all the same."""
+
     def ended(self) -> None:
         """Release the permit of a call, however it ended."""
         if self._permits is not None:
@@ -311,6 +314,9 @@ class RateLimited(TargetWrapper):
             response = await self._target.invoke(case, context)
         except Exception as error:
             limits.failed(sent, error)
+            raise
+        except asyncio.CancelledError:
+            limits.cancelled(sent)
             raise
         finally:
             limits.ended()

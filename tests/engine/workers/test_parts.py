@@ -55,7 +55,7 @@ from steelyard.run.config import EngineChoice
 from steelyard.stats.running import NodeStats, RunningStats
 from steelyard.units import RateLimit
 from tests.support.cli import run_cli
-from tests.support.engine import drop, make_job, make_jobs
+from tests.support.engine import drop, make_job, make_jobs, until
 from tests.support.journal import a_record
 
 
@@ -322,7 +322,7 @@ class SlicedLink:
 
     def __init__(self, limits: EndpointLimits) -> None:
         self.queue = MessageQueue(lambda: None)
-        link = DriverLink(self.queue)
+        self.link = link = DriverLink(self.queue)
         self.calls = WorkerCalls([limits], lambda call, value: link.deliver([(call, value)], []))
         self.remote = link.limits(0, True, True, True)
         self.asked: list[str] = []
@@ -385,6 +385,35 @@ def test_a_call_that_is_cancelled_as_its_permit_comes_ends_as_cancelled_and_the_
         assert waiting[0].cancelled()
         assert waiting[1].result() == (1, 0)
 
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_rate_only", [True, False])
+def test_the_driver_keeps_nothing_of_calls_that_were_cancelled(is_rate_only) -> None:
+    class Silent:
+        async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
+            started.release()
+            return await asyncio.Future()
+
+    async def main() -> None:
+        nonlocal started
+        started = asyncio.Semaphore(0)
+        sliced = SlicedLink(EndpointLimits(rate=RateLimit(1000, 1.0)))
+        if not is_rate_only:
+            sliced.remote = sliced.link.limits(0, True, True)
+        serving = asyncio.create_task(sliced.serve())
+        target: Any = RateLimited(Silent(), sliced.remote)  # type: ignore[arg-type]
+        calls = [asyncio.create_task(target.invoke(EvalCase(id="c"), InvocationContext("c"))) for _ in range(5)]
+        for _ in calls:
+            await started.acquire()
+        assert len(sliced.calls._sent) == 5
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        await until(lambda: not sliced.calls._sent)
+        serving.cancel()
+
+    started: Any = None
     asyncio.run(main())
 
 

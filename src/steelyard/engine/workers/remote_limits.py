@@ -148,6 +148,9 @@ class DriverLimits:
         usage = _usage_only(partial) if isinstance(partial, InvocationResponse) else None
         self._link.send(self._number, "failed", sent, overloaded, wait, usage, urgent=overloaded)
 
+    def cancelled(self, sent: int) -> None:
+        self._link.send(self._number, "forget", sent)
+
     def ended(self) -> None:
         self._link.send(self._number, "ended")
 
@@ -221,6 +224,9 @@ class SlicedRateLimits:
                 timer.cancel()
                 self._link.send(self._number, "withdraw", grant)
             self._ask()
+
+    def cancelled(self, sent: Grant) -> None:
+        self._link.send(self._number, "forget", sent)
 
     def ended(self) -> None:
         """Do nothing: calls in flight are not counted."""
@@ -305,6 +311,8 @@ class WorkerCalls:
             self._waiting[call] = asyncio.create_task(self._slice(called, call, *args))
         elif name == "withdraw":
             self._withdraw(called, *args)
+        elif name == "forget":
+            self._sent.pop(args[0], None)
         elif name == "answered_all":
             for sent in args[0]:
                 self._settle(called, "answered", sent, InvocationResponse())
