@@ -23,6 +23,7 @@ from steelyard.report.page.page import page
 from steelyard.scoring import Contains
 from steelyard.stats.metrics import figures
 from steelyard.targets import Simulated
+from tests.support.judged import Assessor
 from tests.support.metrics import typed
 
 _GOOD_NAME = re.compile(r"[/\w.\- ]{1,250}", re.ASCII)
@@ -121,6 +122,13 @@ def test_params_figures_tags_and_files_are_logged(tracking: Tracking, run: Path)
     }
     assert expected.items() <= logged.tags.items()
     assert logged.files == {"run.json", "metrics.json", "outputs.jsonl", "report.html"}
+
+
+def test_rates_that_an_uncalibrated_judge_decided_are_marked_by_a_tag(tracking: Tracking, tmp_path: Path) -> None:
+    cases = EvalSet("s", [EvalCase(id="a", prompt="?")])
+    Runner(lambda case: "x", cases, [Assessor().judge()], progress="off", output_path=tmp_path / "judged").run_sync()
+    marked = tracking.run(log_run(tmp_path / "judged")).tags["steelyard.uncalibrated"]
+    assert marked == "judge judge is not calibrated; without it nothing decides"
 
 
 def test_a_score_with_a_name_that_mlflow_refuses_is_logged_by_one_it_takes(tracking: Tracking, run: Path) -> None:

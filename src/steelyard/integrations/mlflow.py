@@ -24,7 +24,7 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.report.page.page import page
 from steelyard.run.hooks import Hook
 from steelyard.run.result import Result
-from steelyard.stats.metrics import Metrics, figures
+from steelyard.stats.metrics import Metrics, figures, uncalibrated
 
 _NOT_IN_NAMES = re.compile(r"[^\w.\- ]", re.ASCII)
 _MAX_NAME_LENGTH = 250
@@ -155,11 +155,13 @@ def _log_files(client: Any, run_id: str, place: Path, *, outputs: bool) -> None:
 
 
 def _tags(place: Path, result: Result) -> dict[str, str]:
+    marks = uncalibrated(result.typed_metrics)
     return {
         "steelyard.run": str(place),
         "steelyard.suite": str(result.typed_metrics.suite),
         "steelyard.complete": "true" if result.complete else "false",
         "steelyard.version": __version__,
+        **({"steelyard.uncalibrated": "; ".join(marks)} if marks else {}),
     }
 
 
