@@ -210,7 +210,7 @@ def test_every_report_shows_slices_and_that_they_are_small(tmp_path: Path) -> No
         ({"where": ("lvl=1",)}, "where: no case of suite 'sliced' has the metadata 'lvl'"),
         ({"where": ("level=5",)}, "no case of suite 'sliced' has level=5: none of its 30"),
         ({"sample": 3, "limit": 4}, "sample and limit both say how many cases"),
-        ({"by": ("category",), "keep_expected": False}, "by needs the cases' metadata"),
+        ({"by": ("category",), "keep_expected": False}, "by cannot be used with keep_expected off"),
         ({"by": "category"}, "by must be a tuple"),
         ({"where": ("level",)}, "a condition is key=value"),
     ],
