@@ -105,10 +105,11 @@ class Hooks:
                 thread.send("on_error", record)
 
     def paced(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
-        """The jobs, none while a hook that is to see all records is behind; None means: not yet, ask again."""
-        return self._held_back(jobs) if self._awaited else jobs
+        """The jobs; none while a hook that is to see all records is behind."""
+        return jobs if not self._awaited else self._waiting(jobs)
 
-    def _held_back(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
+    def _waiting(self, jobs: Iterator[Job | None]) -> Iterator[Job | None]:
+        """Yield the jobs, or None for: not yet, ask again."""
         for job in jobs:
             while any(thread.is_behind for thread in self._awaited):
                 yield None
