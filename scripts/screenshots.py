@@ -24,6 +24,7 @@ from tests.support.cli import wait_until  # noqa: E402
 from tests.support.mock import running_mock  # noqa: E402
 from tests.support.view import served  # noqa: E402
 
+from steelyard import Result  # noqa: E402
 from steelyard.report.compare.compare import compare_runs  # noqa: E402
 from steelyard.report.compare.page import compare_page  # noqa: E402
 from steelyard.report.matrix.page import matrix_page  # noqa: E402
@@ -152,6 +153,17 @@ def shoot_labels(studio: Studio, run: Path) -> None:
         studio.take(seen, "label")
 
 
+def shoot_notebook(studio: Studio, place: Path) -> None:
+    """What a notebook shows of a result and of a comparison, one below the other."""
+    runs = place / "runs"
+    against = compare_runs([runs / "assistant-small", runs / "assistant-large"], most=6)
+    cells = [Result.load(runs / "assistant-small")._repr_html_(), against._repr_html_()]
+    body = "".join(f'<div style="margin:24px 32px">{cell}</div>' for cell in cells)
+    shown = written(place / "notebook.html", [f"<!doctype html><meta charset=utf-8><body>{body}</body>"], place)
+    with studio.open(shown.as_uri(), "table", height=760) as seen:
+        studio.take(seen, "notebook")
+
+
 def written(path: Path, pieces: Iterable[str], place: Path) -> Path:
     """A page in a file, without the folder that only this script knows."""
     path.write_text("".join(piece.replace(f"{place}/", "") for piece in pieces), encoding="utf-8")
@@ -189,6 +201,7 @@ def main(folder: Path) -> int:
             studio, written(place / "matrix.html", matrix_page(variants_in(compared(place / "matrix"))), place)
         )
         shoot_documents(studio, documents)
+        shoot_notebook(studio, place)
         shoot_agent(studio, place)
         shoot_view(studio, place)
         shoot_labels(studio, place / "runs" / "support-answers")

@@ -50,6 +50,7 @@ def result_html(result: Result) -> str:
             marks=uncalibrated(metrics),
             outcomes=_outcomes(metrics),
             cases=shown,
+            asks=any(row["asked"] for row in shown),
             unpassed=metrics.scored - metrics.passed + metrics.counts.error,
             place=None if result.path is None else str(result.path),
         )
