@@ -54,6 +54,14 @@ STOP_REASONS = {
     "output": "output_limit",
 }
 """The `stop_reason` of an answer that reached a limit, by the limit's name."""
+TOKEN_FIELDS = (
+    "num_tokens_input",
+    "num_tokens_output",
+    "num_tokens_input_cached",
+    "num_tokens_output_reasoning",
+    "num_tokens_input_cache_write",
+)
+"""The fields of a response that count tokens: of several calls, their sums."""
 
 
 class EvalCase(msgspec.Struct, kw_only=True, omit_defaults=True):

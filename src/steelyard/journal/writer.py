@@ -19,7 +19,7 @@ import numpy.typing as npt
 from steelyard.errors import JournalError
 from steelyard.journal.checksum import seal
 from steelyard.journal.files import INDEX, OUTPUTS
-from steelyard.records import Record
+from steelyard.records import TOKEN_FIELDS, Record
 
 MakeRows: TypeAlias = Callable[[npt.NDArray[np.int64]], bytes]
 """Turns noted columns (offset, length, slot, verdict, crc) into rows of the index."""
@@ -171,15 +171,6 @@ def _text_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(name for name, hint in get_type_hints(kind).items() if _holds_text(hint))
 
 
-_TOKEN_COUNTS = (
-    "num_tokens_input",
-    "num_tokens_output",
-    "num_tokens_input_cached",
-    "num_tokens_output_reasoning",
-    "num_tokens_input_cache_write",
-)
-
-
 class _Loose(msgspec.Struct):
     """The fields of a record in which a target may have put anything."""
 
@@ -276,7 +267,7 @@ def _clean_record(record: Record) -> None:
     notes = [f"{name}: {what}" for name, what in clean_texts(record)]
     for failed in record.retry_errors:
         notes += [f"retry_errors.{name}: {what}" for name, what in clean_texts(failed)]
-    for name in _TOKEN_COUNTS:
+    for name in TOKEN_FIELDS:
         if not _encodable(getattr(record, name)):
             setattr(record, name, None)
             notes.append(f"{name}: a number that JSON cannot hold was left out")

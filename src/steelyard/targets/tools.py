@@ -15,7 +15,7 @@ from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError, TargetError
 from steelyard.masking import masked_description
 from steelyard.protocols import InvocationContext, Target, TargetWrapper
-from steelyard.records import STOP_REASONS, EvalCase, InvocationResponse
+from steelyard.records import STOP_REASONS, TOKEN_FIELDS, EvalCase, InvocationResponse
 from steelyard.targets.conversation import Call
 
 ToolShape: TypeAlias = Literal["chat", "responses", "anthropic"]
@@ -37,11 +37,7 @@ _FROM_FIRST_TURN = (
     "input_payload",
 )
 _SUMMED = (
-    "num_tokens_input",
-    "num_tokens_output",
-    "num_tokens_input_cached",
-    "num_tokens_output_reasoning",
-    "num_tokens_input_cache_write",
+    *TOKEN_FIELDS,
     "time_queued",
     "retries",
     "resent",

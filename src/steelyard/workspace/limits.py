@@ -13,19 +13,12 @@ import msgspec
 
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import Clock, LimitSignal, Target
-from steelyard.records import STOP_REASONS, CaseLimits, InvocationResponse
+from steelyard.records import STOP_REASONS, TOKEN_FIELDS, CaseLimits, InvocationResponse
 from steelyard.workspace.recording import Body, CallLine, is_models
 
 _Part = Literal["model", "waiting", "tools"]
 NO_CALLS = "0 model calls: is it pointed at the gateway?"
 _DECIMALS = 12
-_SUMMED = (
-    "num_tokens_input",
-    "num_tokens_output",
-    "num_tokens_input_cached",
-    "num_tokens_output_reasoning",
-    "num_tokens_input_cache_write",
-)
 
 
 def check_enforced(names: Iterable[str], target: Target) -> None:
@@ -162,7 +155,7 @@ class GatewaySummary(msgspec.Struct, kw_only=True):
             response.cost = (response.cost or 0.0) + self.lost_cost
         if not self.turns:
             return
-        for name in (*_SUMMED, "tokens_estimated", "time_in_model", "time_in_tools", "time_to_first_token"):
+        for name in (*TOKEN_FIELDS, "tokens_estimated", "time_in_model", "time_in_tools", "time_to_first_token"):
             setattr(response, name, getattr(self, name))
         response.cost = None if self.cost is None else self.cost + self.lost_cost
         response.messages = self.messages or response.messages
@@ -229,7 +222,7 @@ class CallTotals:
         self.largest_tokens = 0
         self.largest_cost = 0.0
         self._cost_is_known = True
-        self._sums: dict[str, int | None] = dict.fromkeys(_SUMMED)
+        self._sums: dict[str, int | None] = dict.fromkeys(TOKEN_FIELDS)
         self._estimated = False
         self._first_token: float | None = None
         self._messages: list[dict[str, Any]] = []
@@ -243,7 +236,7 @@ class CallTotals:
         """Add a generation call; its first `known` turns were sent before, or are the question itself."""
         response = line.response
         tokens = (response.num_tokens_input or 0) + (response.num_tokens_output or 0)
-        for name in _SUMMED:
+        for name in TOKEN_FIELDS:
             if (value := getattr(response, name)) is not None:
                 self._sums[name] = (self._sums[name] or 0) + value
         self.tokens += tokens

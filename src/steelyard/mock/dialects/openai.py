@@ -22,9 +22,14 @@ def chat_whole(answer: SimulatedAnswer) -> bytes:
     if answer.reasoning:
         message["reasoning_content"] = "".join(answer.reasoning)
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answer)}
+    return _whole(answer, "chatcmpl", "chat.completion", choice)
+
+
+def _whole(answer: SimulatedAnswer, prefix: str, kind: str, choice: dict[str, Any]) -> bytes:
+    """The body of an answer with one choice, in whichever of the two APIs."""
     body = {
-        "id": f"chatcmpl-{answer.id}",
-        "object": "chat.completion",
+        "id": f"{prefix}-{answer.id}",
+        "object": kind,
         "created": answer.created,
         "model": answer.model,
         "choices": [choice],
@@ -97,16 +102,7 @@ def usage_fields(usage: AnswerUsage) -> dict[str, Any]:
 def completion_whole(answer: SimulatedAnswer) -> bytes:
     """Encode an answer that is not streamed."""
     choice = {"index": 0, "text": answer.text, "logprobs": None, "finish_reason": _completion_finish_reason(answer)}
-    body = {
-        "id": f"cmpl-{answer.id}",
-        "object": "text_completion",
-        "created": answer.created,
-        "model": answer.model,
-        "choices": [choice],
-    }
-    if answer.usage is not None:
-        body["usage"] = usage_fields(answer.usage)
-    return _encode(body)
+    return _whole(answer, "cmpl", "text_completion", choice)
 
 
 def completion_frames(answer: SimulatedAnswer) -> Iterator[bytes]:
