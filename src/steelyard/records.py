@@ -218,7 +218,8 @@ class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The fields of a response: the one list from which responses, records and the journal's entries derive.
 
     Those with a default factory are written even when they are None, so that a table read from a journal has these
-    columns. Times are seconds from the moment the request was sent.
+    columns. Times are seconds from the moment the request was sent. The fields that most answers have come first, up
+    to `LAST_COMMON_FIELD`: a check of the rest is short.
     """
 
     response_text: str | None = msgspec.field(default_factory=_NONE)
@@ -231,20 +232,27 @@ class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop_reason: str | None = msgspec.field(default_factory=_NONE)
     error: str | None = msgspec.field(default_factory=_NONE)
     input_prompt: str | None = None
-    input_payload: Any = None
     messages: list[dict[str, Any]] | None = None
+    http_status: int | None = None
+    request_id: str | None = None
+    """The provider's name for the call, for its support to look up."""
+    time_queued: float | None = None
+    """Seconds from asking the client to send until the bytes were handed to the socket: connecting, mostly."""
+    cost: float | None = None
+    """What the answer cost, in the currency of the prices; of a cached one: nothing more."""
     num_tokens_input_cached: int | None = None
     num_tokens_output_reasoning: int | None = None
-    retries: int = 0
-    error_type: str | None = None
-    cached: bool = False
-    """Not asked for: from the cache, or from a call that another case made. Its times are of the call back then."""
     time_to_first_content_token: float | None = None
-    time_to_first_reasoning_token: float | None = None
     time_between_tokens_p50: float | None = None
     """Of a streamed answer: seconds between a piece that brings a token and the next one."""
     time_between_tokens_p99: float | None = None
     time_between_tokens_max: float | None = None
+    input_payload: Any = None
+    retries: int = 0
+    error_type: str | None = None
+    cached: bool = False
+    """Not asked for: from the cache, or from a call that another case made. Its times are of the call back then."""
+    time_to_first_reasoning_token: float | None = None
     stalls: int = 0
     """How many of these gaps lasted half a second or longer."""
     time_waiting: float | None = None
@@ -257,17 +265,10 @@ class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Of an agent with a gateway: seconds in which a model was answering at least one of its calls."""
     time_in_tools: float | None = None
     """Of an agent with a gateway: seconds in which no call was under way, the agent's own work and its tools'."""
-    time_queued: float | None = None
-    """Seconds from asking the client to send until the bytes were handed to the socket: connecting, mostly."""
     time_from_planned: float | None = None
     """Open loop: seconds from the planned moment of sending to the end of the answer."""
-    cost: float | None = None
-    """What the answer cost, in the currency of the prices; of a cached one: nothing more."""
     tokens_estimated: bool = False
     """The server reported no usage: the token counts are an estimate."""
-    http_status: int | None = None
-    request_id: str | None = None
-    """The provider's name for the call, for its support to look up."""
     node: str | None = None
     """Which machine of a cluster the case was asked from; None when it was this process."""
     num_tokens_input_cache_write: int | None = None
@@ -294,6 +295,9 @@ class ResponseFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Bytes of an agent's workspace when it had ended."""
     workspace_patch: str | None = None
     """What an agent changed, of an answer in the cache; a run keeps it under artifacts/ instead."""
+
+
+LAST_COMMON_FIELD = "time_between_tokens_max"
 
 
 class InvocationResponse(ResponseFields, kw_only=True, omit_defaults=True, gc=False):

@@ -156,7 +156,7 @@ def test_what_json_cannot_hold_is_replaced_and_noted(value: Any, written: Any) -
     decoded = read_back(a_record(input_payload=value, messages=[{"content": value}]))
     assert decoded.input_payload == written
     assert decoded.messages == [{"content": written}]
-    assert [note.split(":")[0] for note in decoded.notes] == ["input_payload", "messages"]
+    assert [note.split(":")[0] for note in decoded.notes] == ["messages", "input_payload"]
     assert decoded.response_text == "hello"
 
 

@@ -240,6 +240,24 @@ def test_whatever_stands_in_a_response_its_record_can_be_written_and_read_back(f
     assert (back.id, back.status, back.error) == (record.id, record.status, record.error)
 
 
+def test_a_rare_field_is_kept_when_the_answer_before_had_only_common_ones() -> None:
+    """Records of answers whose rare fields have their defaults are made in a shorter way than others."""
+    common = InvocationResponse(response_text="a")
+    rare = InvocationResponse(response_text="a", resent=2, reasoning_in_text=True, workspace_patch="+ line")
+    kept = [one_record(returning(response)) for response in (common, rare, common)]
+    assert [(record.resent, record.reasoning_in_text, record.workspace_patch) for record in kept] == [
+        (0, False, None),
+        (2, True, "+ line"),
+        (0, False, None),
+    ]
+
+
+def test_a_rare_field_that_cannot_be_compared_is_an_error_that_names_it() -> None:
+    record = one_record(returning(InvocationResponse(fields_left_out=np.array([1, 2]))))  # type: ignore[arg-type]
+    assert record.error is not None
+    assert "fields_left_out is ndarray" in record.error
+
+
 def test_a_huge_whole_number_is_kept_exactly_or_refused() -> None:
     record = one_record(returning(InvocationResponse(num_tokens_output=np.int64(2**53 + 1))))
     assert record.status == "error" or record.num_tokens_output == 2**53 + 1

@@ -24,6 +24,7 @@ from steelyard.masking import masked_description, user_traceback
 from steelyard.protocols import Cancellation, Emit, InvocationContext, RemoteTarget, Session, StartedPrograms, Target
 from steelyard.records import (
     CUT_OFF,
+    LAST_COMMON_FIELD,
     MAX_NUMBER,
     RECORD_VERSION,
     EvalCase,
@@ -196,17 +197,27 @@ _FACTORY_MADE = {field.name for field in msgspec.structs.fields(ResponseFields) 
 """Fields that are cheaper to pass, even when they are None, than to leave to their default factory."""
 
 
+_COMMON = InvocationResponse.__struct_fields__.index(LAST_COMMON_FIELD) + 1
+_RARE_DEFAULTS = astuple(InvocationResponse())[_COMMON:]
+"""What the other fields hold in most responses."""
+
+
 class _Shape:
-    """A combination of types that a response's fields may have: which of them have a value, and which are numbers."""
+    """A combination of types that a response's fields may have: which of them have a value, and which are numbers.
+
+    It is of all fields, or of the common ones in a response whose other fields have their defaults.
+    """
 
     __slots__ = ("numbers_of", "record_of")
 
     def __init__(self, values: tuple[Any, ...]) -> None:
-        places = [place for place, _ in _NUMBERS if values[place] is not None]
+        places = [place for place, _ in _NUMBERS if place < len(values) and values[place] is not None]
         # The first one twice: of a single place an itemgetter would make no tuple.
-        self.numbers_of: Callable[[tuple[Any, ...]], tuple[float, ...]] = itemgetter(places[0], *places)
-        filled = dict(zip(InvocationResponse.__struct_fields__, values, strict=True))
-        self.record_of = _record_maker(name for name in _FIELDS if filled[name] is not None or name in _FACTORY_MADE)
+        numbers_of = itemgetter(places[0], *places) if places else itemgetter(slice(0))
+        self.numbers_of: Callable[[tuple[Any, ...]], tuple[float, ...]] = numbers_of
+        filled = dict(zip(InvocationResponse.__struct_fields__, values, strict=False))
+        names = (name for name in _FIELDS if filled.get(name) is not None or name in _FACTORY_MADE)
+        self.record_of = _record_maker(names)
 
 
 _GOOD_SHAPES: dict[tuple[type, ...], _Shape] = {}
@@ -462,11 +473,11 @@ def _with_waits(
 def _checked(returned: Any) -> tuple[InvocationResponse, _Shape | None]:
     """The response, if its fields have types that can be read back from the journal, and its shape; else TypeError."""
     response = returned if type(returned) is InvocationResponse else _plain(returned)
-    values = astuple(response)
+    values = _values_to_check(response)
     shape: _Shape | None = _GOOD_SHAPES.get(tuple(map(type, values)))
     if shape is None:
         _coerce_types(response)
-        values = astuple(response)
+        values = _values_to_check(response)
         shape = _GOOD_SHAPES[tuple(map(type, values))] = _Shape(values)
     if not _are_small(shape.numbers_of(values)):
         _refuse_numbers(response)
@@ -478,6 +489,15 @@ def _checked(returned: Any) -> tuple[InvocationResponse, _Shape | None]:
         response.error = response.error_type
         shape = None
     return response, shape
+
+
+def _values_to_check(response: InvocationResponse) -> tuple[Any, ...]:
+    """The response's values; only those of the common fields where the others have their defaults."""
+    values = astuple(response)
+    try:
+        return values[:_COMMON] if values[_COMMON:] == _RARE_DEFAULTS else values
+    except Exception:  # noqa: BLE001 - some objects cannot be compared, such as arrays
+        return values
 
 
 def _plain(returned: Any) -> InvocationResponse:
