@@ -514,6 +514,30 @@ def test_a_load_run_has_what_was_asked_for_in_flight_from_its_first_second_to_it
         assert busy >= 0.85 * asked_for
 
 
+@pytest.mark.slow
+def test_a_driver_with_too_little_cpu_is_named_as_the_bottleneck_and_loses_nothing(tmp_path) -> None:
+    """It runs for 40 ms of each 500, as `benchmarks/ray_faults.py` has it for Ray."""
+    write_suite(tmp_path, AGENT, 20)
+    requests = 1_500
+    words = ("run", "suite.yaml", "--out", "run", "-j", "20", "--requests", str(requests), "--no-progress")
+    out = tmp_path / "run" / "outputs.jsonl"
+    started = start(tmp_path, *words, "--workers", "2")
+    wait_for(lambda: out.exists() and out.stat().st_size > 0, seconds=60)
+    until = time.monotonic() + 60
+    while started.poll() is None and time.monotonic() < until:
+        started.send_signal(signal.SIGSTOP)
+        time.sleep(0.46)
+        started.send_signal(signal.SIGCONT)
+        time.sleep(0.04)
+    ended = finish(started)
+    assert ended.code == 0, ended.err
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert (metrics["counts"]["planned"], metrics["counts"]["ok"]) == (requests, requests)
+    assert metrics["client"]["bottleneck"] is True
+    assert "the driver's event loop ran" in metrics["client"]["reason"]
+    assert out.read_bytes().count(b"\n") == len(asked(tmp_path)) == requests
+
+
 # Agents
 
 
