@@ -35,9 +35,8 @@ from steelyard.view import pages
 from steelyard.view.cases import MAX_ROWS, MEASURED, CaseTable, SearchResult, search, terms_of
 from steelyard.view.label import Labelling
 from steelyard.view.live import Watches
-from steelyard.view.matrices import Matrices, batch
 from steelyard.view.pages import charts, in_case_order
-from steelyard.view.runs import MAX_COMPARED, Comparisons, Overviews, Runs, Suites, Sweeps, stat_of
+from steelyard.view.runs import MAX_COMPARED, Comparisons, Matrices, Overviews, Runs, Suites, Sweeps, batch, stat_of
 from steelyard.view.security import Guard, is_loopback
 from steelyard.view.work import file_response, running_case
 
