@@ -34,9 +34,9 @@ from steelyard.records import verdict
 from steelyard.report.headline import live_state
 from steelyard.stats.errors import error_name
 from steelyard.stats.formatting import counted, one_line
+from steelyard.view.cases import running_now
 from steelyard.view.pages import in_case_order, live_figures
 from steelyard.view.runs import sayable, signature_of
-from steelyard.view.work import running_now
 
 _PULSE = 0.5
 """Seconds between two looks at a run that is being written."""

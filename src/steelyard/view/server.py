@@ -32,13 +32,21 @@ from steelyard.journal.reader import belonging_rows, index_rows
 from steelyard.report.labels import checked_name
 from steelyard.report.page.data import CaseWork, body
 from steelyard.view import pages
-from steelyard.view.cases import MAX_ROWS, MEASURED, CaseTable, SearchResult, search, terms_of
+from steelyard.view.cases import (
+    MAX_ROWS,
+    MEASURED,
+    CaseTable,
+    SearchResult,
+    file_response,
+    running_case,
+    search,
+    terms_of,
+)
 from steelyard.view.label import Labelling
 from steelyard.view.live import Watches
 from steelyard.view.pages import charts, in_case_order
 from steelyard.view.runs import MAX_COMPARED, Comparisons, Matrices, Overviews, Runs, Suites, Sweeps, batch, stat_of
 from steelyard.view.security import Guard, is_loopback
-from steelyard.view.work import file_response, running_case
 
 _BACKLOG = 128
 _PATIENCE = 1
