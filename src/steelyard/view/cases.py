@@ -27,8 +27,7 @@ from steelyard.journal.files import LOGS, OUTPUTS
 from steelyard.journal.index import Rows
 from steelyard.journal.reader import RecordReader
 from steelyard.records import Record
-from steelyard.report.case import spoken
-from steelyard.report.case_files import FILE_FOLDERS, CaseFile, ending
+from steelyard.report.case import FILE_FOLDERS, CaseFile, ending, spoken
 from steelyard.report.page.data import CaseWork, TableColumns, metadata_text, shown_turns, time_line
 from steelyard.report.trajectory import read_trajectory
 from steelyard.stats.formatting import one_line

@@ -15,8 +15,19 @@ from typing import IO, Any
 import msgspec
 
 from steelyard.records import Record, is_digest
-from steelyard.report.case import ChatMessage, as_text, question, turns
-from steelyard.report.case_files import CaseFile, CaseFiles, beginning, case_files, ending, has_files, patch_summary
+from steelyard.report.case import (
+    CaseFile,
+    CaseFiles,
+    ChatMessage,
+    as_text,
+    beginning,
+    case_files,
+    ending,
+    has_files,
+    patch_summary,
+    question,
+    turns,
+)
 from steelyard.report.chart import draw
 from steelyard.report.records import STATES, SuiteCase, state_of
 from steelyard.report.trajectory import PARTS, AgentTrajectory, time_chart, trajectory_of
