@@ -17,7 +17,7 @@ from steelyard.cli.run import load_suite
 from steelyard.cli.run_control import allow_calls, log_to_stderr, run_interruptibly
 from steelyard.journal.files import disk_errors
 from steelyard.load.sweep import PlannedRequests, Sweep, SweepResult
-from steelyard.report.sweep.charts import write_charts
+from steelyard.report.sweep.page import write_charts
 from steelyard.report.sweep.table import sweep_table
 from steelyard.run.config import EngineChoice
 from steelyard.run.options import RunOptions

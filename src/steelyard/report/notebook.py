@@ -60,7 +60,7 @@ def result_html(result: Result) -> str:
 def sweep_html(sweep: Mapping[str, Any], place: str | None) -> str:
     """A sweep: the advice, the plot of error rate against throughput, and a row for each level."""
     from steelyard.report.chart import chart_file
-    from steelyard.report.sweep.charts import error_rate_chart
+    from steelyard.report.sweep.page import error_rate_chart
     from steelyard.report.sweep.table import HEADINGS, level_cells, with_goodput
 
     named = " on ".join(str(name) for name in (sweep["suite"], sweep["model_id"]) if name)
