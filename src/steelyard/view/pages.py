@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse
 from steelyard.journal.index import Rows, counting
 from steelyard.report.html import DOCUMENT_SCRIPTS, asset, environment, join_scripts, render, script_json, style_sheet
 from steelyard.report.matrix.page import page_head
-from steelyard.report.page import charts as page_charts
+from steelyard.report.page import page as report_page
 from steelyard.report.page.page import SHARED_SCRIPTS
 from steelyard.report.records import STATES
 from steelyard.stats.intervals import clopper_pearson
@@ -120,7 +120,7 @@ def charts(rows: Rows) -> dict[str, Any]:
     measured = (rows["ok"] == 1) & (rows["cached"] == 0)
     first, last, at, output = (rows[name].astype(np.float64) for name in ("first", "last", "at", "output"))
     return {
-        **page_charts.charts(first, last, output, at, states, measured),
+        **report_page.charts(first, last, output, at, states, measured),
         **{name: round(_total(rows[name][measured])) for name in ("cached_input", "reasoning")},
     }
 
@@ -180,7 +180,7 @@ def _error_kinds(errors: Rows, kinds: Sequence[str]) -> list[tuple[str, int]]:
 def _curves(rows: Rows) -> dict[str, Any] | None:
     """Records and errors in each stretch of the run, and the percentiles of the times of those that finished in it."""
     at = rows["at"].astype(np.float64)
-    found = page_charts.over_time(at, states_of(rows))
+    found = report_page.over_time(at, states_of(rows))
     if found is None:
         return None
     bins = len(found["finished"])

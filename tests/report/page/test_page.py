@@ -20,9 +20,8 @@ from steelyard.records import Score
 from steelyard.report.case import turns
 from steelyard.report.headline import notices
 from steelyard.report.html import asset, script_json
-from steelyard.report.page.charts import histogram, over_time, points
 from steelyard.report.page.data import text_limit
-from steelyard.report.page.page import SCRIPTS, page
+from steelyard.report.page.page import SCRIPTS, histogram, over_time, page, points
 from steelyard.report.records import Expectations, RunRecords, open_suite
 from steelyard.run.result import Result
 from tests.support.journal import a_record, write_journal
