@@ -106,7 +106,7 @@ def comparison_html(comparison: Comparison) -> str:
 def leaderboard_html(board: Leaderboard) -> str:
     """Several runs of the same cases: the verdict, the Pareto front, and a row for each run."""
     from steelyard.report.chart import chart_file
-    from steelyard.report.matrix.charts import scatter_charts
+    from steelyard.report.matrix.page import scatter_charts
     from steelyard.report.matrix.text import HEADINGS, against_words, cells, how_tested, shown_columns
 
     kept, charts = shown_columns(board), scatter_charts(board)

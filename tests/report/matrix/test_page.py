@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 
 from steelyard import EvalCase, EvalSet
+from steelyard.report.chart import draw
 from steelyard.report.html import asset, join_scripts
-from steelyard.report.matrix.page import SCRIPTS, matrix_page
+from steelyard.report.matrix.leaderboard import rank
+from steelyard.report.matrix.page import SCRIPTS, matrix_page, scatter_charts
 from steelyard.report.matrix.table import VariantRuns, variants_of
 from tests.support.compare import finished, outcome
 from tests.support.matrix import matrix, matrix_of
@@ -101,3 +103,35 @@ def test_the_page_has_no_element_but_its_own(tmp_path: Path) -> None:
 def test_without_scripts_the_leaderboard_is_there_all_the_same(tmp_path: Path) -> None:
     text = "".join(matrix_page(matrix(tmp_path, {"a": "p" * 30, "b": "f" * 30})))
     assert "a passed most: 100.0%; b is shown to be worse" in Elements(text).text
+
+
+def test_the_front_goes_from_the_cheapest_to_the_best(tmp_path: Path) -> None:
+    figures = {"good": ("p" * 10, 0.3), "cheap": ("pppppfffff", 0.01), "poor": ("ppppffffff", 0.2)}
+    records = {
+        name: [outcome(one, n, cost=cost, time_to_last_token=1 - cost) for n, one in enumerate(word)]
+        for name, (word, cost) in figures.items()
+    }
+    cost, latency = scatter_charts(rank(matrix_of(tmp_path, records)))
+    assert (cost.title, latency.title) == ("Pass rate against cost", "Pass rate against latency")
+    assert [mark.label for mark in cost.series[0].marks] == ["cheap", "good"]
+    assert [mark.label for series in cost.series[1:] for mark in series.marks] == ["poor"]
+    assert [mark.label for mark in latency.series[0].marks] == ["good"]
+    assert cost.x.log
+    assert cost.series[0].marks[1].text == "good: 100.0% passed (95 % CI 69.2% – 100.0%), cost 0.30 USD"
+    assert cost.series[0].marks[1].ringed
+
+
+def test_every_point_lies_within_the_chart(tmp_path: Path) -> None:
+    for folder, rates in {"none": ("f" * 9, "f" * 9), "all": ("p" * 9, "p" * 9), "both": ("p" * 9, "f" * 9)}.items():
+        board = rank(matrix(tmp_path / folder, dict(zip("ab", rates, strict=True)), cost=0.0, time_to_last_token=0.5))
+        for chart in scatter_charts(board):
+            drawing = draw(chart)
+            for mark in drawing["marks"]:
+                assert drawing["left"] <= mark["x"] <= drawing["right"]
+                assert drawing["top"] <= mark["y"] <= drawing["bottom"]
+            assert len(drawing["y_ticks"]) >= 2
+
+
+def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
+    board = rank(matrix(tmp_path, {"a": "pf", "b": "pp"}, time_to_last_token=None, time_to_first_token=None))
+    assert scatter_charts(board) == []
