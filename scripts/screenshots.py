@@ -26,7 +26,7 @@ from tests.support.view import served  # noqa: E402
 
 from steelyard import Result  # noqa: E402
 from steelyard.report.compare.compare import compare_runs  # noqa: E402
-from steelyard.report.compare.page import compare_page  # noqa: E402
+from steelyard.report.compare.formats import compare_page  # noqa: E402
 from steelyard.report.matrix.page import matrix_page  # noqa: E402
 from steelyard.report.matrix.table import variants_in  # noqa: E402
 from steelyard.report.page.page import page  # noqa: E402

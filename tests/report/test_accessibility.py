@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from steelyard.report.compare.compare import compare_runs
-from steelyard.report.compare.page import compare_page
+from steelyard.report.compare.formats import compare_page
 from steelyard.report.html import asset
 from steelyard.report.page.page import page
 from steelyard.report.sweep.page import sweep_page

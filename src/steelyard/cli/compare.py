@@ -77,11 +77,11 @@ class _Pair:
 
     def written(self, form: str) -> Iterator[str]:
         if form == "html":
-            from steelyard.report.compare.page import compare_page
+            from steelyard.report.compare.formats import compare_page
 
             yield compare_page(self.found)
             return
-        from steelyard.report.compare.text import compare_markdown, compare_text
+        from steelyard.report.compare.formats import compare_markdown, compare_text
 
         yield compare_markdown(self.found) if form == "md" else compare_text(self.found) + "\n"
 

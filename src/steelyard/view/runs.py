@@ -37,7 +37,7 @@ from steelyard.journal.files import (
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.records import Record
 from steelyard.report.compare.compare import compare_runs
-from steelyard.report.compare.page import comparison_markup, comparison_title
+from steelyard.report.compare.formats import comparison_markup, comparison_title
 from steelyard.report.headline import Headline, is_writing, notices, read_headline, read_partial
 from steelyard.report.matrix.page import Surroundings, matrix_page
 from steelyard.report.matrix.table import VariantRun, VariantRuns
