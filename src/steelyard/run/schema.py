@@ -20,8 +20,7 @@ from steelyard.run.config import EngineChoice, Gate
 from steelyard.run.options import OptionField, RunOptions, options_of
 from steelyard.scoring.base import LIMIT_NAMES
 from steelyard.stats.metrics import Metrics
-from steelyard.suite.examples import KEYS as EXAMPLE_KEYS
-from steelyard.suite.prompts import KEYS as PROMPT_KEYS
+from steelyard.suite.prompts import EXAMPLE_KEYS, PROMPT_KEYS
 from steelyard.suite.suite_file import KEYS
 from steelyard.workspace.template import Workspace
 

@@ -14,9 +14,8 @@ from steelyard.disk import sync_directory
 from steelyard.errors import ConfigurationError, SuiteError
 from steelyard.records import EvalCase
 from steelyard.suite.data_files import FrameRows, file_source, frame_columns, is_frame
-from steelyard.suite.examples import Examples
 from steelyard.suite.identity import BadCase, Marks, Occurrences, as_json, content_digest
-from steelyard.suite.prompts import CasePrompt
+from steelyard.suite.prompts import CasePrompt, Examples
 from steelyard.suite.sources import Arrange, Cases, CsvSource, JsonlSource, MemorySource, Placed, Source, by_name
 
 

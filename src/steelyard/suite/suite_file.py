@@ -16,8 +16,7 @@ from steelyard.attachments import AttachmentFolder
 from steelyard.errors import ConfigurationError, SuiteError, reject_unknown
 from steelyard.suite.data_files import FORMATS, HuggingFaceSource, file_source, harbor_cases, swebench_cases
 from steelyard.suite.evalset import EvalSet, arrangement
-from steelyard.suite.examples import read_examples
-from steelyard.suite.prompts import CasePrompt, read_prompts
+from steelyard.suite.prompts import CasePrompt, read_examples, read_prompts
 from steelyard.suite.sources import Arrange, MemorySource, Source, by_name, found, grouped_by, open_file
 
 if TYPE_CHECKING:
