@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from steelyard.run.stop_rules import RateRule, Unit
-from steelyard.stats.decided import BaselineRule
-from steelyard.stats.rules import read_rule
+from steelyard.stats.rules import BaselineRule, read_rule
 
 DRAWS = 200
 

@@ -24,15 +24,6 @@ import numpy.typing as npt
 from steelyard.load.search_rule import LevelSearch, Measure, decide_slo
 from steelyard.stats.agreement import graded_agreement, pass_fail_agreement
 from steelyard.stats.correction import Stratum, corrected_rate, rogan_gladen, weighted_error_rates
-from steelyard.stats.decided import (
-    ALPHA_EARLY,
-    ALPHA_END,
-    BaselineRule,
-    SuiteRateRule,
-    ThresholdRule,
-    decide_at_the_end,
-    passes_needed,
-)
 from steelyard.stats.distributions import binomial_cdf, normal_quantile
 from steelyard.stats.intervals import (
     BoundedMean,
@@ -49,6 +40,15 @@ from steelyard.stats.paired import (
     paired_mean,
     smallest_detectable,
     unchanged_cases_needed,
+)
+from steelyard.stats.rules import (
+    ALPHA_EARLY,
+    ALPHA_END,
+    BaselineRule,
+    SuiteRateRule,
+    ThresholdRule,
+    decide_at_the_end,
+    passes_needed,
 )
 
 Floats = npt.NDArray[np.float64]

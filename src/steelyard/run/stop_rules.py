@@ -18,16 +18,17 @@ from steelyard.protocols import InFlight
 from steelyard.records import Job, Record, verdict
 from steelyard.run.options import RunOptions
 from steelyard.run.plan import Plan
-from steelyard.stats.decided import (
+from steelyard.stats.metrics import DecidedMetrics, DecidedRule
+from steelyard.stats.rules import (
     BaselineRule,
     Decision,
+    Rule,
     SuiteRateRule,
     ThresholdRule,
     decide_at_the_end,
     passes_needed,
+    read_rule,
 )
-from steelyard.stats.metrics import DecidedMetrics, DecidedRule
-from steelyard.stats.rules import Rule, read_rule
 from steelyard.stats.running import RunningStats
 from steelyard.transport import errors
 

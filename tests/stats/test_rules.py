@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import gammaln, logsumexp
 
-from steelyard.stats.decided import (
+from steelyard.stats.rules import (
     BaselineRule,
     SuiteRateRule,
     ThresholdRule,
