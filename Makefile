@@ -104,8 +104,10 @@ site: $(VENV)/.dev-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site/$$version && \
 	$(BIN)/python scripts/site_versions.py site && echo "site/$$version/index.html"
 
+# The pages that are made from the package: the help of every command, and what `steelyard explain` prints.
 docs: $(VENV)/.dev-ready
 	$(BIN)/python scripts/cli_reference.py
+	cp src/steelyard/cli/troubleshooting.md docs/troubleshooting.md
 
 # The images of the docs, of real runs against the mock in a real browser: two minutes.
 screenshots: $(VENV)/.dev-ready browser

@@ -16,6 +16,7 @@ COMMANDS = (
     ("report", "runs/first", "-f", "html"),
     ("report", "runs/first", "-f", "md"),
     ("schema",),
+    ("explain", "locked"),
     ("plugins",),
     ("ls",),
 )

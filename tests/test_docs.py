@@ -148,9 +148,10 @@ def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """The headings as GitHub turns them into anchors."""
+    """The headings as GitHub turns them into anchors, and the anchors that are written out."""
     headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    written = set(re.findall(r'^<a id="([^"]+)"></a>$', text, flags=re.M))
+    return written | {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_index_links_every_page() -> None:

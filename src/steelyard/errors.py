@@ -53,19 +53,36 @@ def suggestion(name: object, known: Collection[str]) -> str:
 class SteelyardError(Exception):
     """The root of every error that Steelyard raises on purpose."""
 
+    topic = "internal-error"
+    """The section of docs/troubleshooting.md about it, which `steelyard explain` prints."""
+
 
 class ConfigurationError(SteelyardError, ValueError):
-    """What was asked for cannot be done; raised before anything is called."""
+    """What was asked for cannot be done; raised before anything is called.
+
+    `topic` names the section of docs/troubleshooting.md about this message, where there is one.
+    """
+
+    topic = "configuration"
+
+    def __init__(self, message: str, *, topic: str | None = None) -> None:
+        if topic is not None:
+            self.topic = topic
+        super().__init__(message)
 
 
 class SuiteError(ConfigurationError):
     """A suite or case file that cannot be used; says where."""
 
-    def __init__(self, message: str, *, path: str | Path | None = None, line: int | None = None) -> None:
+    topic = "suite-file"
+
+    def __init__(
+        self, message: str, *, path: str | Path | None = None, line: int | None = None, topic: str | None = None
+    ) -> None:
         self.path = None if path is None else str(path)
         self.line = line
         where = ":".join(str(part) for part in (self.path, line) if part is not None)
-        super().__init__(f"{where}: {message}" if where else message)
+        super().__init__(f"{where}: {message}" if where else message, topic=topic)
 
 
 _REMEDIES = {
@@ -101,9 +118,13 @@ class RunRefused(SteelyardError):
     argument, whichever the caller can use.
     """
 
-    def __init__(self, message: str, remedy: str = "", *, path: str | Path) -> None:
+    topic = "refused"
+
+    def __init__(self, message: str, remedy: str = "", *, path: str | Path, topic: str | None = None) -> None:
         from pathlib import Path
 
+        if topic is not None:
+            self.topic = topic
         self.path = Path(path)
         self._message, self._remedy = message, remedy
         super().__init__(message + remedy)
@@ -116,6 +137,8 @@ class RunRefused(SteelyardError):
 class RunFinished(RunRefused):
     """The run there is complete; starting over or continuing it must be asked for."""
 
+    topic = "complete"
+
     def __init__(self, message: str, remedy: str = "", *, path: str | Path, errors: int) -> None:
         self.errors = errors
         super().__init__(message, remedy, path=path)
@@ -123,6 +146,8 @@ class RunFinished(RunRefused):
 
 class RunLocked(RunRefused):
     """Another live process writes to the run directory."""
+
+    topic = "locked"
 
     def __init__(self, message: str, remedy: str = "", *, path: str | Path, pid: int | None, host: str | None) -> None:
         self.pid = pid
@@ -133,6 +158,8 @@ class RunLocked(RunRefused):
 class RunMismatch(RunRefused):
     """The run directory belongs to another target or seed."""
 
+    topic = "mismatch"
+
     def __init__(self, message: str, remedy: str = "", *, path: str | Path, differences: list[str]) -> None:
         self.differences = differences
         super().__init__(message, remedy, path=path)
@@ -140,6 +167,8 @@ class RunMismatch(RunRefused):
 
 class RunDamaged(RunRefused):
     """A line of a journal cannot be read, or is not as it was written."""
+
+    topic = "damaged"
 
     def __init__(self, message: str, remedy: str = "", *, path: str | Path, line: int, byte: int) -> None:
         self.line = line
@@ -150,6 +179,8 @@ class RunDamaged(RunRefused):
 class RunEdited(RunRefused):
     """A line of a journal is a record, but somebody changed it after it was written."""
 
+    topic = "edited"
+
     def __init__(self, message: str, remedy: str = "", *, path: str | Path, line: int, byte: int) -> None:
         self.line = line
         self.byte = byte
@@ -159,25 +190,37 @@ class RunEdited(RunRefused):
 class RunVersionError(RunRefused):
     """The figures of a run were written by another version of Steelyard and cannot be read by this one."""
 
+    topic = "version"
+
 
 class RunCancelled(SteelyardError):
     """The run was cancelled before its first call; nothing was asked and nothing written."""
+
+    topic = "interrupted"
 
 
 class JournalError(SteelyardError, OSError):
     """The disk refused a write; everything before it is intact."""
 
+    topic = "disk"
+
 
 class WorkersLost(SteelyardError):
     """No worker of the engine can be reached any more; what has finished is on disk, and the run can be resumed."""
+
+    topic = "workers-lost"
 
 
 class CountsError(SteelyardError):
     """The counts of a run do not add up: a bug, never written to disk as a result."""
 
+    topic = "internal-error"
+
 
 class CaseLimitReached(SteelyardError):
     """A limit of the case was reached: raised in an agent by `context.record_turn`. The case is scored all the same."""
+
+    topic = "case-limits"
 
     def __init__(self, stop_reason: str) -> None:
         self.stop_reason = stop_reason
@@ -190,6 +233,8 @@ class TargetError(SteelyardError):
     `partial` is an InvocationResponse with what did come: its text and times are kept in that record.
     """
 
+    topic = "errors"
+
     def __init__(self, message: str, *, partial: InvocationResponse | None = None) -> None:
         self.partial = partial
         super().__init__(message)
@@ -198,6 +243,8 @@ class TargetError(SteelyardError):
 class SetupError(TargetError):
     """The workspace of a case could not be made ready: a command of its `setup` failed, or its template is gone."""
 
+    topic = "setup"
+
 
 class TransientError(TargetError):
     """An error that may pass: the call is retried within its limits.
@@ -205,6 +252,8 @@ class TransientError(TargetError):
     `retry_after` is how many seconds the endpoint asked to wait; `overloaded` says that it has too much to do, so that
     all calls to it should slow down and not only this one.
     """
+
+    topic = "retries"
 
     def __init__(
         self,
@@ -222,9 +271,25 @@ class TransientError(TargetError):
 class TransportError(TransientError):
     """No whole answer came over the wire; `reply` is the part that did, if any."""
 
+    topic = "connection"
+
     def __init__(self, message: str, *, reply: HttpReply | None = None) -> None:
         self.reply = reply
         super().__init__(message)
+
+
+_GENERAL = frozenset({ConfigurationError.topic, SuiteError.topic})
+"""Topics that say less than the messages themselves."""
+
+
+def topic_of(error: BaseException) -> str | None:
+    """The topic that says more about an error than its message does: its own, or that of what it was raised from."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, SteelyardError) and cause.topic not in _GENERAL:
+            return cause.topic
+        cause = cause.__cause__
+    return None
 
 
 def describe(error: BaseException) -> str:
@@ -248,4 +313,5 @@ def reject_unknown(
     for key in mapping:
         if key not in known:
             where = f"{path}.{key}" if path else str(key)
-            raise SuiteError(f"unknown key {where}; {suggestion(key, known)}", path=file, line=line)
+            message = f"unknown key {where}; {suggestion(key, known)}"
+            raise SuiteError(message, path=file, line=line, topic="unknown-key")

@@ -25,6 +25,8 @@ _MAX_SHOWN = 100
 class PatternTimeout(SteelyardError):
     """A pattern that backtracked for longer than a match may take."""
 
+    topic = "could-not-score"
+
 
 class Pattern:
     """A compiled pattern; its searches raise PatternTimeout instead of running on."""

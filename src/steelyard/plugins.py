@@ -125,7 +125,7 @@ def find(kind: Kind, name: str) -> Any:
         return load_object(BUILT_IN[kind][name])
     found = [point for point in _entry_points(kind) if point.name == name]
     if not found:
-        raise ConfigurationError(unknown(kind, name))
+        raise ConfigurationError(unknown(kind, name), topic="unknown-name")
     if len(found) > 1:
         packages = " and ".join(sorted(_package(point)[0] for point in found))
         raise ConfigurationError(f"the {_NOUNS[kind]} {name!r} is added by {packages}: uninstall one of them")

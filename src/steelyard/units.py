@@ -106,7 +106,9 @@ def read_case_limits(given: Any, where: str = "case_limits") -> CaseLimits | Non
         raise ConfigurationError(f"{where} must be a mapping such as {{time: 30m, turns: 50}}, got {given!r}")
     for key in given:
         if key not in CaseLimits.__struct_fields__:
-            raise ConfigurationError(f"unknown key {where}.{key}; {suggestion(key, CaseLimits.__struct_fields__)}")
+            raise ConfigurationError(
+                f"unknown key {where}.{key}; {suggestion(key, CaseLimits.__struct_fields__)}", topic="unknown-key"
+            )
     read = {name: _read(name, value, f"{where}.{name}") for name, value in given.items() if value is not None}
     return CaseLimits(**read) if read else None
 

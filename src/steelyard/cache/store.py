@@ -48,6 +48,8 @@ _SOMETIMES = ("metadata", "trial", "workspace", "limits", "attachments")
 class StoreError(SteelyardError):
     """A store failed. A run logs a warning and calls the target instead."""
 
+    topic = "cache"
+
 
 class StoreInfo(msgspec.Struct, frozen=True):
     """How much a store holds."""

@@ -11,7 +11,7 @@ import click
 from steelyard.cache.store import ManagedStore, StoreError, open_store, parse_store, path_of
 from steelyard.cli.click_types import Parsed
 from steelyard.cli.main import BROKEN
-from steelyard.cli.output import say, show, show_json
+from steelyard.cli.output import say, show, show_json, with_topic
 from steelyard.errors import ConfigurationError
 from steelyard.stats.formatting import counted, safe_text
 
@@ -119,7 +119,7 @@ def _confirmed(place: str | Path, suite: str | None, entries: int) -> bool:
 
 
 def _broken(error: StoreError) -> int:
-    say(str(error))
+    say(with_topic(str(error), error.topic))
     return BROKEN
 
 

@@ -8,7 +8,7 @@ import click
 
 from steelyard._version import __version__
 from steelyard.cli.main import ABOUT, BROKEN, COMMANDS, EXIT_CODES, INTERRUPTED, REFUSED, WIDEST
-from steelyard.cli.output import say
+from steelyard.cli.output import say, with_topic
 from steelyard.errors import SpeakFlags
 
 
@@ -71,19 +71,20 @@ def _run(args: list[str] | None) -> int:
 
 
 def _exit_code(error: Exception) -> int:
-    from steelyard.errors import ConfigurationError, JournalError, RunCancelled, RunRefused, WorkersLost
+    from steelyard.errors import ConfigurationError, JournalError, RunCancelled, RunRefused, WorkersLost, topic_of
 
     if isinstance(error, (ConfigurationError, RunRefused)):
-        say(str(error))
+        say(with_topic(str(error), topic_of(error)))
         return REFUSED
     if isinstance(error, RunCancelled):
         say(str(error))
         return INTERRUPTED
     if isinstance(error, WorkersLost):
-        say(f"{error}; what has finished is on disk, and the same command resumes the run")
+        resume = "what has finished is on disk, and the same command resumes the run"
+        say(with_topic(f"{error}; {resume}", error.topic))
         return BROKEN
     if isinstance(error, JournalError):
-        say(f"{error.strerror}; everything before it is intact and can be resumed")
+        say(with_topic(f"{error.strerror}; everything before it is intact and can be resumed", error.topic))
         return BROKEN
     import traceback
 
@@ -95,8 +96,8 @@ def _exit_code(error: Exception) -> int:
         return REFUSED
 
     if isinstance(error, StoreError):
-        say(f"the cache failed: {error}")
+        say(with_topic(f"the cache failed: {error}", error.topic))
         return REFUSED
     say("".join(traceback.format_exception(error)).rstrip())
-    say("internal error; what was recorded is intact and can be resumed")
+    say(with_topic("internal error; what was recorded is intact and can be resumed", "internal-error"))
     return BROKEN

@@ -77,7 +77,7 @@ def command(
     with the labels. Keys: p pass, f fail (or a digit for a grade), c comment, e expected, s skip, u undo, q quit.
     """
     if not run.is_dir():
-        raise ConfigurationError(f"there is no run directory {run}")
+        raise ConfigurationError(f"there is no run directory {run}", topic="not-a-run")
     if (status or export is not None) and not LabelLog(run).exists:
         raise ConfigurationError(f"{run} has no labels yet: `steelyard label {run}` asks for them")
     grades = None if scale is None else parse_scale(scale)

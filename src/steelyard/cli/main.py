@@ -106,6 +106,7 @@ COMMANDS = {
     "sweep": "Load-test a suite at several loads, and recommend one.",
     "init": "Write a small suite, its cases and a CI workflow to start from.",
     "plugins": "List the names that suites and commands can use, and where they come from.",
+    "explain": "Explain a message: what it means and what to do.",
     "schema": "Print the JSON Schema of a suite file, of metrics.json or of a record.",
     "mock": "Serve the APIs of OpenAI, Anthropic, Gemini and Bedrock with a simulated model.",
 }

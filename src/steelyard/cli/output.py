@@ -153,6 +153,11 @@ def say(text: str, *, over_bar: bool = False, bad: bool = False) -> None:
     _write_in_time("stderr", write) if _limited else write()
 
 
+def with_topic(message: str, topic: str | None) -> str:
+    """A message with a last line that names the section of docs/troubleshooting.md about it."""
+    return message if topic is None else f"{message}\nMore: steelyard explain {topic}"
+
+
 def flush_in_time() -> None:
     """Write what is still in the streams' buffers, as far as it is read in time."""
     _write_in_time("stdout", lambda: sys.stdout.flush())

@@ -14,7 +14,7 @@ import msgspec
 
 from steelyard.cli.click_types import flags_of, given_options, target_changes, target_flags
 from steelyard.cli.main import BROKEN, TOO_MANY_ERRORS
-from steelyard.cli.output import say, show, show_json
+from steelyard.cli.output import say, show, show_json, with_topic
 from steelyard.cli.output_dir import choose_place, command_again, does_again, remove_if_unused
 from steelyard.cli.run_control import (
     allow_calls,
@@ -198,7 +198,7 @@ def _run(runner: Runner, gate: Gate, flags: RunFlags, entry: OpenMode) -> int:
         )
     except WorkersLost as error:
         say(f"{error}; what has finished is on disk")
-        say(f"resume with: {again}")
+        say(with_topic(f"resume with: {again}", error.topic))
         return BROKEN
     if ending.result is None:
         say(f"resume with: {command_again(place, begun=False)}")

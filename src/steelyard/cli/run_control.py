@@ -25,7 +25,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import msgspec
 
 from steelyard.cli.main import FAILED_GATE, INTERRUPTED, TOO_MANY_ERRORS
-from steelyard.cli.output import limit_writes, say
+from steelyard.cli.output import limit_writes, say, with_topic
 from steelyard.daemon_threads import LoopThread
 from steelyard.engine.base import CancellationToken
 from steelyard.errors import ConfigurationError, RunCancelled, SteelyardError
@@ -358,7 +358,8 @@ def verdict_code(metrics: Metrics, gate: Gate, *, remedy: str, of: str | None = 
     rate = metrics.failure_rate or 0.0
     if rate > gate.max_error_rate:
         kind = "error rate, scoring errors included," if metrics.scoring_errors else "error rate"
-        say(f"{label}{kind} {rate:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); {remedy}", bad=True)
+        message = f"{label}{kind} {rate:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); {remedy}"
+        say(with_topic(message, "errors"), bad=True)
         return TOO_MANY_ERRORS
     if gate.min_pass_rate is not None:
         passed = metrics.pass_rate

@@ -57,7 +57,7 @@ def serve(
     try:
         from steelyard.view.server import ViewServer
     except ImportError as error:
-        raise ConfigurationError(f"view needs {error.name}: pip install 'steelyard[view]'") from error
+        raise ConfigurationError(f"view needs {error.name}: pip install 'steelyard[view]'", topic="extra") from error
     if not place.is_dir() and place == RUNS:
         raise ConfigurationError(f"there is no folder {RUNS} here; steelyard run SUITE makes one")
     server = ViewServer(place, host=host, port=port, labeller=labeller)

@@ -442,7 +442,8 @@ def _decompress(data: bytes, size: int, path: Path) -> bytes:
         except ImportError as error:
             raise ConfigurationError(
                 f"{path} is compressed with zstd: pip install 'steelyard[inspect]', "
-                f"or make a JSON log of it: inspect log convert {path.name} --to json --output-dir DIR"
+                f"or make a JSON log of it: inspect log convert {path.name} --to json --output-dir DIR",
+                topic="extra",
             ) from error
         try:
             return zstandard.ZstdDecompressor().decompress(data, max_output_size=size)

@@ -100,7 +100,9 @@ def _mlflow() -> Any:
     try:
         return import_module("mlflow")
     except ImportError as error:
-        raise ConfigurationError("logging to MLflow needs mlflow: pip install 'steelyard[mlflow]'") from error
+        raise ConfigurationError(
+            "logging to MLflow needs mlflow: pip install 'steelyard[mlflow]'", topic="extra"
+        ) from error
 
 
 def _client(mlflow: Any, tracking_uri: str | None) -> Any:

@@ -103,7 +103,7 @@ def read_manifest(run: Path) -> Manifest | None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RunRefused(f"{path} cannot be read ({error});", " {force} starts over", path=run) from error
     if manifest.v > SCHEMA_VERSION:
-        raise RunRefused(f"{path} was written by a newer Steelyard (schema {manifest.v})", path=run)
+        raise RunRefused(f"{path} was written by a newer Steelyard (schema {manifest.v})", path=run, topic="version")
     return manifest
 
 

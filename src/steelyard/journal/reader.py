@@ -427,7 +427,7 @@ class RecordReader:
 def iter_records(run: Path) -> Iterator[Record]:
     """The record that counts for each (case, trial), in case order, one in memory at a time."""
     if not run.is_dir():
-        raise ConfigurationError(f"there is no run directory {run}")
+        raise ConfigurationError(f"there is no run directory {run}", topic="not-a-run")
     if not (run / OUTPUTS).exists():
         return
     rows = counted_rows(run)

@@ -152,7 +152,7 @@ class Replay:
         entries = block.entries
         if max([entry.v for entry in entries]) > RECORD_VERSION:
             message = f"{self._path} was written by a newer Steelyard (record version {RECORD_VERSION + 1} or later)"
-            raise RunRefused(message, path=self._path.parent)
+            raise RunRefused(message, path=self._path.parent, topic="version")
         self.run_time = max(self.run_time, *[entry.run_time for entry in entries])
         digests = id_digests([entry.id for entry in entries])
         trials = np.array([entry.trial for entry in entries], dtype=np.int64)

@@ -82,7 +82,7 @@ def refuse_misspelt(rule: Rule) -> None:
     """ConfigurationError for a figure that no run could have."""
     if figure_of(rule.name) is None:
         hint = _hint(rule.name, fixed_figures())
-        raise ConfigurationError(f"rule {rule.text!r}: no run has a metric {rule.name!r}; {hint}")
+        raise ConfigurationError(f"rule {rule.text!r}: no run has a metric {rule.name!r}; {hint}", topic="rule")
 
 
 def _nonsense(rule: Rule) -> str | None:
@@ -204,7 +204,7 @@ def _absent(rule: Rule, metrics: Metrics, known: Mapping[str, float | None]) -> 
     if rule.name.startswith(tuple(f"score.{name}.share." for name, score in metrics.scores.items() if score.labels)):
         return 0.0  # a label that no answer got
     hint = _hint(rule.name, known)
-    raise ConfigurationError(f"rule {rule.text!r}: no metric of this run is named {rule.name!r}; {hint}")
+    raise ConfigurationError(f"rule {rule.text!r}: no metric of this run is named {rule.name!r}; {hint}", topic="rule")
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

@@ -253,7 +253,9 @@ def _variant_of(matrix: BuiltMatrix, at: Mapping[str, str]) -> SuiteFile:
 
 def _required_target(file: SuiteFile) -> str | dict[str, Any]:
     if file.target is None:
-        raise SuiteError(f"has no target: give one of {', '.join(BUILT_IN['targets'])}", path=file.path)
+        raise SuiteError(
+            f"has no target: give one of {', '.join(BUILT_IN['targets'])}", path=file.path, topic="no-target"
+        )
     return file.target
 
 

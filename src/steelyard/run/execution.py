@@ -800,5 +800,6 @@ def open_cache(cache: object) -> EvaluationDataStore | None:
         return open_store(cache)
     except StoreError as error:
         raise ConfigurationError(
-            f"the cache cannot be opened: {error}; name another place, or run without one (--no-cache, cache=None)"
+            f"the cache cannot be opened: {error}; name another place, or run without one (--no-cache, cache=None)",
+            topic="cache",
         ) from error

@@ -87,7 +87,7 @@ def read_matrix(folder: str | Path) -> Matrix:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RunRefused(f"{path} cannot be read ({error});", " {force} starts over", path=folder) from error
     if matrix.v > MATRIX_VERSION:
-        raise RunRefused(f"{path} was written by a newer Steelyard (schema {matrix.v})", path=folder)
+        raise RunRefused(f"{path} was written by a newer Steelyard (schema {matrix.v})", path=folder, topic="version")
     for variant in matrix.variants:
         if variant.directory in ("", ".", "..") or _UNSAFE.search(variant.directory):
             raise RunRefused(f"{path}: {variant.directory!r} is not the name of a run directory", path=folder)

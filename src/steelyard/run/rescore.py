@@ -31,7 +31,9 @@ class StoredAnswers:
 
     def __init__(self, run: Path) -> None:
         if not (run / OUTPUTS).exists():
-            raise ConfigurationError(f"{run} is not a run directory with answers: it has no {OUTPUTS}")
+            raise ConfigurationError(
+                f"{run} is not a run directory with answers: it has no {OUTPUTS}", topic="not-a-run"
+            )
         self.run = run
         self.manifest: Manifest | None = read_manifest(run)
         rows = counted_rows(run)

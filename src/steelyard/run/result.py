@@ -179,7 +179,7 @@ class Result:
         if metrics is None:
             if run_state(run) is RunState.FRESH:
                 reason = "it has neither run.json nor outputs.jsonl" if run.exists() else "there is no such folder"
-                raise ConfigurationError(f"{run} is not a run directory: {reason}")
+                raise ConfigurationError(f"{run} is not a run directory: {reason}", topic="not-a-run")
             metrics = add_correction(_replayed_metrics(run), run)
         if by:
             add_slices(metrics, run, read_manifest(run), parse_keys(by, "by"))

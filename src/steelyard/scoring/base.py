@@ -502,7 +502,7 @@ def need_extra(module: str, extra: str, scorer: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise ConfigurationError(f"{scorer} needs {module}: pip install 'steelyard[{extra}]'") from error
+        raise ConfigurationError(f"{scorer} needs {module}: pip install 'steelyard[{extra}]'", topic="extra") from error
 
 
 def alternatives(expected: Any) -> list[Any]:

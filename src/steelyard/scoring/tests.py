@@ -51,6 +51,8 @@ _NAMES = ("workspace", "expected")
 class GraderError(TransientError):
     """The grader itself failed: neither a pass nor a fail. Retried where the scorer has `retries`."""
 
+    topic = "could-not-score"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramScorer(PlainScorer):

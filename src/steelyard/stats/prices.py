@@ -284,7 +284,7 @@ def read_prices(raw: Mapping[str, Any] | None, model_id: str | None) -> PriceBoo
 def _read_set(raw: Mapping[str, Any], where: str) -> Prices:
     for key in raw:
         if key not in _KEYS:
-            raise ConfigurationError(f"unknown key {where}.{key}; {suggestion(key, _KEYS)}")
+            raise ConfigurationError(f"unknown key {where}.{key}; {suggestion(key, _KEYS)}", topic="unknown-key")
     for key in ("input", "output"):
         if raw.get(key) is None:
             raise ConfigurationError(f"{where} must say what {key} tokens cost: {where}.{key}")
@@ -411,7 +411,9 @@ def check_budget(limit: float, target: Target, prices: PriceBook, judges: Iterab
     asked = [target, *(judge for judge in judges if is_paid(judge))]
     for one in asked:
         if isinstance(one, RemoteTarget) and prices.of(one) is None:
-            raise ConfigurationError(f"max_cost {limit:g} cannot be kept: {prices.unknown_because(one)}")
+            raise ConfigurationError(
+                f"max_cost {limit:g} cannot be kept: {prices.unknown_because(one)}", topic="budget"
+            )
 
 
 def is_paid(target: Target) -> bool:

@@ -220,7 +220,9 @@ def _imported(module: str, extra: str, path: Path) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise SuiteError(f"needs {package}: pip install 'steelyard[{extra}]' ({error})", path=path) from error
+        raise SuiteError(
+            f"needs {package}: pip install 'steelyard[{extra}]' ({error})", path=path, topic="extra"
+        ) from error
 
 
 def swebench_cases(path: Path) -> Iterator[dict[str, Any]]:

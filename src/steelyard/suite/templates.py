@@ -40,7 +40,9 @@ class FieldTemplates:
         self._mentioned: set[str] = set()
         for name, source in fields.items():
             if name not in CASE_FIELDS:
-                raise ConfigurationError(f"unknown key fields.{name}; {suggestion(name, CASE_FIELDS)}")
+                raise ConfigurationError(
+                    f"unknown key fields.{name}; {suggestion(name, CASE_FIELDS)}", topic="unknown-key"
+                )
             self._renders[name] = self._compile(environment, name, source)
         left_out = {_ALTERNATIVE[name] for name in fields if name in _ALTERNATIVE}
         self._by_name = [name for name in CASE_FIELDS if name not in fields and name not in left_out]

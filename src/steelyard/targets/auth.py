@@ -197,7 +197,7 @@ def find_key(given: Secret | None, named: str | None, usual: Sequence[str]) -> S
     if named is not None:
         value = os.environ.get(named, "").strip()
         if not value:
-            raise ConfigurationError(f"api_key_env names {named}, which is not set in the environment")
+            raise ConfigurationError(f"api_key_env names {named}, which is not set in the environment", topic="api-key")
         return Secret(value)
     for name in usual:
         if value := os.environ.get(name, "").strip():
@@ -281,7 +281,8 @@ class Auth:
         raise ConfigurationError(
             f"no key for {self._address.endpoint}: set {' or '.join(self._key_names)} in the environment, "
             "name another variable as api_key_env, a program that prints the key as api_key_command, "
-            "or pass an auth header in headers"
+            "or pass an auth header in headers",
+            topic="api-key",
         )
 
     def headers(

@@ -91,6 +91,8 @@ class MalformedReply(TransportError):
 class CertificateRefused(TargetError):
     """The server's certificate is not trusted."""
 
+    topic = "certificate"
+
 
 class ProxyRefused(TargetError):
     """The proxy refuses to forward this request."""

@@ -29,7 +29,8 @@ def check_enforced(names: Iterable[str], target: Target) -> None:
         raise ConfigurationError(
             f"case_limits.{name} cannot be enforced for this target ({kind}), which can be limited by "
             f"{', '.join(sorted(enforced))}: use a gateway, an `output` that reports {name}, or a Python agent that "
-            f"calls context.record_turn, or leave the limit out"
+            f"calls context.record_turn, or leave the limit out",
+            topic="case-limits",
         )
 
 

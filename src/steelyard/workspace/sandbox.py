@@ -134,7 +134,8 @@ class Cgroup:
             why = getattr(error, "strerror", None) or f"there is no controller {error}"
             raise ConfigurationError(
                 f"memory and cpus of a sandbox need a cgroup that this user may write, and there is none: {why}; "
-                "run in a delegated scope (systemd-run --user --scope -p Delegate=yes …), as root, or without them"
+                "run in a delegated scope (systemd-run --user --scope -p Delegate=yes …), as root, or without them",
+                topic="sandbox",
             ) from error
 
     def __enter__(self) -> Cgroup:
@@ -270,7 +271,8 @@ class Bubblewrap:
         if program is None:
             raise ConfigurationError(
                 "the sandbox needs bwrap, which is not installed: install the package bubblewrap "
-                "(apt-get install bubblewrap), or leave `sandbox` out"
+                "(apt-get install bubblewrap), or leave `sandbox` out",
+                topic="sandbox",
             )
         for path in (*self.read_only, *self.writable):
             _check_folder(path, hidden)
@@ -283,7 +285,8 @@ class Bubblewrap:
             why = tried.stderr.decode("utf-8", "replace").strip()[-500:]
             raise ConfigurationError(
                 f"bwrap has no right to make a sandbox here: {why}; allow user namespaces "
-                "(sysctl kernel.unprivileged_userns_clone=1), or leave `sandbox` out"
+                "(sysctl kernel.unprivileged_userns_clone=1), or leave `sandbox` out",
+                topic="sandbox",
             )
         if self.memory is not None or self.cpus is not None:
             with Cgroup("check", memory=self.memory, cpus=self.cpus):

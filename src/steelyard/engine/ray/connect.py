@@ -49,7 +49,7 @@ _FILES_WITH_KEYS = (
 def check_installed() -> None:
     """Raise ConfigurationError, with the name of the extra, where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise ConfigurationError("the ray engine needs Ray: pip install 'steelyard[ray]'")
+        raise ConfigurationError("the ray engine needs Ray: pip install 'steelyard[ray]'", topic="extra")
 
 
 class RayConnection:
@@ -179,7 +179,8 @@ def _check_reachable(address: str) -> None:
     """Refuse at once an address that Ray would try for a minute."""
     if "://" in address:
         raise ConfigurationError(
-            f"ray address {address!r}: only host:port or auto; run on a node of the cluster, not through Ray's client"
+            f"ray address {address!r}: only host:port or auto; run on a node of the cluster, not through Ray's client",
+            topic="ray",
         )
     host, colon, port = address.rpartition(":")
     if not colon:
@@ -215,7 +216,8 @@ def _check_is_node(address: str) -> None:
     if nodes and not any(_is_own_address(node) for node in nodes):
         raise ConfigurationError(
             f"this machine is not a node of the Ray cluster at {address!r}: run this on a node, or submit it as a job "
-            "(ray job submit --working-dir . -- steelyard run ...)"
+            "(ray job submit --working-dir . -- steelyard run ...)",
+            topic="ray",
         )
 
 

@@ -164,7 +164,8 @@ class RayWorkerPool:
         if not self._infos:
             raise ConfigurationError(
                 first_error
-                or f"the cluster started no worker within {_FIRST_WORKER_SECONDS:.0f} s: are all its CPUs taken?"
+                or f"the cluster started no worker within {_FIRST_WORKER_SECONDS:.0f} s: are all its CPUs taken?",
+                topic="ray",
             )
         if self._left_out:
             self._renumber()

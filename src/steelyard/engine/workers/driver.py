@@ -108,6 +108,8 @@ class WorkerPool(Protocol):
 class NoPlaceForWorker(SteelyardError):
     """A worker is not started, nor another in its place: the run does without it."""
 
+    topic = "workers-lost"
+
 
 class DriverRun:
     """The workers of one run, the jobs assigned to them, and how the run ends.

@@ -46,7 +46,9 @@ def pickle_work(work: Work, driver_objects: DriverObjects) -> bytes:
     except ConfigurationError:
         raise
     except Exception as error:
-        raise ConfigurationError(f"{_culprit(work)} cannot be sent to a worker: {describe(error)}") from error
+        raise ConfigurationError(
+            f"{_culprit(work)} cannot be sent to a worker: {describe(error)}", topic="workers"
+        ) from error
 
 
 def unpickle_work(pickled: bytes, token: CancellationToken, link: DriverLink) -> Work:
@@ -58,7 +60,8 @@ def unpickle_work(pickled: bytes, token: CancellationToken, link: DriverLink) ->
     except Exception as error:
         raise ConfigurationError(
             f"the work cannot be unpickled on a worker: {describe(error)}; modules and files that it needs must be "
-            "installed there, or be in the folder that is sent along"
+            "installed there, or be in the folder that is sent along",
+            topic="workers",
         ) from error
 
 
@@ -112,7 +115,8 @@ def _reference(value: Any, driver_objects: DriverObjects) -> tuple[Any, ...] | N
     if isinstance(value, Secret) and not driver_objects.sends_keys:
         raise ConfigurationError(
             "a key that was given in code or in the suite is not sent to workers, where it would show among a task's "
-            "arguments: set it in the environment of the cluster's nodes and name the variable as api_key_env"
+            "arguments: set it in the environment of the cluster's nodes and name the variable as api_key_env",
+            topic="workers",
         )
     return None
 

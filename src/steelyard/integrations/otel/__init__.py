@@ -11,7 +11,7 @@ from steelyard.errors import ConfigurationError
 try:
     import opentelemetry.trace  # noqa: F401 - checked once, here, for the whole package
 except ImportError as error:
-    raise ConfigurationError("tracing needs opentelemetry: pip install 'steelyard[otel]'") from error
+    raise ConfigurationError("tracing needs opentelemetry: pip install 'steelyard[otel]'", topic="extra") from error
 
 from steelyard.integrations.otel.tracing import exported, trace_runner
 

@@ -127,7 +127,9 @@ def provider_from_environment() -> TracerProvider:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise ConfigurationError("exporting spans needs the SDK: pip install 'steelyard[otel]'") from error
+        raise ConfigurationError(
+            "exporting spans needs the SDK: pip install 'steelyard[otel]'", topic="extra"
+        ) from error
     ours = Resource({"service.name": "steelyard", "service.version": __version__})
     # The environment overrides our attributes, which override the SDK's defaults.
     resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())

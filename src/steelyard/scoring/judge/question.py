@@ -219,7 +219,7 @@ def _turns(prompt: Prompt, example: Mapping[str, Any], threshold: float) -> list
         raise ConfigurationError(f"must be a mapping, got {example!r}")
     for name in example:
         if name not in _EXAMPLE_FIELDS:
-            raise ConfigurationError(f"unknown key {name!r}; {suggestion(name, _EXAMPLE_FIELDS)}")
+            raise ConfigurationError(f"unknown key {name!r}; {suggestion(name, _EXAMPLE_FIELDS)}", topic="unknown-key")
     for name in ("answer", "score"):
         if name not in example:
             raise ConfigurationError(f"has no {name}")
