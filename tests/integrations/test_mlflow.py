@@ -128,7 +128,7 @@ def test_rates_that_an_uncalibrated_judge_decided_are_marked_by_a_tag(tracking: 
     cases = EvalSet("s", [EvalCase(id="a", prompt="?")])
     Runner(lambda case: "x", cases, [Assessor().judge()], progress="off", output_path=tmp_path / "judged").run_sync()
     marked = tracking.run(log_run(tmp_path / "judged")).tags["steelyard.uncalibrated"]
-    assert marked == "judge judge is not calibrated; without it nothing decides"
+    assert marked == "the judge is not calibrated; without it nothing decides"
 
 
 def test_a_score_with_a_name_that_mlflow_refuses_is_logged_by_one_it_takes(tracking: Tracking, run: Path) -> None:

@@ -167,5 +167,5 @@ def test_a_rate_that_an_uncalibrated_judge_decided_is_marked(receiver, tmp_path)
     cases = EvalSet("s", [EvalCase(id="a", prompt="p", expected="p")])
     Runner(lambda case: "p", cases, [judge], hooks=[Webhook(receiver.url)], progress="off").run_sync()
     [body] = receiver.bodies()
-    assert body["uncalibrated"] == ["judge judge is not calibrated; without it nothing decides"]
+    assert body["uncalibrated"] == ["the judge is not calibrated; without it nothing decides"]
     assert body["text"] == "s: passed 100.0% (judge not calibrated), 0 errors, complete"

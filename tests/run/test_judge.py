@@ -26,7 +26,7 @@ from steelyard.report.headline import notices, read_headline
 from steelyard.report.summary import summary
 from steelyard.scoring import Combined, Jury
 from steelyard.scoring.judge.calibration import Judged, agreement, calibration
-from steelyard.stats.metrics import uncalibrated
+from steelyard.stats.metrics import not_calibrated, uncalibrated
 from tests.support.cli import run_cli
 from tests.support.judge import Script, judge
 from tests.support.judged import Agent, Assessor, Gauge, journalled, lines_of, run, runner_of, suite_of
@@ -494,7 +494,7 @@ def test_without_a_judge_there_is_no_verdict_that_is_made_of_its_score() -> None
     result = run(Agent(), suite_of(4, expected="no"), ["exact", Assessor().judge(), combined])
     assert result.pass_rate == 1.0
     assert result.responses[0].scores[-1].combines == ["exact", "judge"]
-    assert uncalibrated(result.typed_metrics) == ["judge judge is not calibrated; without it nothing decides"]
+    assert uncalibrated(result.typed_metrics) == ["the judge is not calibrated; without it nothing decides"]
 
 
 def test_a_run_without_figures_yet_is_listed_with_the_mark(tmp_path: Path) -> None:
@@ -502,17 +502,29 @@ def test_a_run_without_figures_yet_is_listed_with_the_mark(tmp_path: Path) -> No
     (tmp_path / "runs" / "r" / "metrics.json").unlink()
     found = read_headline(tmp_path / "runs" / "r")
     assert (found.pass_rate, found.pass_rate_ci95) == (1.0, None), "trials count together, which the end works out"
-    assert found.uncalibrated == ["judge judge is not calibrated"]
+    assert found.uncalibrated == ["the judge is not calibrated"]
     path = calibrated(tmp_path / "calibration.json", Assessor().judge())
     run(Agent(), suite_of(3), [Assessor().judge(calibration=path)], output_path=tmp_path / "runs" / "t")
     (tmp_path / "runs" / "t" / "metrics.json").unlink()
     assert read_headline(tmp_path / "runs" / "t").uncalibrated == []
 
 
+@pytest.mark.parametrize(
+    ("judges", "sentence"),
+    [
+        (["judge"], "the judge is not calibrated"),
+        (["tone"], "judge tone is not calibrated"),
+        (["judge", "tone"], "judges judge, tone are not calibrated"),
+    ],
+)
+def test_a_judge_is_named_once(judges: list[str], sentence: str) -> None:
+    assert not_calibrated(judges) == sentence
+
+
 def test_slices_by_an_uncalibrated_judge_are_marked(tmp_path: Path) -> None:
     cases = [EvalCase(id=f"c{n}", prompt="?", metadata={"topic": "ab"[n % 2]}) for n in range(6)]
     result = run(Agent(), EvalSet("s", cases), [Assessor().judge()], by=("topic",), output_path=tmp_path / "r")
-    mark = "judge judge is not calibrated: these rates are with it"
+    mark = "the judge is not calibrated: these rates are with it"
     assert f"  {mark}\n" in summary(result.typed_metrics)
     markdown = run_cli(tmp_path, "report", "r", "-f", "md").out
     assert markdown.count("these rates are with it") == 1

@@ -17,7 +17,7 @@ from steelyard.journal.reader import belonging_rows, index_rows
 from steelyard.run.result import load_metrics
 from steelyard.stats.formatting import counted, format_bytes
 from steelyard.stats.intervals import clopper_pearson
-from steelyard.stats.metrics import Metrics, correction_note, uncalibrated
+from steelyard.stats.metrics import Metrics, correction_note, not_calibrated, uncalibrated
 
 _LATELY = 60.0
 
@@ -129,7 +129,7 @@ def _untrusted_judges(manifest: Manifest) -> list[str]:
     """A sentence for each judge of a run that is still written, unless labels have shown that it can be trusted."""
     judges = [str(one.get("name")) for one in manifest.scorers if one.get("kind") in ("judge", "jury")]
     trusted = {name for name, one in manifest.calibrations.items() if one.trusted}
-    return [f"judge {name} is not calibrated" for name in judges if name not in trusted]
+    return [not_calibrated([name]) for name in judges if name not in trusted]
 
 
 def _fill_from_index(headline: Headline, run: Path) -> None:

@@ -34,6 +34,7 @@ from steelyard.stats.metrics import (
     TrialMetrics,
     TrialScoreMetrics,
     correction_note,
+    not_calibrated,
     percentile_of,
     uncalibrated_judges,
     without_judge,
@@ -295,8 +296,7 @@ def slice_rows(metrics: Metrics, most: int = _MAX_SLICES) -> dict[str, list[Slic
 def slice_mark(metrics: Metrics) -> str:
     """What must be said of the rates of slices: that judges which are not calibrated decide them."""
     judges = uncalibrated_judges(metrics)
-    are = "is" if len(judges) == 1 else "are"
-    return f"judge {', '.join(judges)} {are} not calibrated: these rates are with it" if judges else ""
+    return f"{not_calibrated(judges)}: these rates are with {'it' if len(judges) == 1 else 'them'}" if judges else ""
 
 
 def _lowest(slices: list[SliceMetrics], most: int) -> Iterator[SliceRow]:

@@ -627,7 +627,8 @@ class Execution:
             if isinstance(judge, RepeatedJudge) and required is not None:
                 found[judge.name], reason = is_trusted(required, judge.by)
                 if not found[judge.name] and (self._part is None or judge.name not in self._part.warned):
-                    log.warning("judge %s is only advisory: %s", judge.name, reason)
+                    named = "the judge" if judge.name == "judge" else f"judge {judge.name}"
+                    log.warning("%s is only advisory: %s", named, reason)
                     if self._part is not None:
                         self._part.warned.add(judge.name)
         return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -507,12 +508,16 @@ def uncalibrated_judges(metrics: Metrics) -> list[str]:
     ]
 
 
+def not_calibrated(judges: Sequence[str]) -> str:
+    """Say of these judges that they are not calibrated. One that is simply named `judge` is "the judge"."""
+    if len(judges) > 1:
+        return f"judges {', '.join(judges)} are not calibrated"
+    return "the judge is not calibrated" if judges[0] == "judge" else f"judge {judges[0]} is not calibrated"
+
+
 def uncalibrated(metrics: Metrics) -> list[str]:
     """A sentence for each judge that decides and is not calibrated, with the pass rate without it."""
-    return [
-        f"judge {name} is not calibrated; {without_judge(metrics.scores[name])}"
-        for name in uncalibrated_judges(metrics)
-    ]
+    return [f"{not_calibrated([name])}; {without_judge(metrics.scores[name])}" for name in uncalibrated_judges(metrics)]
 
 
 def marked_pass_rate(metrics: Metrics) -> str:

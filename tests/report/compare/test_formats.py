@@ -110,7 +110,7 @@ def test_text_tells_the_verdict_the_figures_and_the_cases(tmp_path: Path) -> Non
     assert ended.code == 0
     lines = ended.out.splitlines()
     verdict = "b is worse: passed −83.3 points, 95 % CI −94.4 – −57.8, p < 0.001; worse on 25 cases, better on 0"
-    assert verdict in lines
+    assert verdict in ended.out.replace("\n", " ")
     (passed,) = [line.split() for line in lines if line.startswith("  passed")]
     assert passed[:5] == ["passed", "100.0%", "16.7%", "−83.3", "points"]
     assert passed[-1] == "worse"
@@ -134,7 +134,24 @@ def test_runs_that_are_named_by_their_time_are_told_apart_in_the_head(tmp_path: 
     journal(tmp_path / "capitals-20261116-031807", "fp")
     lines = run_cli(tmp_path, "compare", "capitals-20261116-031756", "capitals-20261116-031807").out.splitlines()
     (head,) = [line for line in lines if "2 paired cases" in line]
-    assert head.split()[3:5] == ["…1116-031756", "…1116-031807"]
+    assert head.split()[3:5] == ["…-031756", "…-031807"]
+
+
+def test_no_line_of_the_text_is_wider_than_80_columns_and_no_figure_is_left_out(tmp_path: Path) -> None:
+    name = "a score with a rather long name that says what it is"
+    for run, passed in (("a-run-with-a-long-name", True), ("another-run-with-a-long-name", False)):
+        records = [
+            outcome("u", i, scores=[Score("exact", float(passed), passed), Score(name, 0.25 + passed / 2)])
+            for i in range(30)
+        ]
+        write_journal(tmp_path / run, [*records, outcome("e", 99)])
+    lines = run_cli(tmp_path, "compare", "a-run-with-a-long-name", "another-run-with-a-long-name").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    place = lines.index(f"  score {name}")
+    assert lines[place + 1].split()[:3] == ["0.750", "0.250", "−0.500"]
+    assert lines[place + 1].split()[-1] == "worse"
+    (passed_row,) = [line.split() for line in lines if "100.0%" in line]
+    assert passed_row[-5] == "points"
 
 
 def test_trials_are_shown_as_how_many_passed(tmp_path: Path) -> None:

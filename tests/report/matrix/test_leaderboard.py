@@ -184,7 +184,7 @@ def test_a_judge_that_is_not_calibrated_is_named_with_the_rate_without_it(tmp_pa
     scores = [Score("exact", 0.0, False, overruled=True), Score("judge", 1.0, True, by="model x")]
     records = [outcome("u", n, scores=scores) for n in range(10)]
     a = by_name(rank(matrix_of(tmp_path, {"a": records, "b": records})))["a"]
-    assert a.uncalibrated == ["judge judge is not calibrated; the pass rate without it is 0.0%"]
+    assert a.uncalibrated == ["the judge is not calibrated; the pass rate without it is 0.0%"]
 
 
 def test_a_matrix_says_which_variants_have_not_begun(tmp_path: Path) -> None:

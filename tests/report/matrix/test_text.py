@@ -62,6 +62,19 @@ def test_the_text_names_the_best_those_like_it_and_the_worse(tmp_path: Path) -> 
     assert "costs in USD" in text
 
 
+def test_an_interval_that_leaves_out_0_where_nothing_is_shown_is_explained(tmp_path: Path) -> None:
+    plain = leaderboard_text(rank(measured(tmp_path / "plain")))
+    letters = {"a": "p" * 40, "b": "f" * 6 + "p" * 34, "c": "p" * 34 + "f" * 6}
+    board = rank(matrix_of(tmp_path / "m", {k: [outcome(x, n) for n, x in enumerate(v)] for k, v in letters.items()}))
+    changes = [one.against_best.change for one in board.variants if one.against_best is not None]
+    assert [(one.ci95[1] < 0, one.p_adjusted > 0.05, one.outcome) for one in changes] == [
+        (True, True, "no difference")
+    ] * 2
+    note = "an interval is that of its pair alone, and may leave out 0 where the corrected p shows nothing"
+    assert note in " ".join(leaderboard_text(board).split())
+    assert note not in " ".join(plain.split())
+
+
 def test_the_text_fits_80_columns_also_with_errors_and_long_names(tmp_path: Path) -> None:
     variants = measured(tmp_path / "short")
     names = {one.name: "provider-of-models/" * 3 + one.name for one in variants.runs}

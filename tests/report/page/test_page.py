@@ -348,7 +348,7 @@ def test_what_a_reader_must_know_stands_on_top(agents: Path) -> None:
     assert "3 of them" in titles["Some answers could not be scored"]["text"]
     del metrics["client"]
     (mark,) = [notice for notice in notices(typed(metrics)) if notice["level"] == "warning"]
-    assert mark["text"].startswith("Judge judge is not calibrated; the pass rate without it is ")
+    assert mark["text"].startswith("The judge is not calibrated; the pass rate without it is ")
     metrics["scores"]["judge"]["calibrated"] = True
     assert not [notice for notice in notices(typed(metrics)) if notice["level"] == "warning"]
 

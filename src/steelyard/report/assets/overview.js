@@ -75,7 +75,9 @@ function tiles(page) {
 function uncalibratedNote(metrics) {
   const open = metrics.uncalibrated || Object.entries(metrics.scores || {})
     .filter(([, score]) => score.by && !score.advisory && !score.calibrated).map(([name]) => name);
-  return open.length ? `judge ${escapeInvisible(open.join(", "))} is not calibrated` : "";
+  if (open.length > 1) return `judges ${escapeInvisible(open.join(", "))} are not calibrated`;
+  if (open[0] === "judge") return "the judge is not calibrated";
+  return open.length ? `judge ${escapeInvisible(open[0])} is not calibrated` : "";
 }
 
 function passTile(metrics) {

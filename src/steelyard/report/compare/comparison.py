@@ -9,6 +9,7 @@ import msgspec
 from steelyard.records import Better
 from steelyard.stats.formatting import counted, format_number, format_seconds
 from steelyard.stats.intervals import Interval
+from steelyard.stats.paired import SIGNIFICANT
 from steelyard.stats.prices import format_money
 
 COMPARISON_VERSION = 2
@@ -154,7 +155,7 @@ def outcome_of(one: Against) -> str:
 
 def verdict_of(one: Against, *, raised: bool) -> str:
     """The verdict in a sentence: cases that fail now come first, then what is known of those with a verdict."""
-    return "; ".join([*_of_errors(one, raised=raised), _of_passes(one, raised=raised)])
+    return "; ".join([*_of_errors(one, raised=raised), _of_passes(one, raised=raised), *_of_corrected(one)])
 
 
 def _of_errors(one: Against, *, raised: bool) -> Iterator[str]:
@@ -197,6 +198,24 @@ def _of_passes(one: Against, *, raised: bool) -> str:
     )
 
 
+def _of_corrected(one: Against) -> Iterator[str]:
+    """Name the rows whose interval leaves out 0 and which are still not shown, for the number of rows."""
+    rows = {"errors": one.error_rate, **{f"score {name}": change for name, change in one.scores.items()}}
+    if one.pass_rate is not None:
+        same = one.pass_rate.difference, one.pass_rate.ci95
+        rows = {name: change for name, change in rows.items() if (change.difference, change.ci95) != same}
+        rows = {"passed": one.pass_rate, **rows}
+    found = [name for name, change in rows.items() if is_corrected_away(change)]
+    if found:
+        named = ", ".join(found[:_MAX_NAMED]) + (f" and {len(found) - _MAX_NAMED:,} more" * (len(found) > _MAX_NAMED))
+        yield f"the interval of {named} leaves out 0, but p, corrected for the number of rows, does not show it"
+
+
+def is_corrected_away(change: Change) -> bool:
+    """Whether a row would be shown if it were the only one: its interval is its own, p is raised for all of them."""
+    return change.p < SIGNIFICANT <= change.p_adjusted and change.better is not None
+
+
 def _how_sure(change: Change, *, raised: bool) -> str:
     p = format_p(change.p_adjusted) + (" (Holm)" if raised else "")
     return f"{signed(change.difference * 100, 1)} points, 95 % CI {_interval(change.ci95, 100, 1)}, {p}"
@@ -213,6 +232,7 @@ def format_p(p: float) -> str:
 
 
 _MAX_KINDS = 3
+_MAX_NAMED = 3
 _TIMES = {"time_to_first_token": "time to first token", "time_to_last_token": "time to last token"}
 
 

@@ -24,12 +24,13 @@ from steelyard.report.html import document, render
 from steelyard.report.markdown import code, markdown_table
 from steelyard.stats.formatting import safe_text, trim, without_commands
 
-_WIDTH = 100
+_WIDTH = 80
 _MAX_ID_TEXT = 40
-_MAX_LABEL_CHARS = 34
-_COLUMN = 12
-_WIDTHS = (0, _COLUMN, _COLUMN, _COLUMN, 15, 0)
-"""Of the columns of figures at the least, so that the tables of several runs look alike."""
+_MAX_LABEL_CHARS = _WIDTH - 2
+_MAX_HEAD_CHARS = 8
+_TYPICAL = ", typical case"
+_MIN_WIDTHS = (0, 8, 8, 12, 15, 0)
+"""Of the columns, so that the tables of several runs look alike."""
 
 
 def compare_text(comparison: Comparison) -> str:
@@ -41,12 +42,13 @@ def compare_text(comparison: Comparison) -> str:
 
 
 def _text_sections(one: Against, comparison: Comparison) -> list[str]:
-    found = ["\n".join(textwrap.wrap(safe_text(one.verdict), _WIDTH)), _table(one, comparison)]
+    found = [_wrapped(safe_text(one.verdict)), _table(one, comparison)]
     if one.split is not None:
         found += [_text_flips("better", one.split.better, one.better), _text_flips("worse", one.split.worse, one.worse)]
     found += [_list(title, listed) for title, listed in lists(one)]
     if one.notes:
-        found.append("\n".join(["what else is different:", *(f"  {safe_text(note)}" for note in one.notes)]))
+        notes = [_wrapped(f"  {safe_text(note)}", "    ") for note in one.notes]
+        found.append("\n".join(["what else is different:", *notes]))
     return found
 
 
@@ -54,7 +56,12 @@ def _named(role: str, run: RunFacts) -> str:
     named = " on ".join(safe_text(name) for name in (run.suite, run.model_id) if name)
     trials = f", {run.trials:,} trials" if run.trials > 1 else ""
     state = "" if run.complete else ", not complete"
-    return f"{role:<9} {safe_text(run.run)}: {named}, {run.cases:,} cases{trials}{state}"
+    return _wrapped(f"{role:<9} {safe_text(run.run)}: {named}, {run.cases:,} cases{trials}{state}", " " * 10)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    """A text in lines that fit the width; a word that does not, such as a path, stays whole."""
+    return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _table(one: Against, comparison: Comparison) -> str:
@@ -63,24 +70,36 @@ def _table(one: Against, comparison: Comparison) -> str:
         f"{one.paired:,} paired cases", baseline=before, run=now, change="change", interval="95 % CI", outcome="shown"
     )
     shown = [head, *rows(one, safe_text(comparison.currency))]
-    labels = [trim(f"{row.label} {safe_text(row.name)}".rstrip(), _MAX_LABEL_CHARS) for row in shown]
+    labels = [trim(f"{_short(row.label)} {safe_text(row.name)}".rstrip(), _MAX_LABEL_CHARS) for row in shown]
     cells = [
         [label, row.baseline, row.run, row.change, row.interval, row.outcome]
         for label, row in zip(labels, shown, strict=True)
     ]
-    widths = [max(fewest, *map(len, column)) for fewest, column in zip(_WIDTHS, zip(*cells, strict=True), strict=True)]
+    columns = zip(_MIN_WIDTHS, zip(*cells, strict=True), strict=True)
+    widths = [max(fewest, *map(len, column)) for fewest, column in columns]
+    widths[0] = min(widths[0], _WIDTH - 2 - sum(width + 2 for width in widths[1:]))
     form = f"  {{:<{widths[0]}}}" + "".join(f"  {{:>{width}}}" for width in widths[1:-1]) + "  {}"
-    lines = [form.format(*row).rstrip() for row in cells]
+    lines = []
+    for label, *figures in cells:
+        if len(label) > widths[0]:  # a line of its own: no figure is left out
+            lines.append(f"  {label}")
+        lines.append(form.format("" if len(label) > widths[0] else label, *figures).rstrip())
     if one.scores_left_out:
         lines.append(f"  and {one.scores_left_out:,} more scores")
     return "\n".join(lines)
 
 
+def _short(label: str) -> str:
+    """The label of a row, short enough for figures beside it: typical first token."""
+    short = label.removeprefix("time to ")
+    return f"typical {short.removesuffix(_TYPICAL)}" if short.endswith(_TYPICAL) else short
+
+
 def _heads(baseline: RunFacts, run: RunFacts) -> list[str]:
     """The two names for the head of the table; where their beginnings are the same, as of times, their ends."""
     names = [safe_text(facts.label) for facts in (baseline, run)]
-    cut = [trim(name, _COLUMN) for name in names]
-    return [f"…{name[1 - _COLUMN :]}" for name in names] if cut[0] == cut[1] and names[0] != names[1] else cut
+    cut = [trim(name, _MAX_HEAD_CHARS) for name in names]
+    return [f"…{name[1 - _MAX_HEAD_CHARS :]}" for name in names] if cut[0] == cut[1] and names[0] != names[1] else cut
 
 
 def _text_flips(title: str, total: int, cases: list[CaseChange]) -> str:
