@@ -147,6 +147,15 @@ def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
             assert anchor in anchors(target.read_text(encoding="utf-8")), link
 
 
+@pytest.mark.parametrize("page", [*PAGES, "../CHANGELOG.md", "../CONTRIBUTING.md", "../README.md", "../SECURITY.md"])
+def test_every_block_of_a_page_names_its_language_and_is_closed(page: str) -> None:
+    """One that lost its first line would be shown as text, and not run."""
+    fences = re.findall(r"^```(\w*)$", page_text(page), flags=re.M)
+    assert all(fences[::2]), "a block that begins without a language, or is closed but never opened"
+    assert not any(fences[1::2]), "a block inside another"
+    assert len(fences) % 2 == 0, "a block that is not closed"
+
+
 def anchors(text: str) -> set[str]:
     """The headings as GitHub turns them into anchors, and the anchors that are written out."""
     headings = re.findall(r"^#+ (.+)$", text, flags=re.M)

@@ -193,7 +193,7 @@ def _pass_rates(metrics: Metrics) -> list[tuple[str, str, str, str]]:
     trials = metrics.trials
     by_case = bool(trials and trials.trials > 1)
     over = f", over {counted(metrics.groups, 'group')}" if metrics.groups else ""
-    scored = f"{trials.cases:,} cases" if trials and by_case else f"{metrics.passed:,} of {metrics.scored:,}"
+    scored = counted(trials.cases, "case") if trials and by_case else f"{metrics.passed:,} of {metrics.scored:,}"
     rows = [("passed", _percent(metrics.pass_rate), scored, _interval(metrics.pass_rate_ci95) + over)]
     if metrics.scored < metrics.n:
         records = f"{metrics.passed:,} of {metrics.n:,}"
