@@ -133,7 +133,8 @@ class Bench:
         """How many whole answers a second, once it runs."""
         with mock("--answers", str(self.answered)) as (_, (host, port)):
             few, small = self._rate_of(f"http://{host}:{port}", FEW)
-            count = int(min(CASES, max(1_000, few * AIM_SECONDS))) // PARALLELISM * PARALLELISM
+            most = self.tool.most_requests or CASES
+            count = int(min(most, max(1_000, few * AIM_SECONDS))) // PARALLELISM * PARALLELISM
             per_second, big = self._rate_of(f"http://{host}:{port}", count)
         cpu = (big.cpu - small.cpu) / (count - FEW) * 1e6
         return Rate(count, per_second, cpu, big.peak_bytes / 1e6, big.processes, small.wall)

@@ -21,8 +21,12 @@ class Tool:
     adapter: str
     package: str
     needs: tuple[str, ...] = ()
+    npm: tuple[str, ...] = ()
+    """What it needs of npm's packages; their commands stand beside those of Python's."""
     note: str = ""
     first_token: bool = True
+    most_requests: int | None = None
+    """For a tool that takes ever longer for each request the more there are."""
 
     @property
     def script(self) -> Path:
@@ -30,7 +34,7 @@ class Tool:
 
     @property
     def is_ours(self) -> bool:
-        return not self.needs
+        return not (self.needs or self.npm)
 
 
 TOOLS = (
@@ -91,6 +95,43 @@ TOOLS = (
         note="its task asks with the openai SDK; compares each answer (`EqualsExpected`); keeps everything in memory",
         first_token=False,
     ),
+    Tool(
+        "promptfoo",
+        "promptfoo",
+        "promptfoo",
+        npm=("promptfoo",),
+        note="runs on node; keeps a database and a cache of answers and compares each answer (`equals`); telemetry and "
+        "the look for updates are off",
+        first_token=False,
+    ),
+    Tool(
+        "DeepEval",
+        "deepeval",
+        "deepeval",
+        needs=("deepeval", "openai"),
+        note="its task asks with the openai SDK; traces each and compares the answers (`ExactMatchMetric`) after the "
+        "last, where each takes the longer the more there are, so that it gets only 500; telemetry is off",
+        first_token=False,
+        most_requests=500,
+    ),
+    Tool(
+        "lm-eval",
+        "lm_eval",
+        "lm_eval",
+        needs=("lm-eval[api]",),
+        note="makes all requests before the first is sent and compares the answers (`exact_match`) after the last, so "
+        "that of its work only the sending is in its requests/s; after the kill with `--use_cache`, without which it "
+        "writes no answers before the end; the hub of datasets is off",
+        first_token=False,
+    ),
+    Tool(
+        "EvalScope",
+        "evalscope",
+        "evalscope",
+        needs=("evalscope[perf]",),
+        note="its `perf` command; scores nothing; takes token counts from the server; commits to its database every "
+        "1,000 requests, and the kill comes before",
+    ),
 )
 
 
@@ -112,10 +153,13 @@ def install(tool: Tool, scratch: Path) -> Installed:
         return Installed(Path(sys.executable), versions(Path(sys.executable), tool))
     folder = scratch / "environments" / tool.adapter
     python, ready = folder / "bin" / "python", folder / "ready"
-    wanted = "\n".join(tool.needs)
+    wanted = "\n".join((*tool.needs, *tool.npm))
     if not (ready.exists() and ready.read_text() == wanted):
         quietly([sys.executable, "-m", "venv", "--clear", folder])
-        quietly([installer(scratch), "pip", "install", "--python", python, *tool.needs])
+        if tool.needs:
+            quietly([installer(scratch), "pip", "install", "--python", python, *tool.needs])
+        if tool.npm:
+            quietly(["npm", "install", "--global", "--prefix", folder, *tool.npm])
         ready.write_text(wanted)
     return Installed(python, versions(python, tool))
 
@@ -138,13 +182,22 @@ def quietly(command: list[str | Path]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, env=environment)
     except subprocess.TimeoutExpired as error:
         raise InstallFailed(f"not installed within {INSTALL_SECONDS} s") from error
+    except FileNotFoundError as error:
+        raise InstallFailed(f"{command[0]} is not there") from error
     if done.returncode:
         raise InstallFailed((done.stderr.strip().splitlines() or ["failed without a word"])[-1])
 
 
 def versions(python: Path, tool: Tool) -> dict[str, str]:
-    """The versions of the tool and of the client that it asks with, where that is the openai SDK."""
+    """The versions of the tool and of what it asks with, where that is the openai SDK or node."""
+    if tool.npm:
+        package = json.loads((python.parents[1] / "lib" / "node_modules" / tool.package / "package.json").read_text())
+        return {tool.package: package["version"], "node": told_by(["node", "--version"]).strip().removeprefix("v")}
     names = [tool.package] + (["openai"] if any("openai" in one for one in tool.needs) else [])
     code = f"import json, importlib.metadata as m; print(json.dumps({{n: m.version(n) for n in {names!r}}}))"
-    told: dict[str, str] = json.loads(subprocess.run([python, "-c", code], capture_output=True, check=True).stdout)
+    told: dict[str, str] = json.loads(told_by([python, "-c", code]))
     return told
+
+
+def told_by(command: list[str | Path]) -> str:
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout
