@@ -47,8 +47,12 @@ def rounds_told(tools: list[Tool], results: dict[str, Figures]) -> str:
     """How often each job was done."""
     counts = {}
     for job, name in (("whole answers", "rate"), ("streams", "streams-"), ("kills", "kill")):
-        measured = [results[tool.adapter]["measured"] for tool in tools]
-        counts[job] = {len(rounds) for one in measured for key, rounds in one.items() if key.startswith(name)}
+        counts[job] = {
+            len(undisturbed(results[tool.adapter], key))
+            for tool in tools
+            for key in results[tool.adapter]["measured"]
+            if key.startswith(name)
+        }
     return ", ".join(f"{job} in {'–'.join(map(str, sorted(count)))} rounds" for job, count in counts.items())
 
 
@@ -59,8 +63,13 @@ def table(head: list[str], rows: Rows) -> str:
 
 def best(results: Figures, name: str, merit: Callable[[Figures], float]) -> Figures | None:
     """The better of the rounds; None where none succeeded."""
-    rounds = [one for one in results["measured"].get(name, []) if "failed" not in one]
+    rounds = [one for one in undisturbed(results, name) if "failed" not in one]
     return max(rounds, key=merit, default=None)
+
+
+def undisturbed(results: Figures, name: str) -> list[Figures]:
+    """The rounds of a job beside which the machine had little else to do."""
+    return [one for one in results["measured"].get(name, []) if "disturbed" not in one]
 
 
 RATE_HEAD = [
@@ -78,7 +87,7 @@ RATE_HEAD = [
 def rate_row(tool: Tool, results: Figures) -> list[str]:
     figures = best(results, "rate", lambda one: float(one["per_second"]))
     if figures is None:
-        return [tool.name, *(["failed"] * (len(RATE_HEAD) - 1))]
+        return [tool.name, *(["—"] * (len(RATE_HEAD) - 1))]
     return [
         tool.name,
         rounded(figures["per_second"]),
@@ -93,7 +102,7 @@ def rate_row(tool: Tool, results: Figures) -> list[str]:
 
 def other_rates(results: Figures, shown: Figures) -> list[str]:
     """Requests a second of the rounds that are not shown, to see how far they are apart."""
-    rounds = [one for one in results["measured"]["rate"] if one is not shown]
+    rounds = [one for one in undisturbed(results, "rate") if one is not shown]
     return ["failed" if "failed" in one else rounded(one["per_second"]) for one in rounds]
 
 
@@ -102,8 +111,8 @@ STREAM_HEAD = ["tool", "reported p50 / p99", "true", "off by", "open at the mock
 
 def stream_parts(tools: list[Tool], results: dict[str, Figures]) -> list[str]:
     """A table for each number of streams and pace."""
-    silent = " and ".join(tool.name for tool in tools if not tool.first_token)
-    parts = [f"Milliseconds. {silent} report no time to first token."]
+    silent = [tool.name for tool in tools if not tool.first_token]
+    parts = [f"Milliseconds. No time to first token is reported by {', '.join(silent)}." if silent else "Milliseconds."]
     for parallelism, interval in STREAMS:
         rows = (
             stream_row(tool, results[tool.adapter], f"streams-{parallelism}-{interval}")
@@ -117,7 +126,7 @@ def stream_parts(tools: list[Tool], results: dict[str, Figures]) -> list[str]:
 def stream_row(tool: Tool, results: Figures, name: str) -> list[str]:
     figures = best(results, name, lambda one: -error(one)[1])
     if figures is None:
-        return [tool.name, *(["failed"] * (len(STREAM_HEAD) - 1))]
+        return [tool.name, *(["—"] * (len(STREAM_HEAD) - 1))]
     told, true, off = (
         f"{p50:,.0f} / {p99:,.0f}" for p50, p99 in (figures["reported"], figures["true"], error(figures))
     )
@@ -136,7 +145,7 @@ KILL_HEAD = ["tool", "finished at the kill", "found on disk", "sent again by a s
 def kill_row(tool: Tool, results: Figures) -> list[str]:
     figures = best(results, "kill", lambda one: one["found"] / one["finished"])
     if figures is None:
-        return [tool.name, *(["failed"] * (len(KILL_HEAD) - 1))]
+        return [tool.name, *(["—"] * (len(KILL_HEAD) - 1))]
     counts = [f"{figures[name]}" for name in ("finished", "found", "asked_again")]
     return [tool.name, *counts, "yes" if figures["ended_well"] else "no"]
 
@@ -154,9 +163,16 @@ def trouble(results: dict[str, Figures]) -> list[str]:
         if "not_installed" in entry:
             lines.append(f"- {tool.name} could not be installed: {plain(entry['not_installed'])}")
         for name, rounds in entry.get("measured", {}).items():
-            if rounds and all("failed" in one for one in rounds):
-                lines.append(f"- {tool.name}, {name}: {plain(rounds[-1]['failed'])}")
+            if rounds and all("failed" in one or "disturbed" in one for one in rounds):
+                lines.append(f"- {tool.name}, {name}: {why_not(rounds[-1])}")
     return ["\n".join(["Not measured:", "", *lines])] if lines else []
+
+
+def why_not(figures: Figures) -> str:
+    """Why there is no figure."""
+    if "failed" in figures:
+        return plain(figures["failed"])
+    return f"other work took {figures['disturbed']:.0%} of the machine beside it"
 
 
 def plain(text: str) -> str:
