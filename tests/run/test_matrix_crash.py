@@ -85,11 +85,11 @@ def test_a_killed_matrix_is_resumed_as_a_whole_and_asks_nothing_twice(tmp_path) 
         # What was journalled is not asked again: the second launch asks the rest, and only that.
         stats = [shared.stats(), other.stats()]
         assert sum(one["requests"] for one in stats) - asked_before == 6 * CASES - sum(done.values())
-        # One limit per endpoint, over all of its variants and both launches: nothing was refused.
-        assert [one["by_status"] for one in stats] == [
-            {"200": stats[0]["requests"]},
-            {"200": stats[1]["requests"]},
-        ]
+        # One limit per endpoint, over all of its variants and both launches: nothing was refused. What was in flight
+        # when the run was killed may have no status: the server found nobody to answer.
+        for one in stats:
+            assert set(one["by_status"]) == {"200"}
+            assert one["requests"] - LIMIT <= one["by_status"]["200"] <= one["requests"]
         assert all(one["peak_concurrency"] <= LIMIT for one in stats)
         assert stats[0]["peak_concurrency"] > LIMIT // 4  # how many a busy machine manages
     manifest = json.loads((tmp_path / "M" / "a-terse" / "run.json").read_text())
