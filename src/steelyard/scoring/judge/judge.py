@@ -22,9 +22,10 @@ from steelyard.protocols import Identity, InvocationContext, Target
 from steelyard.records import EvalCase, InvocationResponse, Sample, Score
 from steelyard.scoring.base import DEFAULT_LIMITS, check_choice, check_share, read_limits
 from steelyard.scoring.judge.calibration import calibration_file
-from steelyard.scoring.judge.escape import ESCAPE_VERSION, MAX_TEXT
 from steelyard.scoring.judge.question import (
     DEFAULT_PROMPT,
+    ESCAPE_VERSION,
+    MAX_TEXT,
     example_turns,
     find_prompt,
     missing,

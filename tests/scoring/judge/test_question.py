@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.scoring.judge.escape import MAX_TEXT, escape_code, fill, slot
-from steelyard.scoring.judge.question import render
+from steelyard.scoring.judge.question import MAX_TEXT, escape_code, fill, render, slot
 
 TEMPLATE = "Judge this:\n{{ answer }}\nby that:\n{{ expected }}"
 LINE = st.sampled_from(["<<<data ", "<<<end ", ">>>", "\n", "\r", "\x00", "0", "1", "\u2028", "{{ answer }}", "\ud800"])
@@ -64,7 +63,7 @@ def test_a_code_that_a_text_holds_is_passed_over(monkeypatch) -> None:
         def hexdigest(self):
             return next(digests)
 
-    monkeypatch.setattr("steelyard.scoring.judge.escape.hashlib.sha256", Fixed)
+    monkeypatch.setattr("steelyard.scoring.judge.question.hashlib.sha256", Fixed)
     wide = "".join(chr(ord(character) + 0xFEE0) for character in first)
     assert escape_code([f"x{first.upper()}y", wide]) == "0123456789abcdef"
 
