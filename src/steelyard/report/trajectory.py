@@ -18,6 +18,7 @@ from steelyard.journal.files import CALLS, LOGS
 from steelyard.records import Record
 from steelyard.report.chart import Axis, Bar, Chart, LegendEntry, nice_ticks
 from steelyard.stats.formatting import counted, escape_invisible, format_seconds
+from steelyard.workspace.keeping import TURNS, TurnLine, read_turns
 from steelyard.workspace.places import safe_name
 from steelyard.workspace.recording import (
     CallLine,
@@ -28,7 +29,6 @@ from steelyard.workspace.recording import (
     read_lines,
     turn_mark,
 )
-from steelyard.workspace.turns import TURNS, TurnLine, read_turns
 
 Part = Literal["model", "tools", "waiting"]
 

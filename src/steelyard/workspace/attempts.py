@@ -32,13 +32,12 @@ from steelyard.protocols import (
 from steelyard.records import CaseLimits, EvalCase, InvocationResponse, Record
 from steelyard.subprocesses import allowed_environment, run_program
 from steelyard.suite.identity import BadCase, canonical
-from steelyard.workspace.keeping import STREAMS, AttemptLogs, Keeper, read_patch
+from steelyard.workspace.keeping import STREAMS, TURNS, AttemptLogs, Keeper, TurnRecorder, read_patch
 from steelyard.workspace.limits import NO_CALLS, AttemptLimits, BothClocks
 from steelyard.workspace.patch import PatchSummary, Scan, apply_patch, make_patch, scan
 from steelyard.workspace.places import AttemptPlace, AttemptState, RunPlaces, remove_tree
 from steelyard.workspace.sandbox import folder_size
 from steelyard.workspace.template import Template, Workspace, copy_tree
-from steelyard.workspace.turns import TURNS, TurnRecorder
 
 if TYPE_CHECKING:  # it loads every API's reader
     from steelyard.workspace.gateway import Gateway, GatewaySession

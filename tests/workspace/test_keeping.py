@@ -7,8 +7,8 @@ import io
 from pathlib import Path
 
 from steelyard.records import CaseLimits
+from steelyard.workspace.keeping import TurnRecorder, read_turns
 from steelyard.workspace.limits import AttemptLimits
-from steelyard.workspace.turns import TurnRecorder, read_turns
 
 
 def recorded(path: Path, attempt: int, *contents: str) -> None:
