@@ -42,9 +42,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from steelyard.integrations import otel
-from steelyard.integrations.otel import trace_runner
-from steelyard.integrations.otel.spans import Spans
-from steelyard.integrations.otel.tracing import TracedScorer, provider_from_environment
+from steelyard.integrations.otel import TracedScorer, provider_from_environment, trace_runner
+from steelyard.integrations.otel_spans import Spans
 from steelyard.scoring.base import FunctionScorer, limits_of
 
 CAPITALS = [("fr", "Paris"), ("it", "Rome"), ("pe", "Lima")]
@@ -475,14 +474,13 @@ def collector() -> Iterator[Collector]:
 
 EXPORTING = """
     from steelyard import EvalCase, EvalSet, Runner
-    from steelyard.integrations.otel import exported
-    from steelyard.integrations.otel import tracing as export
+    from steelyard.integrations import otel
     from steelyard.targets import Simulated
 
-    export._FLUSH_SECONDS = {flush}
+    otel._FLUSH_SECONDS = {flush}
     suite = EvalSet("capitals", [EvalCase(id=str(number), prompt="?", expected="x") for number in range(20)])
     runner = Runner(Simulated(model="small", latency=0, tokens_per_second=0), suite, ["exact"], progress="off")
-    with exported(runner):
+    with otel.exported(runner):
         runner.run_sync()
     print("done")
 """

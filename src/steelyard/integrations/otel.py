@@ -1,4 +1,9 @@
-"""Traces a runner: replaces its target, scorers and engine by traced ones, and exports the spans."""
+"""OpenTelemetry spans of a run: run → case → model call and score, named after the GenAI conventions.
+
+The runner's target, scorers and engine are replaced by traced ones, and the spans exported. The names are those of the
+conventions as of 2026, all of them still in development. Prompts and answers are left out unless requested. A run that
+is not traced uses none of this.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,19 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, cast
 
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Span
+from steelyard.errors import ConfigurationError
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span
+except ImportError as error:
+    raise ConfigurationError("tracing needs opentelemetry: pip install 'steelyard[otel]'", topic="extra") from error
 
 from steelyard._version import __version__
 from steelyard.engine.base import Engine
 from steelyard.engine.local import LocalEngine
-from steelyard.errors import ConfigurationError
-from steelyard.integrations.otel.spans import Spans, Traced, TracedRemote
+from steelyard.integrations.otel_spans import Spans, Traced, TracedRemote
 from steelyard.protocols import (
     Cancellation,
     Emit,
@@ -54,6 +63,8 @@ from steelyard.stats.client_load import ClientLoad
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+
+__all__ = ["exported", "trace_runner"]
 
 log = logging.getLogger("steelyard")
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
