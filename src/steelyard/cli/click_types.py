@@ -118,7 +118,7 @@ def target_flags(*, several_models: bool) -> Callable[[F], F]:
         "settings",
         multiple=True,
         metavar="KEY.PATH=VALUE",
-        help="Set a value of the suite file: run.seed=7, scorers.0.judge.runs=3. Repeatable.",
+        help="Set a value of the suite file: run.seed=7, scorers.0.judge.threshold=0.8. Repeatable.",
     )
     return lambda function: model(address(param(setting(function))))
 

@@ -27,7 +27,7 @@ from steelyard.stats.formatting import counted, safe_text
     "--pass-from",
     type=float,
     metavar="VALUE",
-    help="From which value on that score passes [default: only full marks].",
+    help="Lowest value of that score that passes [default: only full marks].",
 )
 def command(file: Path, out: Path, decides: str | None, pass_from: float | None) -> int:
     """Make a run directory of a log of inspect_ai (.eval, .json) or of lm-eval's samples (samples_TASK_TIME.jsonl).

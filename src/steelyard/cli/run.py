@@ -93,10 +93,14 @@ class RunFlags(msgspec.Struct, frozen=True, kw_only=True):
 @flags_of(EngineChoice, "run")
 @click.option("--force", is_flag=True, help="Start over; existing files are moved to RUN/previous.")
 @click.option("--new", is_flag=True, help="Start a new run even if one could be resumed.")
-@click.option("--retry-errors", is_flag=True, help="Continue a complete run: send only its errors again.")
-@click.option("--update", is_flag=True, help="Continue a complete run: send and score only what changed or failed.")
-@click.option("--salvage", is_flag=True, help="Continue a run with a damaged journal: keep what can be read.")
-@click.option("--accept-edits", is_flag=True, help="Accept lines of the journal that were edited.")
+@click.option(
+    "--retry-errors", is_flag=True, help="Continue a complete run: send its errors again. Wrong answers are kept."
+)
+@click.option(
+    "--update", is_flag=True, help="Continue a complete run: send and score only what changed or ended in an error."
+)
+@click.option("--salvage", is_flag=True, help="Continue a run with damaged records: keep what can be read.")
+@click.option("--accept-edits", is_flag=True, help="Accept records that were edited.")
 @click.option("--min-pass-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 1 below this pass rate.")
 @click.option(
     "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
