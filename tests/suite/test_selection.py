@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.errors import ConfigurationError
-from steelyard.records import id_digest
+from steelyard.records import EvalCase, id_digest
 from steelyard.suite.selection import Selection, parse_condition
 
 HARD = {"difficulty": "hard", "year": 2024, "tags": ["law", "tax, income"], "deep": {"level": 3}, "ok": True}
@@ -55,8 +55,9 @@ def test_what_is_no_condition_is_refused(text: str) -> None:
 
 
 def test_several_conditions_must_all_hold() -> None:
-    assert Selection.of(["difficulty=hard", "year>2000"], None, 0).holds(HARD)
-    assert not Selection.of(["difficulty=hard", "year>2030"], None, 0).holds(HARD)
+    case = EvalCase(id="a", prompt="?", metadata=HARD)
+    assert Selection(where=(parse_condition("difficulty=hard"), parse_condition("year>2000"))).takes(case)
+    assert not Selection(where=(parse_condition("difficulty=hard"), parse_condition("year>2030"))).takes(case)
 
 
 def digests(count: int, prefix: str = "") -> np.ndarray:

@@ -32,7 +32,7 @@ from steelyard.journal.files import (
 from steelyard.stats.metrics import JournalLines, JudgeCalibration
 
 SCHEMA_VERSION = 1
-SELECTION = ("where", "sample")
+SELECTION = ("where", "failed_in", "sample")
 """The options that choose cases by more than their number and ids: another choice is another run."""
 _SHOWN = 200
 PLOTS = ("error-rate.svg", "latency.svg")

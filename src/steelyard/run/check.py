@@ -139,6 +139,7 @@ async def _graded(
         limit=asked.limit if cases is None else None,
         match=asked.match,
         where=asked.where,
+        failed_in=asked.failed_in,
         sample=asked.sample if cases is None else None,
         seed=asked.seed,
         stop_first_errors=0,

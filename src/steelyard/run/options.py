@@ -202,6 +202,10 @@ def _exception_classes(name: str, kinds: object) -> None:
             raise ConfigurationError(f"{name}: {kind.__name__} ends a run, it cannot be tried again")
 
 
+def _is_same(one: str | Path, other: str | Path) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
+
+
 def _beside(path: str | Path, folder: Path) -> Path:
     return folder / path
 
@@ -272,6 +276,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             in_suite=False,
         ),
     ] = ()
+    failed_in: Annotated[
+        str | Path | None,
+        Option(
+            flags=("--failed-in",),
+            help="Only cases that failed or ended in an error in this run.",
+            metavar="RUN",
+            in_suite=False,
+        ),
+    ] = None
     sample: Annotated[
         int | None,
         Option(
@@ -535,6 +548,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError("stop_when: decided cannot be used in a load run, which repeats the cases")
         if self.sample is not None and self.limit is not None:
             raise ConfigurationError("sample and limit both say how many cases: give one of them")
+        if self.failed_in is not None and self.output_path is not None and _is_same(self.failed_in, self.output_path):
+            raise ConfigurationError(
+                "failed_in names the run's own directory: give the new run another one (--out, output_path)"
+            )
         if self.by and not self.keep_expected:
             raise ConfigurationError(
                 "by cannot be used with keep_expected off: it needs the cases' metadata in the records"
@@ -550,7 +567,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def spooled_cases(self) -> int | None:
         """How many cases are read from an iterator, which may have no end; None: all, as any of them may be taken."""
-        return self.limit if self.match is None and not self.where else None
+        return self.limit if self.match is None and not self.where and self.failed_in is None else None
 
     @property
     def attempts(self) -> int:
@@ -590,6 +607,7 @@ class RunChanges(TypedDict, total=False):
     limit: int | None
     match: str | None
     where: tuple[str, ...]
+    failed_in: str | Path | None
     sample: int | None
     by: tuple[str, ...]
     seed: int

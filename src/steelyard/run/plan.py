@@ -26,6 +26,7 @@ from steelyard.journal.manifest import Manifest, now, versions
 from steelyard.protocols import RepeatedJudge, Scorer, Session, Target
 from steelyard.records import CaseLimits, EvalCase, Job, id_digest
 from steelyard.run.options import RunOptions
+from steelyard.run.result import Result
 from steelyard.run.send_policy import load_of
 from steelyard.stats.slices import KnownKeys
 from steelyard.suite.evalset import EvalSet
@@ -43,7 +44,7 @@ from steelyard.suite.identity import (
     grading_prefix,
     seen,
 )
-from steelyard.suite.selection import Selection
+from steelyard.suite.selection import FailedCases, Selection, parse_condition
 
 _TURN_EVERY = 128  # rows passed over: a millisecond or so
 _ONE_TRIAL = (0,)
@@ -320,24 +321,32 @@ def _check_options(suite: EvalSet, limit: int | None, trials: int) -> None:
 def _selector(match: str | None, selection: Selection) -> Selects | None:
     """Whether a case is taken, by its id and its metadata; None where all are."""
     if match is None:
-        return (lambda case: selection.holds(case.metadata)) if selection.where else None
+        return None if selection.takes_all else selection.takes
     # A glob when it looks like one, else any part of the id.
     is_glob = any(sign in match for sign in "*?[")
-    return lambda case: (
-        (fnmatchcase(case.id, match) if is_glob else match in case.id) and selection.holds(case.metadata)
-    )
+    return lambda case: (fnmatchcase(case.id, match) if is_glob else match in case.id) and selection.takes(case)
 
 
 def _refuse_nothing(suite: EvalSet, read: int, selected: int, match: str | None, selection: Selection) -> None:
     if not read:
         raise SuiteError(f"suite {suite.id!r} has no cases", path=suite.path)
-    if not selected and selection.where:
-        wanted = " and ".join(condition.text for condition in selection.where)
-        matching = "" if match is None else f" and an id that matches {match!r}"
-        raise SuiteError(f"no case of suite {suite.id!r} has {wanted}{matching}: none of its {read}", path=suite.path)
+    if not selected and not selection.takes_all:
+        wanted = [f"has {condition.text}" for condition in selection.where]
+        wanted += [] if match is None else [f"has an id that matches {match!r}"]
+        wanted += [] if selection.failed is None else [f"failed in {selection.failed.run}"]
+        message = f"no case of suite {suite.id!r} {' and '.join(wanted)}: none of its {read}"
+        raise SuiteError(message, path=suite.path)
     if not selected:
         message = f"no case of suite {suite.id!r} has an id that matches {match!r}: none of its {read} does"
         raise SuiteError(message, path=suite.path)
+
+
+def failed_cases(run: str | Path) -> FailedCases:
+    """The cases of a run that failed or ended in an error, in any trial; ConfigurationError where none did."""
+    digests = frozenset(id_digest(record.id) for record in Result.load(run).iter_failures())
+    if not digests:
+        raise ConfigurationError(f"failed_in: no case of {run} failed or ended in an error")
+    return FailedCases(str(run), digests)
 
 
 Selects: TypeAlias = Callable[[EvalCase], bool]
@@ -562,7 +571,12 @@ def plan_of(
         suite,
         limit=options.limit,
         match=options.match,
-        selection=Selection.of(options.where, options.sample, options.seed),
+        selection=Selection(
+            where=tuple(map(parse_condition, options.where)),
+            failed=None if options.failed_in is None else failed_cases(options.failed_in),
+            sample=options.sample,
+            seed=options.seed,
+        ),
         by=options.by,
         trials=options.trials,
         scorers_digest=digest,

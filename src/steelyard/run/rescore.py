@@ -58,7 +58,9 @@ class StoredAnswers:
     def selection(self) -> dict[str, Any]:
         """Which cases of the suite were asked, as options of a run: there is no answer to the others."""
         given = {} if self.manifest is None else self.manifest.options
-        chosen = {name: given[name] for name in ("limit", "match", "sample") if given.get(name) is not None}
+        chosen = {
+            name: given[name] for name in ("limit", "match", "failed_in", "sample") if given.get(name) is not None
+        }
         if isinstance(where := given.get("where"), list) and where:
             chosen["where"] = tuple(where)
         return chosen | ({"seed": self.manifest.seed} if "sample" in chosen and self.manifest is not None else {})

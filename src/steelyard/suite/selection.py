@@ -1,11 +1,11 @@
-"""Which cases of a suite are asked: conditions on their metadata, and a random sample that is the same each time."""
+"""Which cases of a suite are asked: conditions on their metadata, those that failed before, a random sample."""
 
 from __future__ import annotations
 
 import hashlib
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard.errors import ConfigurationError
+from steelyard.records import EvalCase, id_digest
 from steelyard.stats.slices import values_of
 
 _ORDER: dict[str, Callable[[float, float], bool]] = {
@@ -84,22 +85,32 @@ def _listed(value: str, text: str, name: str) -> tuple[str, ...]:
     return tuple(values_of({"item": item}, "item")[0] for item in items)
 
 
+class FailedCases(msgspec.Struct, frozen=True):
+    """The cases of an earlier run that failed or ended in an error."""
+
+    run: str
+    id_digests: frozenset[int]
+
+
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Which cases of a suite are asked, besides those that an id selects."""
 
     where: tuple[Condition, ...] = ()
     """All of them must hold."""
+    failed: FailedCases | None = None
     sample: int | None = None
     seed: int = 0
 
-    @classmethod
-    def of(cls, where: Iterable[str], sample: int | None, seed: int) -> Selection:
-        """The selection that options ask for."""
-        return cls(where=tuple(map(parse_condition, where)), sample=sample, seed=seed)
+    @property
+    def takes_all(self) -> bool:
+        """Whether every case is asked, unless there is a sample."""
+        return not self.where and self.failed is None
 
-    def holds(self, metadata: Mapping[str, Any]) -> bool:
-        """Whether a case keeps every condition."""
-        return all(condition.holds(metadata) for condition in self.where)
+    def takes(self, case: EvalCase) -> bool:
+        """Whether a case keeps every condition, and failed before where that is asked for."""
+        if self.failed is not None and id_digest(case.id) not in self.failed.id_digests:
+            return False
+        return all(condition.holds(case.metadata) for condition in self.where)
 
     def drawn(self, id_digests: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64] | None:
         """The places of the cases that are drawn, in order, of those with these ids; None for all.

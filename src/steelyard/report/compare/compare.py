@@ -288,6 +288,7 @@ _OPTIONS = {
     "limit": "limit",
     "match": "selected cases",
     "where": "conditions on metadata",
+    "failed_in": "cases that failed in a run",
     "sample": "cases drawn",
     "initial_session_file": "initial session file",
 }
