@@ -1,4 +1,5 @@
-"""For mkdocs: brings the pages beside docs/ into the site, and mends the links that lead out of it and back."""
+"""For mkdocs: brings the pages beside docs/ into the site, corrects links that lead out of it and back, and shows the
+names of files above their content."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ _IN = re.compile(r"\]\(docs/")
 _ELSEWHERE = re.compile(
     r"\[(?P<text>[^\]]+)\]\((?:\.\./)?(?:examples|src|tests|benchmarks|scripts|LICENSE|README)[^)]*\)"
 )
+_FILE = re.compile(r"<!-- file: (?P<name>\S+) -->\n+```(?P<language>\w+)$", flags=re.M)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -25,6 +27,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Make links to those pages links within the site; what is not part of it is named without a link."""
+    """Make links to those pages links within the site; what is not part of it is named without a link.
+
+    A comment before a block of code that names its file becomes the block's title.
+    """
+    markdown = _FILE.sub(r'```\g<language> title="\g<name>"', markdown)
     markdown = _IN.sub("](", _OUT.sub(r"](\g<page>", markdown))
     return _ELSEWHERE.sub(r"\g<text>", markdown)

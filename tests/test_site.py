@@ -32,6 +32,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     page = (tmp_path / "1.0" / "api.html").read_text(encoding="utf-8")
     assert "Runs a suite against a target" in page
     assert (tmp_path / "1.0" / "search" / "search_index.json").is_file()
+    agents = (tmp_path / "1.0" / "agents.html").read_text(encoding="utf-8")
+    assert '<span class="filename">hidden/test_price.py</span>' in agents
     loaded = re.findall(r'(?:src|href)="(https?://[^"]+)"', page)
     assert loaded == []
     subprocess.run([sys.executable, "scripts/site_versions.py", tmp_path], cwd=ROOT, check=True)
