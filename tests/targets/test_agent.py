@@ -86,6 +86,14 @@ def test_stdin_is_nothing_the_prompt_or_the_case(run, stdin, expected):
     assert (json.loads(got)["id"] if stdin == "json" else got) == expected
 
 
+def test_the_case_on_stdin_lacks_what_the_answer_is_compared_with(run):
+    case = {"prompt": "Fix it", "expected": {"patch": "secret"}, "expected_trajectory": ["look"], "metadata": {"n": 1}}
+    got = json.loads(run("import sys; print(sys.stdin.read())", stdin="json", case=case).response_text)
+    assert got["metadata"] == {"n": 1}
+    assert "expected" not in got
+    assert "expected_trajectory" not in got
+
+
 def test_exit_codes_are_answers_retries_and_errors(run, tmp_path):
     record = run("import sys; print('no', file=sys.stderr); sys.exit(3)")
     assert record.error_type == "TargetError"

@@ -40,6 +40,8 @@ MAX_ARGUMENT = 128 * 1024 - 1
 """Bytes of one word on a command line: what Linux takes."""
 _VERSION_SECONDS = 30.0
 _NAMES = ("workspace", "suite", "gateway", "trial", "attempt")
+_FOR_GRADERS = frozenset({"expected", "expected_trajectory"})
+"""Fields of a case that an agent does not get."""
 
 
 class Agent:
@@ -148,6 +150,14 @@ class Agent:
         self._version = text[:500]
         return self._version
 
+    def _payload(self, case: EvalCase, context: InvocationContext) -> bytes:
+        """What the agent reads from stdin; never what its answer is compared with."""
+        if self.stdin == "none":
+            return b""
+        if self.stdin == "prompt":
+            return (case.prompt or "").encode("utf-8", "replace")
+        return payload_of(case, context, leave_out=_FOR_GRADERS)
+
     async def invoke(self, case: EvalCase, context: InvocationContext) -> InvocationResponse:
         """Run the agent in its workspace, to its end or to a limit."""
         if context.workspace is None or context.environment is None:
@@ -159,13 +169,7 @@ class Agent:
         running = _Running(context, reader)
         if context.log is not None:
             context.log.mask(secrets)
-        if self.stdin == "none":
-            payload = b""
-        else:
-            payload = (
-                (case.prompt or "").encode("utf-8", "replace") if self.stdin == "prompt" else payload_of(case, context)
-            )
-        child = self._start(argv, env, cwd, payload, context, running)
+        child = self._start(argv, env, cwd, self._payload(case, context), context, running)
         request_time = datetime.now(UTC)
         try:
             limit = await _finished_or_limited(child, context)

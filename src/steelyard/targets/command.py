@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -240,9 +240,9 @@ def _check_program(program: str, cwd: Path | None, path: str | None) -> None:
     raise ConfigurationError(f"program not found: {place!r}")
 
 
-def payload_of(case: EvalCase, context: InvocationContext) -> bytes:
+def payload_of(case: EvalCase, context: InvocationContext, *, leave_out: Collection[str] = ()) -> bytes:
     """The case as one line of JSON."""
-    fields = {name: getattr(case, name) for name in case.__struct_fields__}
+    fields = {name: getattr(case, name) for name in case.__struct_fields__ if name not in leave_out}
     if not case.attachments:
         del fields["attachments"]
     fields |= {"trial": context.trial, "attempt": context.attempt, "seed": context.seed}
