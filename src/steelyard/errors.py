@@ -278,6 +278,8 @@ class TransportError(TransientError):
         super().__init__(message)
 
 
+_MAX_CAUSES = 20
+"""An error can be its own cause, after `raise error from error`."""
 _GENERAL = frozenset({ConfigurationError.topic, SuiteError.topic})
 """Topics that say less than the messages themselves."""
 
@@ -285,10 +287,10 @@ _GENERAL = frozenset({ConfigurationError.topic, SuiteError.topic})
 def topic_of(error: BaseException) -> str | None:
     """The topic that says more about an error than its message does: its own, or that of what it was raised from."""
     cause: BaseException | None = error
-    while cause is not None:
+    for _ in range(_MAX_CAUSES):
         if isinstance(cause, SteelyardError) and cause.topic not in _GENERAL:
             return cause.topic
-        cause = cause.__cause__
+        cause = None if cause is None else cause.__cause__
     return None
 
 

@@ -116,6 +116,8 @@ def test_an_error_names_its_own_topic_or_that_of_its_cause() -> None:
     wrapped = SuiteError("target: no key", path="suite.yaml")
     wrapped.__cause__ = ConfigurationError("no key", topic="api-key")
     assert topic_of(wrapped) == "api-key"
+    wrapped.__cause__ = wrapped  # after `raise error from error`
+    assert topic_of(wrapped) is None
     assert topic_of(JournalError(28, "cannot write x: No space left on device")) == "disk"
 
 

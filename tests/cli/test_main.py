@@ -99,6 +99,8 @@ def test_version_says_the_version(tmp_path: Path) -> None:
         (["run", "suite.yaml", "--retry-error"], "--retry-errors"),
         (["run"], "SUITE"),
         (["run", "nowhere.yaml"], "nowhere.yaml: no such file"),
+        (["run", "no-cases.yaml"], "nowhere.jsonl: no such file"),
+        (["sweep", "no-cases.yaml", "-j", "1"], "nowhere.jsonl: no such file"),
         (["run", "."], "directory"),
         (["run", "suite.yaml", "--out", "suite.yaml"], "suite.yaml is not a directory"),
         (["run", "agent.py"], "agent.py:"),
@@ -119,6 +121,7 @@ def test_version_says_the_version(tmp_path: Path) -> None:
 def test_a_mistake_is_exit_2_and_named(tmp_path: Path, words: list[str], named: str) -> None:
     shop = Workshop(tmp_path)
     (tmp_path / "cases.jsonl").write_text('{"id": "a", "prompt": "p"}\n')
+    (tmp_path / "no-cases.yaml").write_text("target: simulated\ncases: nowhere.jsonl\n")
     ended = run_cli(tmp_path, *words)
     assert ended.code == 2
     assert named in ended.err

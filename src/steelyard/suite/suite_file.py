@@ -211,7 +211,9 @@ def _cases(path: Path, cases: Any, arrange: Arrange, lines: list[int], attachmen
     try:
         return file_source(place, arrange, AttachmentFolder(root or place.parent, within))
     except SuiteError as error:
-        raise error if error.path is not None else SuiteError(str(error), path=path) from error
+        if error.path is not None:
+            raise
+        raise SuiteError(str(error), path=path) from error
 
 
 def _tasks(path: Path, task_format: str, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
