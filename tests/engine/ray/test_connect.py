@@ -109,7 +109,7 @@ def test_nodes_that_cannot_be_found_out_are_left_to_ray(monkeypatch) -> None:
     ],
 )
 def test_the_cause_of_a_death_is_said_in_a_line(words, meaning) -> None:
-    from steelyard.engine.ray.pool import RayWorkerPool
+    from steelyard.engine.ray.engine import RayWorkerPool
 
     assert meaning in RayWorkerPool.why_lost(object.__new__(RayWorkerPool), RuntimeError(words))
 

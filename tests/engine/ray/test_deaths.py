@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.engine.ray import deaths
+from steelyard.engine.ray import engine
 
 KERNEL = tuple(int(part) for part in platform.release().split(".")[:2]) if sys.platform == "linux" else (0, 0)
 
@@ -25,31 +25,31 @@ KERNEL = tuple(int(part) for part in platform.release().split(".")[:2]) if sys.p
     ],
 )
 def test_the_signal_or_the_exit_code_is_noted(monkeypatch, tmp_path, code, how) -> None:
-    monkeypatch.setattr(deaths, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(engine, "_notes_folder", lambda: tmp_path)
     dying = subprocess.Popen(
         [sys.executable, "-c", f"input(); {code}"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
-    watching = deaths.start_watching(dying.pid, tmp_path / str(dying.pid))
+    watching = engine.start_watching(dying.pid, tmp_path / str(dying.pid))
     assert watching.stdout is not None
     assert watching.stdin is None
     with watching.stdout:
         assert watching.stdout.readline() == b"ready\n"
         dying.communicate(b"\n")
         assert watching.wait(30) == 0
-    assert deaths.take_notes() == {dying.pid: how}
-    assert deaths.take_notes() == {}
+    assert engine.take_notes() == {dying.pid: how}
+    assert engine.take_notes() == {}
 
 
 def test_a_kill_while_memory_ran_out_is_said_to_be_one() -> None:
-    assert deaths.describe_end(signal.SIGKILL, 1) == "was killed by SIGKILL: its node ran out of memory"
-    assert deaths.describe_end(signal.SIGKILL, 0) == "was killed by SIGKILL"
-    assert deaths.describe_end(signal.SIGSEGV, 1) == "was killed by SIGSEGV"
-    assert deaths.describe_end(256 * 7, 0) == "exited with code 7"
+    assert engine.describe_end(signal.SIGKILL, 1) == "was killed by SIGKILL: its node ran out of memory"
+    assert engine.describe_end(signal.SIGKILL, 0) == "was killed by SIGKILL"
+    assert engine.describe_end(signal.SIGSEGV, 1) == "was killed by SIGSEGV"
+    assert engine.describe_end(256 * 7, 0) == "exited with code 7"
 
 
 def test_notes_that_cannot_be_read_are_left(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(deaths, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(engine, "_notes_folder", lambda: tmp_path)
     (tmp_path / "12.new").write_text("9")
-    assert deaths.take_notes() == {}
-    monkeypatch.setattr(deaths, "_folder", lambda: Path(tmp_path) / "none")
-    assert deaths.take_notes() == {}
+    assert engine.take_notes() == {}
+    monkeypatch.setattr(engine, "_notes_folder", lambda: Path(tmp_path) / "none")
+    assert engine.take_notes() == {}

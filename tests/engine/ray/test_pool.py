@@ -23,14 +23,14 @@ def pool(monkeypatch) -> Any:
     """A pool without a cluster; `nodes` is what Ray would report."""
     import ray
 
-    from steelyard.engine.ray import pool as pool_module
+    from steelyard.engine.ray import engine as engine_module
 
-    made: Any = object.__new__(pool_module.RayWorkerPool)
+    made: Any = object.__new__(engine_module.RayWorkerPool)
     made._workers, made._infos, made._left_out, made._actors, made.size = None, {}, {}, {}, 1
     made._lock, made._strict = threading.Lock(), False
     made.nodes = [node("head", 0), node(A, 2), node(B, 4), node("gone", 8, alive=False)]
     monkeypatch.setattr(ray, "nodes", lambda: made.nodes)
-    monkeypatch.setattr(pool_module, "_can_grow", lambda cpus: made.can_grow)
+    monkeypatch.setattr(engine_module, "_can_grow", lambda cpus: made.can_grow)
     made.can_grow = False
     return made
 

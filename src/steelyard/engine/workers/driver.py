@@ -29,8 +29,15 @@ from steelyard.engine.workers.messages import (
     WorkerExit,
     WorkerInfo,
 )
-from steelyard.engine.workers.open_loop import OpenLoop
-from steelyard.engine.workers.pending import NOT_YET, Assigned, PendingJobs, WorkerHandle, divide_limit, lost_record
+from steelyard.engine.workers.pending import (
+    NOT_YET,
+    Assigned,
+    OpenLoop,
+    PendingJobs,
+    WorkerHandle,
+    divide_limit,
+    lost_record,
+)
 from steelyard.engine.workers.pickling import DriverObjects
 from steelyard.engine.workers.remote_limits import WorkerCalls
 from steelyard.errors import SteelyardError, WorkersLost, describe

@@ -1,15 +1,17 @@
-"""What the driver keeps of a run's jobs and workers: pending jobs, worker shares and worker handles."""
+"""What the driver keeps of a run's jobs and workers: pending jobs, worker shares and handles, arrivals in open loop."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from steelyard.engine.arrivals import Schedule
 from steelyard.engine.workers.messages import Batch, Message, WorkerInfo
 from steelyard.engine.workers.remote_limits import WorkerCalls
 from steelyard.records import RECORD_VERSION, Job, Record
@@ -24,6 +26,11 @@ _AHEAD_SHARE = 1 / 4
 """A worker has jobs waiting for this long at its pace, or this part of its share if that is more: many calls that end
 at once must not wait for the driver. At the end of a run waiting jobs are recalled where other workers are idle."""
 _RATE_SMOOTHING = 0.3
+_LEAD_SECONDS = 0.2
+"""From the moment that all workers are ready to the first arrival: their first jobs have to reach them."""
+_HORIZON_SECONDS = 1.0
+"""How long before it is due a job is sent to its worker: a driver may be late by as much."""
+_TICK_SECONDS = 0.05
 
 
 class Assigned(msgspec.Struct, gc=False):
@@ -302,3 +309,61 @@ class WorkerHandle:
         message.number, message.acknowledged = self._messages, self._batches
         self.unconfirmed.append(message)
         return message
+
+
+class OpenLoop:
+    """Hands jobs to workers with the time at which each is to be sent, by the worker's own clock.
+
+    What a worker cannot send in time, because it is lost or because the time of the run is over, is not sent by
+    another one: it is `unused`, and its arrival counts as missed.
+    """
+
+    def __init__(
+        self, schedule: Schedule, pending: PendingJobs, assign: Callable[[WorkerHandle, Assigned], None]
+    ) -> None:
+        self._schedule = schedule
+        self._pending = pending
+        self._assign = assign
+        self.unused: list[Job] = []
+
+    async def run(self, workers: list[WorkerHandle]) -> None:
+        """Hand out all arrivals of the schedule to these workers, in turn; a lost worker's until it is replaced not."""
+        self._schedule.begin(time.monotonic() + _LEAD_SECONDS)
+        for worker in workers:
+            self.greet(worker)
+        for number, planned in enumerate(self._schedule.planned()):
+            while planned - time.monotonic() > _HORIZON_SECONDS:  # noqa: ASYNC110 - time is what it waits for
+                await asyncio.sleep(_TICK_SECONDS)
+            worker = workers[number % len(workers)]
+            if not worker.can_be_reached:
+                continue
+            if (assigned := await self._next()) is None:
+                break
+            assigned.since = planned
+            assigned.job.planned_at = planned + worker.clock_offset
+            self._assign(worker, assigned)
+        self._pending.close()
+
+    async def _next(self) -> Assigned | None:
+        """Return the next job; None when there are no more."""
+        while (assigned := self._pending.next(probation=True)) == NOT_YET:  # noqa: ASYNC110 - the others may run
+            await asyncio.sleep(0)
+        return assigned if isinstance(assigned, Assigned) else None
+
+    def greet(self, worker: WorkerHandle) -> None:
+        """Tell a worker that has just begun until when it may send."""
+        if self._schedule.ends_at is not None:
+            worker.message.ends_at = self._schedule.ends_at + worker.clock_offset
+
+    def drop_unsent(self, left: list[Assigned]) -> list[Assigned]:
+        """Take the jobs of a lost worker whose time had not come; returns the others, which it had sent."""
+        now = time.monotonic()
+        self.unused += [assigned.job for assigned in left if assigned.since > now]
+        return [assigned for assigned in left if assigned.since <= now]
+
+    def report(self, worker: WorkerHandle) -> None:
+        """Count what a worker sent, which is gone or has ended."""
+        if worker.sends is not None:
+            where = "" if worker.info is None or worker.info.node is None else f" on {worker.info.node}"
+            self._schedule.count_worker(f"worker {worker.number + 1}{where}", worker.sends)
+            worker.sends = None
