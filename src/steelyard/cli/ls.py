@@ -18,11 +18,16 @@ from steelyard.journal.files import RunState, run_state
 from steelyard.journal.manifest import read_sweep
 from steelyard.report.headline import Headline, is_writing, read_headline
 from steelyard.run.matrix import is_matrix, read_matrix
-from steelyard.stats.formatting import counted, safe_text, trim
+from steelyard.stats.formatting import counted, safe_text, trim, wrap
 
-_NAMES = (0, 2, 3)
-"""The columns with names: run, suite and model."""
+_HEADER = ("run", "state", "suite", "model", "done", "errors", "pass rate", "created")
+_SUITE, _MODEL, _CREATED = 2, 3, 7
+_CUT = (_SUITE, _MODEL)
+"""The columns that are cut where a terminal is narrow, to `_MIN_NAME` at most."""
+_LEFT_OUT = (_CREATED, _SUITE, _MODEL)
+"""Those that are left out where that is not enough: the names of run folders have the suite and the time in them."""
 _MIN_NAME = 8
+_GAP = 2
 
 
 class ListRow(Headline, kw_only=True):
@@ -116,9 +121,8 @@ def _level_runs(place: Path, sweep: dict[str, Any]) -> list[Path]:
 
 
 def _table(listed: list[ListRow], columns: int | None = None) -> str:
-    """A row for each run; the names in it are cut where the terminal has fewer `columns`."""
-    header = ("run", "state", "suite", "model", "done", "errors", "pass rate", "created")
-    rows = [header]
+    """A row for each run, as wide as a terminal of that many `columns`; the name of a run is never cut."""
+    rows = [_HEADER]
     every = [(run, below) for outer in listed for run, below in ((outer, False), *((one, True) for one in outer.runs))]
     for run, below in every:
         rate = "–" if run.pass_rate is None else f"{run.pass_rate:.1%}" + (" *" if run.uncalibrated else "")
@@ -128,27 +132,43 @@ def _table(listed: list[ListRow], columns: int | None = None) -> str:
         suite, created = ("", "") if below else (run.suite, _local_time(run.created))
         rows.append((name, run.state, suite, run.model or "–", done, errors, rate, created))
     shown = [[safe_text(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
-    if columns is not None:
-        _narrow(widths, columns - 2 * (len(header) - 1))
-        shown = [[trim(cell, width) for cell, width in zip(row, widths, strict=True)] for row in shown]
     marks = [
         f"* {safe_text(run.run)}: {safe_text(sentence)}"
         for run, _ in every
         if run.pass_rate is not None
         for sentence in run.uncalibrated
     ]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
-    return "\n".join([*lines, *marks])
+    return "\n".join([*_lines(shown, columns), *(mark if columns is None else wrap(mark, columns) for mark in marks)])
 
 
-def _narrow(widths: list[int], room: int) -> None:
-    """Make the widest of the columns with names narrower until all columns have room, or none can be."""
-    while sum(widths) > room:
-        widest = max(_NAMES, key=lambda column: widths[column])
-        if widths[widest] <= _MIN_NAME:
-            return
-        widths[widest] -= 1
+def _lines(rows: list[list[str]], columns: int | None) -> list[str]:
+    """The rows of the table; the names of runs have lines to themselves where there is no room for more."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if columns is None or _narrow(widths, columns):
+        return [_line(row, widths) for row in rows]
+    widths[0] = _GAP
+    _narrow(widths, columns)
+    return [line for name, *rest in rows for line in (name, _line(["", *rest], widths))]
+
+
+def _line(row: list[str], widths: list[int]) -> str:
+    cells = [trim(cell, width).ljust(width) for cell, width in zip(row, widths, strict=True) if width]
+    return (" " * _GAP).join(cells).rstrip()
+
+
+def _narrow(widths: list[int], columns: int) -> bool:
+    """Cut and leave out columns until the others have room; whether they have. One that is left out gets no width."""
+    for left_out in (None, *_LEFT_OUT):
+        if left_out is not None:
+            widths[left_out] = 0
+        over = sum(width + _GAP for width in widths if width) - _GAP - columns
+        if over <= sum(max(widths[at] - _MIN_NAME, 0) for at in _CUT):
+            break
+    else:
+        return False
+    for _ in range(over):
+        widths[max(_CUT, key=lambda at: widths[at])] -= 1
+    return True
 
 
 def _local_time(created: str) -> str:

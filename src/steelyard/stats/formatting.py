@@ -123,6 +123,18 @@ def trim(text: str, width: int) -> str:
     return disp_trim(text, max(width - 1, 0)) + "…"
 
 
+def wrap(text: str, width: int) -> str:
+    """Break a line between words where it is longer than this; the lines below the first are indented.
+
+    What is indented itself is left whole, as are words: commands, paths and addresses are copied from there.
+    """
+    if len(text) <= width or text.startswith(" "):
+        return text
+    import textwrap
+
+    return textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
 def silence_notice(seconds: float, in_flight: InFlight) -> str:
     """Describe what the run is waiting for when no answer has come for a while."""
     notice = f"no answer for {seconds:,.0f} s: {in_flight.count:,} in flight"
