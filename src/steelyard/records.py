@@ -108,9 +108,9 @@ class Score(msgspec.Struct, omit_defaults=True, gc=False):
     by: str | None = None
     """Who judged: model, prompt and its version; None for a deterministic scorer."""
     escalated: bool = False
-    """Asked only because the scorers before it said no; its verdict stands in their place."""
+    """Asked only because the scorers before it failed the answer; where it passes, its verdict replaces theirs."""
     overruled: bool = False
-    """Kept for the record: an escalated judge's verdict stands in its place."""
+    """Failed, but an escalated judge passed the answer: kept for the record, decides nothing."""
     advisory: bool = False
     """From a judge that is not calibrated: shown, but it decides nothing."""
     retries: int = 0
@@ -190,6 +190,11 @@ def verdict(scores: Iterable[Score]) -> bool | None:
         if passed is not None and passes is not False:
             passes = passed
     return passes
+
+
+def overrules(score: Score) -> bool:
+    """Whether it is the verdict of an escalated judge that passes what the scorers before it had failed."""
+    return score.escalated and not score.advisory and score.passed is True
 
 
 class FailedAttempt(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):

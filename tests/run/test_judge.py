@@ -345,7 +345,7 @@ def test_an_escalated_judge_is_asked_only_where_the_scorers_before_it_said_no() 
             assert (exact.passed, exact.overruled) == (True, False)
         else:
             judged = record.scores[1]
-            assert (exact.passed, exact.overruled, judged.escalated) == (False, True, True)
+            assert (exact.passed, exact.overruled, judged.escalated) == (False, judged.passed, True)
     assert result.metrics["passed"] == 7, "five by the scorer, two by the judge's verdict"
     assert result.metrics["scored"] == 10
 
@@ -366,6 +366,22 @@ def test_an_escalated_judge_that_is_up_again_is_asked_about_what_it_could_not_ju
     result = run(agent, suite, ["exact", up.judge(when="failed")], output_path=tmp_path, retry_errors=True)
     assert len(agent.calls) == 4
     assert (result.metrics["passed"], result.metrics["scoring_errors"]) == (4, 0)
+
+
+def test_a_failure_that_the_judge_confirms_is_not_called_overruled(tmp_path: Path) -> None:
+    agent, assessor = Agent(lambda case, context: "maybe"), Assessor(lambda case_id, *_: float(case_id == "c00"))
+    run(agent, suite_of(2, expected="yes"), ["exact", assessor.judge(when="failed")], output_path=tmp_path)
+    overruled, confirmed = (run_cli(tmp_path, "report", ".", "--case", f"c0{number}").out for number in range(2))
+    assert "score exact: 0.000 failed overruled\n" in overruled
+    assert "score exact: 0.000 failed\n" in confirmed
+    assert "score judge: 0.000 failed escalated by" in confirmed, "one sample has no spread"
+
+
+def test_a_judge_without_a_verdict_is_not_called_calibrated() -> None:
+    result, _ = escalated_run(lambda *_: ValueError("down"))
+    named = result.metrics["scores"]["judge"]
+    assert (named["n"], named["errors"], named["calibrated"]) == (0, 5, False)
+    assert uncalibrated(result.typed_metrics) == [], "it decided nothing"
 
 
 def test_the_metrics_have_the_rate_with_and_without_a_judge_and_how_many_it_overruled(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def _score(score: Score) -> Iterator[str]:
     value = score.label or "–" if score.value is None else f"{score.value:.3f}"
     if score.value is not None and score.is_number:
         value = " ".join(filter(None, (format_number(score.value), score.unit, score.label)))
-    spread = "" if score.std_dev is None else f" ± {score.std_dev:.3f}"
+    spread = "" if score.std_dev is None or len(score.samples or ()) < 2 else f" ± {score.std_dev:.3f}"
     marks = [name for name in ("escalated", "overruled", "advisory") if getattr(score, name)]
     by = f" by {score.by}" if score.by else ""
     yield " ".join(part for part in (f"  score {score.name}: {value}{spread}", verdict, *marks) if part) + by

@@ -19,7 +19,7 @@ from typing import Any
 from steelyard.daemon_threads import DaemonThreads
 from steelyard.errors import ConfigurationError, TransientError
 from steelyard.protocols import Emit, Identity, InvocationContext, RepeatedJudge, Scorer, ScoreResult, ScoringContext
-from steelyard.records import EvalCase, InvocationResponse, Job, Sample, Score, StoredSample, verdict
+from steelyard.records import EvalCase, InvocationResponse, Job, Sample, Score, StoredSample, overrules, verdict
 from steelyard.scoring.base import (
     DEFAULT_LIMITS,
     PlainScorer,
@@ -275,7 +275,7 @@ class ScoringPipeline:
             score = judge.combine(samples, escalated=escalated)
             trusted = self._trust.get(judge.name)
             score.advisory, score.calibrated = trusted is False, trusted is True
-            if escalated and score.value is not None and not score.advisory:
+            if overrules(score):
                 _overrule(scores)
             scores.append(score)
         if self._judges:
@@ -366,7 +366,7 @@ class _JudgeClock:
 
 
 def _overrule(scores: list[Score]) -> None:
-    """Mark failed scores as overruled: the escalated judge's verdict replaces them."""
+    """Mark failed scores as overruled: an escalated judge passed the answer."""
     for score in scores:
         if score.passed is False and not score.advisory:
             score.overruled = True

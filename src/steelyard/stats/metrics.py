@@ -500,12 +500,9 @@ def correction_note(found: Correction) -> str:
 
 
 def uncalibrated_judges(metrics: Metrics) -> list[str]:
-    """The names of the judges that decide and are not calibrated."""
-    return [
-        name
-        for name, score in metrics.scores.items()
-        if score.by and not score.advisory and not score.calibrated and (score.n or score.errors)
-    ]
+    """The names of the judges that decide and are not calibrated; one without a verdict decided nothing."""
+    judges = ((name, score) for name, score in metrics.scores.items() if score.by)
+    return [name for name, score in judges if score.n and not score.advisory and not score.calibrated]
 
 
 def not_calibrated(judges: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET
 
-from steelyard.records import Better, Score, verdict
+from steelyard.records import Better, Score, overrules, verdict
 from steelyard.stats.intervals import Interval, StudentMean, bounded_mean_interval, clopper_pearson
 from steelyard.stats.metrics import JuryMetrics, ScoreMetrics
 from steelyard.stats.sketch import Blocks
@@ -39,7 +39,7 @@ def verdict_without(scores: Sequence[Score], judge: str) -> bool | None:
     for score in scores:
         if score.name == judge or (score.combines is not None and judge in score.combines):
             continue
-        if score.escalated and score.value is not None and not score.advisory:
+        if overrules(score):
             left = [one if one.passed is not False or one.advisory else _marked(one, True) for one in left]
         left.append(_marked(score, False) if score.overruled else score)
     return verdict(left)
@@ -108,6 +108,7 @@ class _NamedScores:
             if score.by is not None:
                 self.judges.add(score.by)
                 self.advisory = self.advisory or score.advisory
+                self.uncalibrated += not score.calibrated
             return
         self.n += 1
         if score.by is not None:
@@ -212,7 +213,7 @@ class _NamedScores:
         assert score.by is not None
         self.judges.add(score.by)
         self.escalated += score.escalated
-        self.overruled += score.escalated and not score.advisory and score.passed is True
+        self.overruled += overrules(score)
         self.advisory = self.advisory or score.advisory
         self.uncalibrated += not score.calibrated
         if score.votes:
@@ -254,7 +255,7 @@ class ScoreStats:
     @property
     def is_uncalibrated(self) -> bool:
         """Whether a judge decides that is not calibrated."""
-        return any(one.uncalibrated and not one.advisory for one in self._by_name.values())
+        return any(one.n and one.uncalibrated and not one.advisory for one in self._by_name.values())
 
     def update(self, record_scores: list[Score], failed: bool) -> None:
         """Add a record; one that failed (no answer) has no scores."""

@@ -209,9 +209,10 @@ class Drawer {
     const mark = (kind, word, title) => el("span", { class: kind, title }, word);
     const tags = [outcome ? mark("tag " + outcome, outcome) : null,
       score.escalated ? mark("tag accent", "escalated", "Called because an earlier scorer failed the answer") : null,
-      score.overruled ? mark("tag", "overruled", "A judge's verdict replaces it") : null,
+      score.overruled ? mark("tag", "overruled", "A judge passed the answer, which counts instead") : null,
       score.advisory ? mark("tag error", "advisory", "Not calibrated: it does not decide whether a case passes") : null];
-    const spread = typeof score.std_dev === "number" ? ` \u00b1 ${score.std_dev.toFixed(2)}` : "";
+    const repeated = score.samples && score.samples.length > 1 && typeof score.std_dev === "number";
+    const spread = repeated ? ` \u00b1 ${score.std_dev.toFixed(2)}` : "";
     const more = (text) => div("more", begun(text));
     const samples = this.samples(score);
     return div("score", div("what", escapeInvisible(score.name), ...tags), div("figure", scoreFigure(score) + spread),
