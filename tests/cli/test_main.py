@@ -237,3 +237,9 @@ def test_file_names_with_spaces_and_other_scripts_work_throughout(tmp_path: Path
     assert len(shop.asked()) == 6
     assert run_cli(tmp_path, "report", folder / "läufe 1").code == 0
     assert "läufe 1" in run_cli(tmp_path, "ls", folder).out
+
+
+def test_a_misspelt_flag_is_answered_with_the_one_that_is_most_like_it(tmp_path: Path) -> None:
+    ended = run_cli(tmp_path, "run", "suite.yaml", "--paralelism", "2")
+    assert ended.code == 2
+    assert ended.err.endswith("No such option '--paralelism'. Did you mean '--parallelism'?\n")

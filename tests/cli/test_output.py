@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 import sys
@@ -13,7 +14,8 @@ import click
 import pytest
 
 from steelyard.cli.output import say, show
-from tests.support.cli import run_cli
+from steelyard.cli.run_control import log_to_stderr
+from tests.support.cli import alone, run_cli
 from tests.support.compare import finished
 
 NO_TEXT = os.fsdecode(b"run \xff")
@@ -129,3 +131,55 @@ def test_a_broken_gate_is_red_on_a_terminal(monkeypatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     say("gate: cost<2: 3 USD", bad=True)
     assert stream.getvalue() == "\x1b[31msteelyard: gate: cost<2: 3 USD\x1b[0m\n"
+
+
+def stderr_on_terminal(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    """A terminal of 80 columns, as stderr."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Screen()
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+def test_a_warning_during_a_run_removes_the_bar_that_it_is_written_over(monkeypatch, tmp_path: Path) -> None:
+    terminal = stderr_on_terminal(monkeypatch)
+    with alone(tmp_path):
+        log_to_stderr(quiet=False, verbose=False)
+        logging.getLogger("steelyard").warning("judge could not score xx")
+    assert terminal.getvalue() == "\r\x1b[999Msteelyard: warning: judge could not score xx\n"
+
+
+def test_a_long_message_is_broken_between_words_on_a_terminal(monkeypatch) -> None:
+    terminal = stderr_on_terminal(monkeypatch)
+    say(
+        "error rate, scoring errors included, 100.0% is above 0.0% (--max-error-rate); --retry-errors scores them again"
+    )
+    assert terminal.getvalue().splitlines() == [
+        "steelyard: error rate, scoring errors included, 100.0% is above 0.0%",
+        "  (--max-error-rate); --retry-errors scores them again",
+    ]
+
+
+def test_a_command_is_left_whole_for_copying(monkeypatch) -> None:
+    terminal = stderr_on_terminal(monkeypatch)
+    command = "steelyard run suite.yaml " + "--set target.model=my-model " * 4
+    say(f"runs/a is complete with 3 errors. This retries them:\n  {command}")
+    say(f"resume with: {command}", whole=True)
+    assert terminal.getvalue().count(command) == 2
+
+
+def test_elsewhere_a_message_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    say("word " * 100)
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_a_usage_error_is_broken_between_words_too(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "55")
+    monkeypatch.setattr("tests.support.cli.io.StringIO", Screen)
+    ended = run_cli(tmp_path, "gate", "runs/a", "--max-regression", "pass_rate=0.1")
+    assert ended.code == 2
+    assert ended.err.endswith("Error: --max-regression and --max-slowdown need a\n  --baseline\n")

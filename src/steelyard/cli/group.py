@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from importlib import import_module
 
 import click
 
 from steelyard._version import __version__
 from steelyard.cli.main import ABOUT, BROKEN, COMMANDS, EXIT_CODES, INTERRUPTED, REFUSED, WIDEST
-from steelyard.cli.output import say, with_topic
+from steelyard.cli.output import fitted, say, with_topic
 from steelyard.errors import SpeakFlags
 
 
@@ -59,15 +61,22 @@ def _run(args: list[str] | None) -> int:
         code = group.main(args=args, prog_name="steelyard", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
-        from steelyard.stats.formatting import without_commands
-
-        error.message = without_commands(error.message)  # type: ignore[misc]
-        error.show()
+        _show_usage_error(error)
         return REFUSED
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last stop: each kind of failure has its own exit code
         return _exit_code(error)
+
+
+def _show_usage_error(error: click.ClickException) -> None:
+    from steelyard.stats.formatting import without_commands
+
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        error.possibilities[1:] = []  # click sorts them by name: the best match need not be the first
+    shown = io.StringIO()
+    error.show(shown)
+    click.echo(fitted(without_commands(shown.getvalue()), sys.stderr), err=True, nl=False)
 
 
 def _exit_code(error: Exception) -> int:

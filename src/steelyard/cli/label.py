@@ -102,7 +102,7 @@ def command(
     if session.current is None:
         say(f"compare the judges with them: {shlex.join(['steelyard', 'calibrate', str(run)])}")
     else:
-        say(f"resume with: {shlex.join(['steelyard', 'label', str(run), '--labeller', session.labeller])}")
+        say(f"resume with: {shlex.join(['steelyard', 'label', str(run), '--labeller', session.labeller])}", whole=True)
     return code
 
 

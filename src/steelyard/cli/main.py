@@ -9,7 +9,7 @@ from steelyard._version import __version__
 
 TYPE_CHECKING = False  # `typing` and click would be most of what `steelyard --help` waits for
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import NoReturn, TextIO
 
 FAILED_GATE, REFUSED, BROKEN, TOO_MANY_ERRORS = 1, 2, 3, 4
 INTERRUPTED = 130
@@ -125,15 +125,16 @@ def front_page(columns: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def terminal_columns() -> int:
-    """How wide the terminal is; 80 where that cannot be known."""
+def terminal_columns(stream: TextIO | None = None) -> int:
+    """How wide the terminal is that a stream writes to, by default stdout; 80 where that cannot be known."""
+    stream = stream or sys.__stdout__
     try:
         columns = int(os.environ.get("COLUMNS", "0"))
     except ValueError:
         columns = 0
     if columns <= 0:
         try:
-            columns = os.get_terminal_size(sys.__stdout__.fileno()).columns if sys.__stdout__ is not None else 0
+            columns = os.get_terminal_size(stream.fileno()).columns if stream is not None else 0
         except (OSError, ValueError):
             columns = 0
     return columns if columns > 0 else 80

@@ -59,7 +59,7 @@ def _run(matrix: MatrixRunner, gate: Gate, flags: RunFlags, entry: OpenMode, pla
         read_partial=lambda reason: _partial(matrix, place, reason),
     )
     if ending.result is None:
-        say(f"resume with: {command_again(place, begun=False)}")
+        say(f"resume with: {command_again(place, begun=False)}", whole=True)
         return ending.signal_code
     result = ending.result
     _show(result, flags, place, interrupted=ending.signal_code != 0)
@@ -70,7 +70,7 @@ def _run(matrix: MatrixRunner, gate: Gate, flags: RunFlags, entry: OpenMode, pla
                 say(f"{safe_text(name)}: {safe_text(reason)}")
         # The same command would stop at once where the budget is spent.
         more = " a larger --max-cost" if any("max_cost" in reason for reason in stopped.values()) else ""
-        say(f"resume with{more}: {again}")
+        say(f"resume with{more}: {again}", whole=True)
         return ending.signal_code or TOO_MANY_ERRORS
     return max(_verdict(name, result, gate) for name in result.results)
 

@@ -13,12 +13,13 @@ from typing import Any, TextIO
 
 import click
 
+from steelyard.cli.main import terminal_columns
 from steelyard.errors import JournalError
 from steelyard.shutdown import BLOCKED_WRITE_SECONDS, WRITE_SECONDS
 
 # What controls a terminal and is not escaped in JSON: DEL and C1, bidi marks, the two line separators.
 _CONTROL = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_CLEAR_BAR = "\r\x1b[J"
+_CLEAR_BAR = "\r\x1b[999M"  # as the bar itself is cleared: see progress/display.py
 
 # What a summary and a gate print at the start of a line, or at its end, and its colour; nothing that a model wrote.
 _PAINTED = (
@@ -133,24 +134,35 @@ def json_text(value: Any) -> str:
         return json.dumps(msgspec.to_builtins(value), indent=2)
 
 
-def say(text: str, *, over_bar: bool = False, bad: bool = False) -> None:
+def say(text: str, *, over_bar: bool = False, bad: bool = False, whole: bool = False) -> None:
     """Print a message to stderr, without control characters; with `over_bar` in place of a live progress bar.
 
-    What is `bad`, such as a broken gate, is red where colour is shown.
+    What is `bad`, such as a broken gate, is red where colour is shown. On a terminal, long lines are broken between
+    words, unless the message is to stay `whole`, such as a command to copy.
     """
     from steelyard.stats.formatting import safe_text, without_commands
 
-    lines = without_commands("\n".join(safe_text(line) for line in text.split("\n")))
+    lines = without_commands("\n".join(safe_text(line) for line in f"steelyard: {text}".split("\n")))
 
     def write() -> None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it: that must not end a run
             # The terminal's own `^C` is cleared with the bar, so that the message has its line to itself.
             clear = _CLEAR_BAR if over_bar and sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
             coloured = bad and shows_colour(sys.stderr)
-            shown = f"steelyard: {lines}"
+            shown = lines if whole else fitted(lines, sys.stderr)
             click.echo(clear + (_style(shown, "red") if coloured else shown), err=True, color=coloured or None)
 
     _write_in_time("stderr", write) if _limited else write()
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """The text; where the stream is a terminal, with its long lines broken between words."""
+    from steelyard.stats.formatting import wrap
+
+    if not stream.isatty():
+        return text
+    columns = terminal_columns(stream)
+    return "\n".join(wrap(line, columns) for line in text.split("\n"))
 
 
 def with_topic(message: str, topic: str | None) -> str:

@@ -202,16 +202,16 @@ def _run(runner: Runner, gate: Gate, flags: RunFlags, entry: OpenMode) -> int:
         )
     except WorkersLost as error:
         say(f"{error}; what has finished is on disk")
-        say(with_topic(f"resume with: {again}", error.topic))
+        say(with_topic(f"resume with: {again}", error.topic), whole=True)
         return BROKEN
     if ending.result is None:
-        say(f"resume with: {command_again(place, begun=False)}")
+        say(f"resume with: {command_again(place, begun=False)}", whole=True)
         return ending.signal_code
     _show(ending.result, flags, place)
     if not ending.result.complete:
         # The same command would stop at once where the budget is spent.
         more = " a larger --max-cost" if "max_cost" in (ending.result.typed_metrics.stopped or "") else ""
-        say(f"resume with{more}: {again}")
+        say(f"resume with{more}: {again}", whole=True)
         return ending.signal_code or TOO_MANY_ERRORS
     # A load run's errors are what it measured: they are allowed, or not, but never retried.
     metrics = ending.result.typed_metrics

@@ -196,7 +196,7 @@ def run_interruptibly(
         while not running.wait(POLL_SECONDS):
             signals.report()
             if signals.is_late:
-                say("a call does not end when it is cancelled; exiting without it")
+                say("a call does not end when it is cancelled; exiting without it", over_bar=True)
                 return Ending(_read_in_time(read_partial, token.reason), signals.code)
         try:
             result = running.result()
@@ -323,11 +323,11 @@ def raise_limit(wanted: int) -> int | None:
 
 
 class _Handler(logging.Handler):
-    """Writes each message to stderr."""
+    """Writes each message to stderr, where a progress bar may be."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        say(f"{level}{self.format(record)}")
+        say(f"{level}{self.format(record)}", over_bar=True)
 
 
 def log_to_stderr(*, quiet: bool, verbose: bool) -> None:

@@ -116,7 +116,7 @@ def command(
     else:
         show(summary(ending.result.typed_metrics, str(place)), in_colour=True)
     if not ending.result.complete:
-        say(f"resume with: {again}")
+        say(f"resume with: {again}", whole=True)
         return ending.signal_code or TOO_MANY_ERRORS
     return verdict_code(
         ending.result.typed_metrics, gate, remedy=f"to retry the errors of {run}, run its suite with --retry-errors"

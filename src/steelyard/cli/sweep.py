@@ -174,13 +174,13 @@ def _run(sweep: Sweep, flags: SweepFlags, place: Path) -> int:
     )
     result: SweepResult | None = ending.result
     if result is None:
-        say(f"resume with: {again}")
+        say(f"resume with: {again}", whole=True)
         return ending.signal_code
     _show(result, flags, place)
     if not result.complete:
         # The same command would stop at once where the budget is spent.
         more = " a larger --max-cost" if "max_cost" in (result.stopped or "") else ""
-        say(f"resume with{more}: {again}")
+        say(f"resume with{more}: {again}", whole=True)
         return ending.signal_code or TOO_MANY_ERRORS
     return 0
 
