@@ -206,9 +206,20 @@ def test_a_finished_load_run_is_refused_and_its_errors_are_what_it_measured(tmp_
 @pytest.mark.parametrize(("first", "second"), [({"requests": 3}, {}), ({}, {"requests": 3})])
 def test_a_load_run_and_an_evaluation_do_not_mix(tmp_path: Path, first: Any, second: Any) -> None:
     run(Endpoint(), output_path=tmp_path / "run", **first)
+    with pytest.raises(RunMismatch, match="a load run"):
+        run(Endpoint(), output_path=tmp_path / "run", **second)
     (tmp_path / "run" / "metrics.json").unlink()
     with pytest.raises(RunMismatch, match="a load run"):
         run(Endpoint(), output_path=tmp_path / "run", **second)
+
+
+def test_a_load_run_of_something_else_is_refused_complete_or_not(tmp_path: Path) -> None:
+    run(Endpoint(), requests=3, output_path=tmp_path / "run")
+    with pytest.raises(RunMismatch, match="seed: 0 there, 3 now"):
+        run(Endpoint(), requests=3, output_path=tmp_path / "run", seed=3)
+    (tmp_path / "run" / "metrics.json").unlink()
+    with pytest.raises(RunMismatch, match="seed: 0 there, 3 now"):
+        run(Endpoint(), requests=3, output_path=tmp_path / "run", seed=3)
 
 
 def test_a_rate_spreads_the_calls_and_the_waiting_is_recorded_apart_from_the_answers_time() -> None:

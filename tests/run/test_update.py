@@ -86,12 +86,20 @@ def test_an_update_of_nothing_is_a_run_and_of_an_unfinished_one_a_resume(shop: W
     assert shop.asked() == ["c4", "c5"]
 
 
-def test_another_target_is_refused_by_an_update(shop: Workshop, run: Door) -> None:
+@pytest.mark.parametrize("flags", [{}, {"update": True}, {"retry_errors": True}], ids=str)
+def test_a_complete_run_of_something_else_is_refused_as_that(shop: Workshop, run: Door, flags: dict[str, bool]) -> None:
     run()
     before = contents(shop.run)
-    outcome = run(update=True, seed=7)
+    outcome = run(seed=7, **flags)
     assert "holds a run of something else" in (outcome.refusal or "")
     assert contents(shop.run) == before
+
+
+def test_a_dry_run_refuses_it_too(shop: Workshop) -> None:
+    shop.by_command()
+    ended = run_cli(shop.folder, "run", "suite.yaml", "--out", "RUN", "--seed", "7", "--dry-run")
+    assert ended.code == 2
+    assert "holds a run of something else" in ended.err
 
 
 def test_an_update_that_is_killed_leaves_an_unfinished_run_that_resumes(shop: Workshop) -> None:

@@ -227,13 +227,13 @@ def _found(runner: Runner, run: Path, entry: OpenMode, plan: Plan, session: Sess
     if entry.force:
         return replay
     old = read_manifest(run)
-    if not entry.retry_errors and entry.if_complete != "update":
-        refuse_finished(run)
     if old is not None:
         ours = manifest_of(
             runner.target, runner.suite, runner.scorers, runner.options, planned=plan.slots, session=session
         )
         compare(run, old, ours)
+    if not entry.retry_errors and entry.if_complete != "update":
+        refuse_finished(run)
     if (run / OUTPUTS).exists():
         replay.read()
     return replay

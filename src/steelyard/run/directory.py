@@ -134,9 +134,10 @@ class RunDirectory:
             if old is not None and (old.load is not None or manifest.load is not None):
                 old = self._restart_load_run(old, manifest)
             if old is not None:
+                differences = compare(self.path, old, manifest)
                 if not reopens:
                     refuse_finished(self.path)
-                for difference in compare(self.path, old, manifest):
+                for difference in differences:
                     log.warning("%s: changed since the run began: %s", self.path, difference)
                 manifest = msgspec.structs.replace(
                     manifest, created=old.created, launches=old.launches, fields_left_out=old.fields_left_out
@@ -164,8 +165,6 @@ class RunDirectory:
         """Start an unfinished load run over: half a measurement cannot be continued."""
         if self._mode.retry_errors or self._mode.if_complete == "update":
             raise RunRefused(f"{self.path} is a load run: its errors are what it measured", path=self.path)
-        if self._mode.if_complete != "load":
-            refuse_finished(self.path)
         if old.load is None or manifest.load is None:
             there, here = ("a load run", "an evaluation") if old.load is not None else ("an evaluation", "a load run")
             difference = f"{there} there, {here} now"
@@ -177,6 +176,7 @@ class RunDirectory:
             )
         if run_state(self.path) is RunState.COMPLETE:
             return old
+        compare(self.path, old, manifest)
         log.warning("%s: measuring the unfinished load run again; its files are kept in previous/", self.path)
         self._mode = msgspec.structs.replace(self._mode, force=True)
         return None
