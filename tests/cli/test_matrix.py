@@ -177,7 +177,7 @@ def test_the_gate_is_checked_for_each_variant_by_name(shop) -> None:
     shop.suite(targets=targets, gate={"min_pass_rate": 0.8})
     ended = shop.run("-o", "M")
     assert ended.code == 1
-    assert "bad: pass rate 0.0%, below 80.0% (--min-pass-rate)" in ended.err
+    assert "bad: pass rate 0.0%, below 80.0% (gate.min_pass_rate)" in ended.err
     assert "good" not in ended.err
     shop.suite(targets=targets, gate={"rules": ["pass_rate>=0.8"]})
     ended = shop.run("-o", "N")

@@ -206,6 +206,20 @@ def test_1_when_the_pass_rate_is_below_the_gate(shop: Workshop) -> None:
     assert go(shop, "--force", "--min-pass-rate", "0.5").code == 0
 
 
+def test_all_that_is_broken_of_a_gate_is_named_with_what_set_it(shop: Workshop) -> None:
+    shop.suite(gate={"min_pass_rate": 0.9, "rules": ["n>=10", "n<=100", "ttft_p50<1s"]})
+    document = (shop.folder / "suite.yaml").read_text().replace("expected: C4", "expected: other")
+    (shop.folder / "suite.yaml").write_text(document)
+    ended = go(shop, "--no-progress")
+    assert ended.code == 1
+    assert ended.err.splitlines() == [
+        "steelyard: pass rate 83.3%, below 90.0% (gate.min_pass_rate)",
+        "steelyard: gate: n>=10: is 6",
+        "steelyard: gate: ttft_p50<1s: is not known: there was nothing to measure",
+    ]
+    assert "below 95.0% (--min-pass-rate)" in go(shop, "--force", "--min-pass-rate", "0.95").err
+
+
 def test_1_when_a_gate_is_set_and_nothing_was_scored(shop: Workshop) -> None:
     shop.suite(scorers=[])
     ended = go(shop, "--min-pass-rate", "0.1")
@@ -217,10 +231,11 @@ def test_4_outranks_1(shop: Workshop) -> None:
     shop.failing("c1")
     document = (shop.folder / "suite.yaml").read_text().replace("expected: C4", "expected: other")
     (shop.folder / "suite.yaml").write_text(document)
-    ended = go(shop, "--min-pass-rate", "1")
+    ended = go(shop, "--min-pass-rate", "1", "--no-progress")
     assert ended.code == 4
-    assert "16.7%" in ended.err
-    assert "--retry-errors" in ended.err
+    pass_rate, error_rate, _ = ended.err.splitlines()
+    assert pass_rate == "steelyard: pass rate 80.0%, below 100.0% (--min-pass-rate)"
+    assert "16.7% is above 0.0% (the default of --max-error-rate); --retry-errors retries them" in error_rate
 
 
 def test_4_and_resumable_when_stopped_early(shop: Workshop) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+import click
 import msgspec
 
 from steelyard.cli.main import FAILED_GATE, INTERRUPTED, TOO_MANY_ERRORS
@@ -349,25 +350,34 @@ def with_flags(gate: Gate, allow: Sequence[str] = (), **flags: float | None) -> 
 
 
 def verdict_code(metrics: Metrics, gate: Gate, *, remedy: str, of: str | None = None) -> int:
-    """Return the exit code of a complete run; too many errors override a failed gate. `remedy` is printed with them.
+    """Return the exit code of a complete run, and print all that is broken; too many errors override a failed gate.
 
-    `of` is the variant of a matrix that the run is.
+    `remedy` is printed with the errors. `of` is the variant of a matrix that the run is.
     """
     label = "" if of is None else f"{safe_text(of)}: "
-    # For a gate, an answer that could not be scored is no better than a missing one.
-    rate = metrics.failure_rate or 0.0
-    if rate > gate.max_error_rate:
-        kind = "error rate, scoring errors included," if metrics.scoring_errors else "error rate"
-        message = f"{label}{kind} {rate:.1%} is above {gate.max_error_rate:.1%} (--max-error-rate); {remedy}"
-        say(with_topic(message, "errors"), bad=True)
-        return TOO_MANY_ERRORS
+    code = 0
     if gate.min_pass_rate is not None:
         passed = metrics.pass_rate
         if passed is None or passed < gate.min_pass_rate:
             shown = "unknown: nothing was scored" if passed is None else f"{passed:.1%}"
-            say(f"{label}pass rate {shown}, below {gate.min_pass_rate:.1%} (--min-pass-rate)", bad=True)
-            return FAILED_GATE
-    return _check_rules(metrics, gate, label)
+            say(f"{label}pass rate {shown}, below {gate.min_pass_rate:.1%} ({_set_by('min_pass_rate')})", bad=True)
+            code = FAILED_GATE
+    code = _check_rules(metrics, gate, label) or code
+    # For a gate, an answer that could not be scored is no better than a missing one.
+    rate = metrics.failure_rate or 0.0
+    if rate > gate.max_error_rate:
+        kind = "error rate, scoring errors included," if metrics.scoring_errors else "error rate"
+        by = _set_by("max_error_rate") if gate.max_error_rate else "the default of --max-error-rate"
+        message = f"{label}{kind} {rate:.1%} is above {gate.max_error_rate:.1%} ({by}); {remedy}"
+        say(with_topic(message, "errors"), bad=True)
+        code = TOO_MANY_ERRORS
+    return code
+
+
+def _set_by(threshold: str) -> str:
+    """What set a threshold of the gate: its flag where that was given, else the suite."""
+    given = click.get_current_context().params.get(threshold) is not None
+    return f"--{threshold.replace('_', '-')}" if given else f"gate.{threshold}"
 
 
 def _check_rules(metrics: Metrics, gate: Gate, label: str) -> int:
