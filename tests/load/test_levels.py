@@ -100,10 +100,11 @@ def timings(
             "time_to_last_token": last,
             "time_per_output_token": np.full(n, math.nan),
         },
+        tokens=np.where(mixed < len(seconds), 2.0, math.nan),
     )
 
 
-def metrics_of(n: int, errors: int = 0, pass_rate: float | None = 0.9) -> Metrics:
+def metrics_of(n: int, errors: int = 0, pass_rate: float | None = 0.9, output_tps: float | None = None) -> Metrics:
     stats: dict[str, Any] = dict.fromkeys(STATS)
     return Metrics(
         suite="s",
@@ -119,7 +120,7 @@ def metrics_of(n: int, errors: int = 0, pass_rate: float | None = 0.9) -> Metric
         passed=round((n - errors) * (pass_rate or 0.0)),
         peak_in_flight=1,
         client=QUIET,
-        stats={**stats, "requests_per_minute": 6.0 * (n - errors)},
+        stats={**stats, "requests_per_minute": 6.0 * (n - errors), "output_tps": output_tps},
     )
 
 
@@ -191,6 +192,23 @@ def test_goodput_counts_answers_that_keep_every_objective() -> None:
     assert found.goodput == pytest.approx(found.requests_per_second / 2, rel=0.05)
     assert found.goodput_ci95 is not None
     assert made("error_rate<1%", block).goodput is None
+
+
+def test_tokens_per_second_agree_with_answers_per_second() -> None:
+    """Each answer has two tokens; over the whole time, ramp and drain included, there are fewer of both."""
+    found = made("", timings([0.1] * 100, in_flight=4), output_tps=7.0)
+    assert found.requests_per_second == pytest.approx(40, rel=0.1)
+    assert found.output_tps == pytest.approx(2 * found.requests_per_second)
+
+
+def test_a_level_whose_answers_all_came_while_it_filled_up_has_no_steady_state() -> None:
+    """One answer that comes first, then errors: not 0 answers a second, while tokens came."""
+    block, ended = timings([0.1], errors=59), np.arange(60) / 1000
+    early = msgspec.structs.replace(block, sent=ended - 0.001, ended=ended, ok=np.arange(60) == 0)
+    found = made("error_rate<1%", early, errors=59, output_tps=0.2)
+    assert (found.requests_per_second, found.output_tps, found.few) == (0.1, 0.2, True)
+    nothing = made("error_rate<1%", msgspec.structs.replace(early, ok=np.zeros(60, bool)), errors=60)
+    assert (nothing.requests_per_second, nothing.requests_per_second_ci95) == (0.0, (0.0, 0.0))
 
 
 def test_blocks_of_a_level_add_up() -> None:

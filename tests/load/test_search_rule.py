@@ -156,11 +156,20 @@ def test_levels_must_make_sense() -> None:
 # Throughput
 
 
-def completions(level: int, requests: int, seed: int) -> tuple[Floats, Floats]:
-    """When requests to a server of 8 slots were sent and ended, in the order of their ends."""
+def completions(
+    level: int, requests: int, seed: int, service: str = "exponential", slots: int = 8
+) -> tuple[Floats, Floats]:
+    """When requests to a server of so many slots were sent and ended, in the order of their ends: 0.1 s on average."""
     rng = np.random.default_rng(seed)
-    free, ready, done = [0.0] * 8, [0.0] * level, []
-    for seconds in rng.exponential(0.1, requests).tolist():
+    drawn = {
+        "in step": lambda: np.full(requests, 0.1),
+        "nearly in step": lambda: rng.normal(0.1, 0.0003, requests),
+        "uniform": lambda: rng.uniform(0.05, 0.15, requests),
+        "exponential": lambda: rng.exponential(0.1, requests),
+        "pareto": lambda: (rng.pareto(3, requests) + 1) * 0.2 / 3,
+    }
+    free, ready, done = [0.0] * slots, [0.0] * level, []
+    for seconds in drawn[service]().tolist():
         sent = heapq.heappop(ready)
         end = max(sent, heapq.heappop(free)) + seconds
         heapq.heappush(free, end)
@@ -175,6 +184,18 @@ def test_throughput_is_that_of_the_steady_state() -> None:
     found = [steady_throughput([completions(16, 400, i)], ramp=16) for i in range(200)]
     assert np.mean([one.rate for one in found if one is not None]) == pytest.approx(80, rel=0.03)
     assert np.mean([one.ci95[0] <= 80 <= one.ci95[1] for one in found if one is not None]) >= 0.9
+
+
+@pytest.mark.parametrize("service", ["in step", "nearly in step", "uniform", "exponential", "pareto"])
+@pytest.mark.parametrize(("level", "slots"), [(1, 1), (4, 4), (8, 8), (16, 16), (16, 8)])
+def test_throughput_is_what_slots_and_latency_allow(service: str, level: int, slots: int) -> None:
+    """Answers that come in step end together, a whole round of them at each end of the steady state."""
+    requests = block_of(level) * (1 if "in step" in service else 4)
+    blocks = [completions(level, requests, seed, service, slots) for seed in range(150)]
+    found = [one for block in blocks if (one := steady_throughput([block], ramp=level)) is not None]
+    assert len(found) == len(blocks)
+    assert np.mean([one.rate for one in found]) == pytest.approx(slots / 0.1, rel=0.02)
+    assert np.mean([one.ci95[0] <= slots / 0.1 <= one.ci95[1] for one in found]) >= 0.87
 
 
 def test_more_blocks_make_throughput_surer() -> None:

@@ -71,6 +71,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     pass_rate: float | None
     pass_rate_ci95: tuple[float, float] | None
     output_tps: float | None
+    """Output tokens a second, over the same time as the answers."""
     time_to_first_token: dict[str, float | None]
     time_to_last_token: dict[str, float | None]
     latency: dict[str, LatencyMetrics] = {}
@@ -141,7 +142,7 @@ def make_level(
     metrics = merged(blocks)
     timings = [block.timings for block in blocks]
     latency = {name: found for name in TIMES if (found := latency_of(timings, name)) is not None}
-    throughput, goodput = _throughput(level, timings, objectives, open_loop=open_loop)
+    throughput, goodput, tokens = _throughput(level, timings, objectives, open_loop=open_loop)
     checked = [_check(objective, metrics, timings, looks) for objective in objectives]
     if open_loop and throughput is not None and throughput.ci95[1] < KEEPS_UP * (sent := _sent_rate(timings)):
         checked.append(_falls_behind(level, sent, throughput))
@@ -163,7 +164,7 @@ def make_level(
         error_rate=metrics.error_rate,
         pass_rate=metrics.pass_rate,
         pass_rate_ci95=metrics.pass_rate_ci95,
-        output_tps=metrics.stats["output_tps"],
+        output_tps=metrics.stats["output_tps"] if tokens is None else tokens.rate,
         time_to_first_token=_percentiles(latency.get("time_to_first_token")),
         time_to_last_token=_percentiles(latency.get("time_to_last_token")),
         latency=latency,
@@ -235,17 +236,21 @@ def _mean_stats(every: Sequence[Metrics]) -> dict[str, float | int | None]:
 
 def _throughput(
     level: int | float, timings: Sequence[Timings], objectives: Sequence[Objective], *, open_loop: bool
-) -> tuple[Throughput | None, Throughput | None]:
-    """Answers a second in the steady state, and those of them that keep every objective on a time."""
+) -> tuple[Throughput | None, Throughput | None, Throughput | None]:
+    """Answers a second in the steady state, those of them that keep every objective on a time, and output tokens."""
     ramp = min(len(block) for block in timings) // 20 if open_loop else int(level)
     blocks = [(block.sent, block.ended) for block in timings]
     steady = partial(steady_throughput, blocks, ramp=ramp, open_loop=open_loop)
     throughput = steady(counts=[block.ok for block in timings])
-    timed = [one for one in objectives if one.metric is not None]
-    if not timed:
-        return throughput, None
-    good = [block.ok & ~np.any([one.misses(block) for one in timed], axis=0) for block in timings]
-    return throughput, steady(counts=good)
+    if throughput is None or (not throughput.answers and any(block.ok.any() for block in timings)):
+        return None, None, None
+    goodput = tokens = None
+    if timed := [one for one in objectives if one.metric is not None]:
+        good = [block.ok & ~np.any([one.misses(block) for one in timed], axis=0) for block in timings]
+        goodput = steady(counts=good)
+    if not all(np.isnan(block.tokens).all() for block in timings):
+        tokens = steady(counts=[np.nan_to_num(block.tokens) for block in timings])
+    return throughput, goodput, tokens
 
 
 def _check(objective: Objective, metrics: Metrics, timings: Sequence[Timings], looks: int) -> CheckedObjective:

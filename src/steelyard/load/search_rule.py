@@ -347,6 +347,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     ci95: Interval
     answers: int
+    """How many of those that count ended in the steady state."""
     seconds: float
 
 
@@ -355,19 +356,22 @@ def steady_throughput(
     *,
     ramp: int,
     open_loop: bool = False,
-    counts: Sequence[Flags] | None = None,
+    counts: Sequence[Flags | Floats] | None = None,
     batches: int = 10,
 ) -> Throughput | None:
     """The throughput between the ramp and the drain; None where too little is left to tell.
 
     Each block is given as the times at which its requests were sent and ended, in the order in which they ended. The
     first `ramp` that ended are left out, and all that ended after the last one was sent; in open loop, where answers
-    follow the calls at a distance, as many at the end as at the beginning. With `counts` only those
-    answers count (goodput: that keep every objective). The interval is Student's over equal stretches of time, as
-    neighbouring answers are not independent.
+    follow the calls at a distance, as many at the end as at the beginning. `counts` says which answers count (goodput:
+    those that keep every objective), or what each counts for (its tokens).
+
+    In a closed loop an answer counts for the share of its time that lies between ramp and drain. By their ends alone,
+    answers that come in step would count a round too many. The interval is Student's over the ends in equal stretches
+    of time, as neighbouring answers are not independent.
     """
     rates: list[Floats] = []
-    answers, seconds = 0, 0.0
+    answers, total, seconds = 0, 0.0, 0.0
     for place, (sent, ended) in enumerate(blocks):
         if len(ended) <= ramp:
             continue
@@ -375,17 +379,26 @@ def steady_throughput(
         inside = (ended > start) & (ended <= until)
         if int(inside.sum()) < 2 * batches:
             continue
-        counted = inside if counts is None else inside & counts[place]
+        weights = np.ones(len(ended)) if counts is None else counts[place].astype(np.float64)
         edges = np.linspace(start, until, batches + 1)
-        rates.append(np.histogram(ended[counted], edges)[0] / (edges[1] - edges[0]))
-        answers += int(counted.sum())
+        rates.append(np.histogram(ended[inside], edges, weights=weights[inside])[0] / (edges[1] - edges[0]))
+        answers += int(np.count_nonzero(weights[inside]))
+        total += float(weights @ (inside if open_loop else _shares(sent, ended, start, until)))
         seconds += until - start
     if not rates:
         return None
     stretches = np.concatenate(rates)
-    mean = answers / seconds
+    mean = total / seconds
     reach = student_quantile(0.975, len(stretches) - 1) * float(stretches.std(ddof=1)) / math.sqrt(len(stretches))
     return Throughput(rate=mean, ci95=(max(mean - reach, 0.0), mean + reach), answers=answers, seconds=seconds)
+
+
+def _shares(sent: Floats, ended: Floats, start: float, until: float) -> Floats:
+    """What share of the time of each request lies between two moments; of one that took none, whether it does."""
+    taken = ended - sent
+    overlap = np.clip(until, sent, ended) - np.clip(start, sent, ended)
+    inside = ((ended > start) & (ended <= until)).astype(np.float64)
+    return np.divide(overlap, taken, out=inside, where=taken > 0)
 
 
 class SloVerdict(msgspec.Struct, frozen=True, kw_only=True):

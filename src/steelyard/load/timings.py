@@ -35,6 +35,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     timed_out: Flags
     times: dict[str, Floats]
     """Each time; NaN where there is none, of a call that timed out how long it was waited for."""
+    tokens: Floats
+    """How many tokens each answer has; NaN where that is not known."""
 
     def __len__(self) -> int:
         return len(self.ended)
@@ -54,14 +56,15 @@ def read_timings(run: Path) -> Timings:
             rows += [_row(entry) for entry in block.entries]
     finally:
         os.close(descriptor)
-    table = np.array(rows, dtype=np.float64).reshape(len(rows), 4 + len(TIMES))
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), 5 + len(TIMES))
     table = table[np.argsort(table[:, 1], kind="stable")]
     return Timings(
         sent=table[:, 0],
         ended=table[:, 1],
         ok=table[:, 2] > 0,
         timed_out=table[:, 3] > 0,
-        times={name: table[:, 4 + place] for place, name in enumerate(TIMES)},
+        times={name: table[:, 5 + place] for place, name in enumerate(TIMES)},
+        tokens=table[:, 4],
     )
 
 
@@ -81,6 +84,7 @@ def _row(entry: Entry) -> tuple[float, ...]:
         entry.run_time,
         float(ok),
         float(timed_out),
+        math.nan if entry.num_tokens_output is None or not ok else entry.num_tokens_output,
         math.nan if first is None or not known else first + late,
         math.nan if last is None or not known else last + late,
         math.nan if each is None or not ok else each,

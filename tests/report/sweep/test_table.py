@@ -23,7 +23,7 @@ def test_the_table_has_a_row_for_each_level_and_the_advice_under_it() -> None:
         "    level  answers/s  95 %  goodput  errors    p50    p99    p50    p99  passed",
         "        1       9.50   ±5%     9.50    0.0%  100ms  200ms  400ms  800ms   90.0%",
         "*   1,000     12,345   ±5%   12,000    0.0%  300ms  600ms  1.20s  2.40s   90.0%",
-        "    2,000     13,000   ±5%    8,000   12.0%  100ms  200ms  400ms  800ms   90.0%",
+        "x   2,000     13,000   ±5%    8,000   12.0%  100ms  200ms  400ms  800ms   90.0%",
         "",
         "  2,000: the error rate is 12% (limit 1%)",
         "",
@@ -45,11 +45,17 @@ def test_an_objective_that_is_open_is_marked() -> None:
     assert lines[-1].endswith("cannot tell; undecided")
 
 
+def test_a_broken_objective_is_marked_so_whatever_else_is_open() -> None:
+    levels = [level(1, 10), level(10, 90, errors=0.9, undecided=("time to first token p99: cannot tell",))]
+    lines = sweep_table(swept(levels)).splitlines()
+    assert [line[:9] for line in lines if line[2:9].strip().isdigit()] == ["*       1", "x      10"]
+
+
 def test_levels_that_say_little_are_marked_and_explained() -> None:
     levels = [level(1, 10, requests=4), level(10, 90, reached=False), level(20, 200, busy=True)]
     lines = sweep_table(swept(levels)).splitlines()
     assert [line[:9] for line in lines if line[2:9].strip().isdigit()] == ["*       1", "!      10", "!      20"]
-    assert "  1: only 4 requests: too few for a steady state, send more" in lines
+    assert "  1: only 4 requests: too few answers for a steady state, send more" in lines
     assert "  10: not reached: at most 5 were in flight at once" in lines
     assert "20: not valid: this client was the bottleneck: its event loop was busy 97% of the time" in " ".join(
         " ".join(lines).split()
@@ -59,8 +65,8 @@ def test_levels_that_say_little_are_marked_and_explained() -> None:
 
 def test_what_was_not_measured_is_a_dash() -> None:
     table = sweep_table(swept([level(1, 0, errors=1.0, first=None, pass_rate=None)]))
-    row = next(line for line in table.splitlines() if line.startswith("        1"))
-    assert row.split() == ["1", "0", "–", "100.0%", *["–"] * 4, "0", "–"]
+    row = next(line for line in table.splitlines() if line.startswith("x       1"))
+    assert row.split() == ["x", "1", "0", "–", "100.0%", *["–"] * 4, "0", "–"]
     assert "no level can be recommended: at 1 the error rate is 100% (limit 1%)" in table
 
 

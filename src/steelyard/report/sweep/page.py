@@ -314,7 +314,7 @@ def _row(sweep: Mapping[str, Any], level: Level, address: str | None) -> dict[st
         ("failed", "client was the bottleneck", level["invalid"] is not None),
         ("error", "not reached", not level["reached"]),
         ("error", "objective broken", bool(level["broken"])),
-        ("error", "undecided", bool(level.get("undecided"))),
+        ("error", "undecided", bool(level.get("undecided") and not level["broken"])),
         ("", "few requests", level["few"]),
     ]
     shown = [(kind, text) for kind, text, there in tags if there]

@@ -79,7 +79,7 @@ def with_goodput(sweep: Mapping[str, Any], row: Sequence[Any]) -> list[Any]:
 def _mark(level: Mapping[str, Any]) -> str:
     if level["invalid"] is not None or not level["reached"]:
         return "! "
-    return "? " if level.get("undecided") else "  "
+    return "x " if level["broken"] else "? " if level.get("undecided") else "  "
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -139,7 +139,7 @@ def level_notes(level: Mapping[str, Any]) -> list[str]:
     if not level["reached"]:
         found.append(f"not reached: at most {level['peak_in_flight']:,} were in flight at once")
     if level["few"]:
-        found.append(f"only {level['requests']:,} requests: too few for a steady state, send more")
+        found.append(f"only {level['requests']:,} requests: too few answers for a steady state, send more")
     return [*found, *level["broken"], *level.get("undecided", []), *_errors(level)]
 
 
