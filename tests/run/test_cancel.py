@@ -73,6 +73,40 @@ def test_a_token_cancelled_from_another_thread_ends_the_run_with_what_finished(o
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 
+def test_what_is_read_of_a_cancelled_run_is_what_it_said_itself(tmp_path) -> None:
+    token, target = CancellationToken(), Stalling(answered=7)
+    runner = Runner(target, make_suite(20), token=token, parallelism=4, output_path=tmp_path / "run", **QUIET)
+    stopper = threading.Thread(target=lambda: (wait_for(lambda: target.waiting == 4), token.cancel("SIGINT")))
+    stopper.start()
+    said = runner.run_sync().summary()
+    stopper.join()
+    read = Result.load(tmp_path / "run").summary()
+    assert read == said
+    assert "stopped: Ctrl-C (SIGINT)" in read
+    assert "left: 4 cancelled, 9 not started" in read
+
+
+@pytest.mark.parametrize("newer", ["outputs.jsonl", "run.json", None])
+def test_figures_of_an_earlier_launch_are_not_taken_for_those_of_a_later_one(tmp_path, newer) -> None:
+    """Of files that were copied the times may say nothing: then the records are counted."""
+    token, target, run = CancellationToken(), Stalling(answered=7), tmp_path / "run"
+    runner = Runner(target, make_suite(20), token=token, parallelism=2, output_path=run, **QUIET)
+    stopper = threading.Thread(target=lambda: (wait_for(lambda: target.waiting == 2), token.cancel("operator")))
+    stopper.start()
+    runner.run_sync()
+    stopper.join()
+    if newer is None:
+        lines = (run / "outputs.jsonl").read_bytes().splitlines(keepends=True)
+        (run / "outputs.jsonl").write_bytes(b"".join(lines[:-1]))
+        os.utime(run / "partial.json")
+    else:
+        os.utime(run / newer, (2e9, 2e9))
+    metrics = Result.load(run).typed_metrics
+    assert metrics.counts.cancelled == 0
+    assert metrics.n == (6 if newer is None else 7)
+    assert "stopped" not in Result.load(run).summary()
+
+
 def test_a_cancelled_run_is_resumed_and_asks_only_for_the_rest(tmp_path) -> None:
     target = Stalling(answered=7)
     token = CancellationToken()

@@ -230,6 +230,14 @@ def reopen(run: Path) -> None:
     move_aside(run, (METRICS, CORRECTION, PARTIAL, REPORT))
 
 
+def written_at(path: Path) -> int | None:
+    """When a file was written last, in nanoseconds; None when there is none."""
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def refuse_finished(run: Path) -> None:
     """Raise RunFinished if the run there is complete, naming the flags that continue it or start over."""
     core = read_core(run)

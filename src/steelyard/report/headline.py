@@ -9,12 +9,12 @@ import msgspec
 from msgspec import UNSET
 
 from steelyard.errors import RunRefused, RunVersionError
-from steelyard.journal.files import OUTPUTS, PARTIAL, read_json_object, read_metrics
+from steelyard.journal.files import OUTPUTS, read_metrics, written_at
 from steelyard.journal.index import PASSED, UNSCORED, counting
 from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import belonging_rows, index_rows
-from steelyard.run.result import load_metrics
+from steelyard.run.result import REPLAYED, load_metrics, read_partial
 from steelyard.stats.formatting import counted, format_bytes
 from steelyard.stats.intervals import clopper_pearson
 from steelyard.stats.metrics import Metrics, correction_note, not_calibrated, uncalibrated
@@ -75,27 +75,8 @@ def is_writing(run: Path) -> bool:
     try:
         return is_locked(run) is not None
     except OSError:
-        written = _written(run / OUTPUTS)
-        return written is not None and time.time() - written < _LATELY
-
-
-def read_partial(run: Path) -> Metrics | None:
-    """The figures of an interrupted run, unless its journal has grown since they were written."""
-    partial, journal = _written(run / PARTIAL), _written(run / OUTPUTS)
-    if partial is None or (journal is not None and journal > partial):
-        return None
-    try:
-        return msgspec.convert(read_json_object(run / PARTIAL), Metrics)
-    except msgspec.ValidationError:  # none, torn, or written by another version: the journal has it all
-        return None
-
-
-def _written(path: Path) -> float | None:
-    """When a file was written last; None when there is none."""
-    try:
-        return path.lstat().st_mtime_ns / 1e9
-    except OSError:
-        return None
+        written = written_at(run / OUTPUTS)
+        return written is not None and time.time() - written / 1e9 < _LATELY
 
 
 def _fill(headline: Headline, run: Path) -> None:
@@ -143,8 +124,11 @@ def _fill_from_index(headline: Headline, run: Path) -> None:
             headline.pass_rate_ci95 = clopper_pearson(headline.passed, headline.scored)
 
 
-_REPLAYED = "not finished"
-"""What a run that was never closed says of why it stopped: no more than its title does."""
+def stop_reason(metrics: Metrics) -> str | None:
+    """Why a run stopped before it was complete, in a user's words; None where that is not known."""
+    if metrics.complete or metrics.stopped == REPLAYED:
+        return None
+    return "Ctrl-C (SIGINT)" if metrics.stopped == "SIGINT" else metrics.stopped
 
 
 def notices(metrics: Metrics) -> list[dict[str, str]]:
@@ -172,8 +156,8 @@ def _incomplete(metrics: Metrics) -> dict[str, str] | None:
     if metrics.complete:
         return None
     text = f"{metrics.n:,} of {metrics.counts.planned:,} records are here."
-    if metrics.stopped and metrics.stopped != _REPLAYED:
-        text += f" Stopped: {metrics.stopped}."
+    if reason := stop_reason(metrics):
+        text += f" Stopped: {reason}."
     return _notice("warning", "This run is not complete", f"{text} The figures may change when it is resumed.")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 from msgspec import UNSET
 
+from steelyard.report.headline import stop_reason
 from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import (
     counted,
@@ -90,8 +91,8 @@ def _headline(metrics: Metrics) -> list[str]:
     state = "complete" if metrics.complete else "not complete"
     named = " on ".join(safe_text(name) for name in (metrics.suite, metrics.model_id) if name)
     lines = [f"{named}: {metrics.n:,} of {counts.planned:,} done, {state}"]
-    if metrics.stopped and not metrics.complete:
-        lines.append(f"  stopped: {safe_text(metrics.stopped)}")
+    if reason := stop_reason(metrics):
+        lines.append(f"  stopped: {safe_text(reason)}")
     if metrics.decided:
         lines += _decided(metrics.decided, counts.planned)
     amounts = {"cancelled": counts.cancelled, "not started": counts.not_started}

@@ -16,7 +16,17 @@ import numpy.typing as npt
 from steelyard._version import __version__
 from steelyard.errors import ConfigurationError, RunVersionError
 from steelyard.journal.answers import AnswerLog
-from steelyard.journal.files import MANIFEST, METRICS, OUTPUTS, RunState, read_json_object, read_metrics, run_state
+from steelyard.journal.files import (
+    MANIFEST,
+    METRICS,
+    OUTPUTS,
+    PARTIAL,
+    RunState,
+    read_json_object,
+    read_metrics,
+    run_state,
+    written_at,
+)
 from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.journal.reader import Entry, iter_records, left_out_offsets
 from steelyard.journal.replay import Replay, SlotState
@@ -180,7 +190,7 @@ class Result:
             if run_state(run) is RunState.FRESH:
                 reason = "it has neither run.json nor outputs.jsonl" if run.exists() else "there is no such folder"
                 raise ConfigurationError(f"{run} is not a run directory: {reason}", topic="not-a-run")
-            metrics = add_correction(_replayed_metrics(run), run)
+            metrics = add_correction(_unfinished_metrics(run), run)
         if by:
             add_slices(metrics, run, read_manifest(run), parse_keys(by, "by"))
         return cls(metrics=metrics, path=run, responses=[])
@@ -227,6 +237,37 @@ def _writer_of(run: Path) -> str:
     return f"Steelyard {version}" if isinstance(version, str) else "another version of Steelyard"
 
 
+def read_partial(run: Path) -> Metrics | None:
+    """The figures that an interrupted run wrote; None if it was resumed since, or its journal has grown."""
+    partial = written_at(run / PARTIAL)
+    if partial is None or any((written_at(run / name) or 0) > partial for name in (OUTPUTS, MANIFEST)):
+        return None
+    try:
+        return msgspec.convert(read_json_object(run / PARTIAL), Metrics)
+    except msgspec.ValidationError:  # none, torn, or written by another version: the journal has it all
+        return None
+
+
+def _unfinished_metrics(run: Path) -> Metrics:
+    """The figures of an unfinished run: what it wrote when it was interrupted, where that is of the same records.
+
+    Only the run itself knew why it stopped, what was cancelled and how long it took.
+    """
+    replayed, partial = _replayed_metrics(run), read_partial(run)
+    if partial is None or partial.complete or not _same_records(replayed, partial):
+        return replayed
+    partial.slices = partial.slices or replayed.slices
+    return partial
+
+
+def _same_records(one: Metrics, other: Metrics) -> bool:
+    return (one.lines, one.counts.ok, one.counts.error) == (other.lines, other.counts.ok, other.counts.error)
+
+
+REPLAYED = "not finished"
+"""What a run that was never closed says of why it stopped: no more than that it is not complete."""
+
+
 def _replayed_metrics(run: Path) -> Metrics:
     """The figures of an unfinished run, from its journal alone."""
     manifest = read_manifest(run)
@@ -253,7 +294,7 @@ def _replayed_metrics(run: Path) -> Metrics:
         errors=errors,
         left_out=replay.left_out,
         lines=JournalLines(total=replay.lines, left_out=replay.left_out_lines),
-        stopped="not finished",
+        stopped=REPLAYED,
         spending=_spending(run, replay, manifest),
         load=manifest is not None and manifest.load is not None,
         trials=slots.trial_metrics(),

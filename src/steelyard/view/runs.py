@@ -38,14 +38,14 @@ from steelyard.journal.manifest import Manifest, read_manifest
 from steelyard.records import Record
 from steelyard.report.compare.compare import compare_runs
 from steelyard.report.compare.formats import comparison_markup, comparison_title
-from steelyard.report.headline import Headline, is_writing, notices, read_headline, read_partial
+from steelyard.report.headline import Headline, is_writing, notices, read_headline
 from steelyard.report.matrix.page import Surroundings, matrix_page
 from steelyard.report.matrix.table import VariantRun, VariantRuns
 from steelyard.report.page.page import about
 from steelyard.report.records import Expectations, SuiteCase, open_suite
 from steelyard.report.sweep.page import checked_sweep, sweep_markup, sweep_title
 from steelyard.run.matrix import Matrix, read_matrix
-from steelyard.run.result import Result, load_metrics
+from steelyard.run.result import Result, load_metrics, read_partial
 from steelyard.stats.metrics import Metrics
 from steelyard.suite.evalset import EvalSet
 from steelyard.view.cases import CaseTable
