@@ -289,8 +289,15 @@ def test_a_matrix_is_one_entry_and_its_variants_are_no_others(tmp_path: Path) ->
     found = matrices(tmp_path)
     (one,) = found.headlines()
     assert (one.name, one.suite, one.variants, one.begun, one.done) == ("m", "letters", 2, 2, 40)
-    assert (one.leader, one.pass_rate, one.state) == ("large <b>", 0.75, "interrupted")
+    assert (one.leader, one.leads, one.pass_rate) == ("large <b>", "passed most", 0.75)
+    assert one.state == "interrupted"
     assert [run.name for run in found.listed()] == ["alone"]
+
+
+def test_no_variant_of_a_tied_matrix_passed_most(tmp_path: Path) -> None:
+    matrix(tmp_path / "m", {"b": "ppff", "a": "fpfp", "c": "ffff"})
+    (one,) = matrices(tmp_path).headlines()
+    assert (one.leader, one.leads, one.pass_rate) == ("b and a", "passed equally many", 0.5)
 
 
 def test_a_run_in_the_folder_that_is_no_variant_stays_in_the_list(tmp_path: Path) -> None:

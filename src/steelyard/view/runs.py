@@ -39,6 +39,7 @@ from steelyard.records import Record
 from steelyard.report.compare.compare import compare_runs
 from steelyard.report.compare.formats import comparison_markup, comparison_title
 from steelyard.report.headline import Headline, is_writing, notices, read_headline
+from steelyard.report.matrix.leaderboard import leading, named, passed_words
 from steelyard.report.matrix.page import Surroundings, matrix_page
 from steelyard.report.matrix.table import VariantRun, VariantRuns
 from steelyard.report.page.page import about
@@ -378,9 +379,11 @@ class MatrixHeadline(msgspec.Struct, kw_only=True):
     done: int
     planned: int
     leader: str | None
-    """The variant that passed most so far; None where none has a verdict."""
+    """The variant that passed most so far, or all that are tied; None where none has a verdict."""
+    leads: str
+    """Whether it passed most, or they passed equally many."""
     pass_rate: float | None
-    """Its share of all records that passed: an error counts as not passed, as on the leaderboard."""
+    """Their share of all records that passed: an error counts as not passed, as on the leaderboard."""
     uncalibrated: bool
     """Whether a judge that is not calibrated decided it."""
     cost: float | None
@@ -449,9 +452,9 @@ class Matrices:
         return found
 
     def _headline(self, place: Path, matrix: Matrix, runs: dict[str, ListedRun]) -> MatrixHeadline:
-        names = {one.directory: one.name for one in matrix.variants}
-        rated = [(one.passed / one.done, directory) for directory, one in runs.items() if one.scored and one.done]
-        rate, leader = max(rated, default=(None, None))
+        named_runs = {one.name: runs[one.directory] for one in matrix.variants if one.directory in runs}
+        rates = {name: one.passed / one.done for name, one in named_runs.items() if one.scored and one.done}
+        leaders = leading(rates)
         states = {one.state for one in runs.values()}
         unfinished = {"interrupted"} if len(runs) < len(matrix.variants) and "running" not in states else set()
         costs = [one.cost for one in runs.values() if one.cost is not None]
@@ -465,9 +468,10 @@ class Matrices:
             begun=len(runs),
             done=sum(one.done for one in runs.values()),
             planned=sum(one.planned for one in runs.values()),
-            leader=None if leader is None else names[leader],
-            pass_rate=rate,
-            uncalibrated=leader is not None and bool(runs[leader].uncalibrated),
+            leader=named(leaders) if leaders else None,
+            leads=passed_words(leaders),
+            pass_rate=rates[leaders[0]] if leaders else None,
+            uncalibrated=any(named_runs[one].uncalibrated for one in leaders),
             cost=sum(costs) if costs else None,
             currency=next((one.currency for one in runs.values() if one.currency), None),
         )

@@ -17,6 +17,8 @@ from steelyard.records import Score
 from steelyard.report import Leaderboard, leaderboard
 from steelyard.report.compare.compare import compare_runs
 from steelyard.report.matrix.leaderboard import Standing, pareto_front, rank
+from steelyard.report.matrix.page import _row
+from steelyard.report.matrix.text import mark_of
 from steelyard.report.matrix.table import variants_of
 from steelyard.run.matrix import Matrix, make_variants, write_matrix
 from steelyard.run.result import Result
@@ -93,7 +95,24 @@ def test_p_is_raised_for_all_pairs_as_the_best_was_found_in_the_same_cases(tmp_p
 def test_runs_in_which_no_case_differs_count_for_no_pair(tmp_path: Path) -> None:
     board = rank(matrix(tmp_path, {"a": "ppf" * 9, "b": "ppf" * 9, "c": "f" * 27}))
     assert board.pairs_tested == 2
-    assert places(board) == {"a": "best", "b": "not distinguishable", "c": "worse"}
+    assert places(board) == {"a": "tied", "b": "tied", "c": "worse"}
+    assert [one.rank for one in board.variants] == [1, 1, 3]
+
+
+def test_variants_that_passed_equally_many_are_tied_and_none_passed_most(tmp_path: Path) -> None:
+    variants = matrix(tmp_path, {"a": "pppp", "b": "pppp", "c": "pppf"})
+    board = rank(variants)
+    assert places(board) == {"a": "tied", "b": "tied", "c": "not distinguishable"}
+    assert board.verdict == (
+        "No variant is shown to be better than another: a and b passed equally many: 100.0%, "
+        "and c cannot be told from them by 4 cases"
+    )
+    assert board.not_distinguishable == ["b", "c"], "from a, with which they are compared"
+    assert [mark_of(one) for one in board.variants] == ["=", "=", "="]
+    assert [row["best"] for row in (_row(board, one, None) for one in board.variants)] == [False] * 3
+    assert rank(matrix(tmp_path / "two", {"a": "pf", "b": "fp"})).verdict == "a and b passed equally many: 50.0%"
+    assert rank(matrix(tmp_path / "none", {"a": "ff", "b": "ff"})).verdict == "No variant passed any case"
+    assert rank(matrix(tmp_path / "one", {"a": "pf"})).verdict == "a passed 50.0%"
 
 
 def test_few_cases_show_nothing_and_how_many_would_is_said(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import combinations
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,8 +26,11 @@ LEADERBOARD_VERSION = 1
 _LATENCY = "time_to_last_token"
 _ENOUGH = 0.5
 """A run is ranked that has at least this share of the cases of the fullest one."""
+_EQUAL = 1e-9
+"""Pass rates that are nearer to each other than this are the same."""
+_Name = TypeVar("_Name")
 
-Place: TypeAlias = Literal["best", "worse", "not distinguishable", "better", "not ranked"]
+Place: TypeAlias = Literal["best", "tied", "worse", "not distinguishable", "better", "not ranked"]
 
 
 class AgainstBest(msgspec.Struct, kw_only=True):
@@ -54,7 +57,7 @@ class Standing(msgspec.Struct, kw_only=True):
     cases: int
     trials: int
     rank: int | None
-    """From 1; None where too few of its cases are done, or none has a verdict."""
+    """From 1, the same for equally good ones; None where too few of its cases are done, or none has a verdict."""
     place: Place
     against_best: AgainstBest | None
     """None of the best one, and where they share no case."""
@@ -96,6 +99,7 @@ class Leaderboard(msgspec.Struct, kw_only=True):
     axes: dict[str, list[str]]
     currency: str
     best: str | None
+    """The others are compared with it; of several that are tied the cheapest, then the one that was named first."""
     verdict: str
     not_distinguishable: list[str]
     """The variants that cannot be told from the best one."""
@@ -140,7 +144,7 @@ def rank(variants: VariantRuns, *, with_edited: bool = False) -> Leaderboard:
         currency=currencies.pop() if len(currencies) == 1 else "",
         best=variants.runs[field.order[0]].name if field.order else None,
         verdict="",
-        not_distinguishable=[one.name for one in standings if one.place == "not distinguishable"],
+        not_distinguishable=[one.name for one in standings[1:] if one.place in ("tied", "not distinguishable")],
         cases_in_common=field.in_common,
         pairs_tested=field.tests,
         pareto_by=pareto_by,
@@ -187,6 +191,11 @@ class _Field:
         for number in range(len(self.runs)):
             if self.order and number not in self.rates:
                 yield self.order[0], number
+
+    def rank(self, number: int) -> int | None:
+        """From 1, the same for equally good ones; None of a run that is not ranked."""
+        own = self.rates.get(number)
+        return None if own is None else 1 + sum(rate > own + _EQUAL for rate in self.rates.values())
 
     def against_best(self, number: int) -> AgainstBest | None:
         """A run compared with the best one; None of itself, and where they share no case."""
@@ -251,7 +260,7 @@ def _standing(variant: VariantRun, field: _Field, number: int) -> Standing:
         planned=metrics.counts.planned,
         cases=len(run.ids),
         trials=run.trials,
-        rank=field.order.index(number) + 1 if number in field.order else None,
+        rank=field.rank(number),
         place=_place(field, number, against),
         against_best=against,
         pass_rate=metrics.pass_rate,
@@ -280,8 +289,9 @@ def _standing(variant: VariantRun, field: _Field, number: int) -> Standing:
 def _place(field: _Field, number: int, against: AgainstBest | None) -> Place:
     if number not in field.order:
         return "not ranked"
-    if number == field.order[0]:
-        return "best"
+    leaders = leading(field.rates)
+    if number in leaders:
+        return "best" if len(leaders) == 1 else "tied"
     if against is None or against.change.outcome == "no difference":
         return "not distinguishable"
     return "worse" if against.change.outcome == "worse" else "better"
@@ -364,28 +374,45 @@ def verdict_of(board: Leaderboard) -> str:
     if not ranked:
         return "Nothing can be ranked: no case has a verdict, or the variants share none"
     best = ranked[0]
-    first = f"{best.name} passed most: {best.pass_rate_all or 0.0:.1%}"
+    leaders = [one.name for one in ranked if one.place in ("best", "tied")]
+    rate = f"{best.pass_rate_all or 0.0:.1%}"
     if len(ranked) == 1:
-        return first
+        return f"{best.name} passed {rate}"
+    if not any(one.pass_rate_all for one in ranked):
+        return "No variant passed any case"
+    it = "it" if len(leaders) == 1 else "them"
+    first = f"{named(leaders)} {passed_words(leaders)}: {rate}"
     places: Mapping[str, list[str]] = {
         name: [one.name for one in ranked if one.place == name] for name in ("worse", "not distinguishable", "better")
     }
+    if len(leaders) == len(ranked):
+        return first
     if not places["worse"] and not places["better"]:
-        return (
-            f"No variant is shown to be better than another: {first}, and {_named(places['not distinguishable'])}"
-            + (f" cannot be told from it by {counted(board.cases_in_common, 'case')}")
+        return f"No variant is shown to be better than another: {first}, and {named(places['not distinguishable'])}" + (
+            f" cannot be told from {it} by {counted(board.cases_in_common, 'case')}"
         )
     parts = [first]
     if places["not distinguishable"]:
-        parts.append(f"{_named(places['not distinguishable'])} cannot be told from it")
+        parts.append(f"{named(places['not distinguishable'])} cannot be told from {it}")
     if places["better"]:
-        parts.append(f"{_named(places['better'])} passed more of the cases that they share")
+        parts.append(f"{named(places['better'])} passed more of the cases that they share")
     if places["worse"]:
-        parts.append(f"{_named(places['worse'])} {'is' if len(places['worse']) == 1 else 'are'} shown to be worse")
+        parts.append(f"{named(places['worse'])} {'is' if len(places['worse']) == 1 else 'are'} shown to be worse")
     return "; ".join(parts)
 
 
-def _named(names: Sequence[str]) -> str:
+def leading(rates: Mapping[_Name, float]) -> list[_Name]:
+    """Those with the highest pass rate, in their order: one, or several that are tied."""
+    most = max(rates.values(), default=0.0)
+    return [name for name, rate in rates.items() if rate > most - _EQUAL]
+
+
+def passed_words(leaders: Sequence[str]) -> str:
+    """What is said of the variants with the highest pass rate: only one alone has passed most."""
+    return "passed most" if len(leaders) == 1 else "passed equally many"
+
+
+def named(names: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and 7 more`."""
     shown = list(names)
     if len(shown) > _MAX_NAMED:

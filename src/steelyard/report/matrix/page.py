@@ -228,7 +228,14 @@ def _word(value: object) -> str:
 # The leaderboard
 
 _WHISKER = (120, 14)
-_TAGS = {"best": "passed", "not distinguishable": "accent", "worse": "failed", "better": "passed", "not ranked": ""}
+_TAGS = {
+    "best": "passed",
+    "tied": "accent",
+    "not distinguishable": "accent",
+    "worse": "failed",
+    "better": "passed",
+    "not ranked": "",
+}
 
 
 def leaderboard_markup(board: Leaderboard, links: Mapping[str, str] | None = None) -> Markup:

@@ -73,16 +73,16 @@ def cells(one: Standing, currency: str = "") -> list[str]:
 
 
 def mark_of(one: Standing) -> str:
-    """`*` for the best variant, `=` for one that cannot be told from it."""
-    return {"best": "*", "not distinguishable": "="}.get(one.place, " ")
+    """`*` for the best variant, `=` for one that cannot be told from it, or is tied with another."""
+    return {"best": "*", "tied": "=", "not distinguishable": "="}.get(one.place, " ")
 
 
 def against_words(one: Standing) -> str:
     """What is shown of a variant against the best one, and how many cases would show more."""
+    if one.place in ("best", "tied", "not ranked"):
+        return one.place
     if one.against_best is None:
-        return one.place if one.place == "best" else "shares no case with the best"
-    if one.place == "not ranked":
-        return "not ranked"
+        return "shares no case with the best"
     if one.against_best.change.outcome != "no difference":
         return one.against_best.change.outcome
     needed = one.against_best.cases_needed

@@ -73,7 +73,7 @@ function renderMatrices(matrices) {
       el("td", {}, plural(matrix.variants, "variant") + left),
       el("td", { class: "bar-cell" }, `${number(matrix.done)} of ${number(matrix.planned)}`,
         matrix.state === "complete" || !matrix.planned ? null : meter(matrix.done / matrix.planned)),
-      el("td", {}, leader, mark, span("sub", "passed most")),
+      el("td", {}, leader, mark, span("sub", matrix.leads)),
       el("td", { class: "less" }, matrix.cost ? money(matrix.cost, matrix.currency) : MISSING));
   });
   const head = hiddenHead(["Matrix", "State", "Variants", "Done", "Leader", "Cost"]);
