@@ -118,7 +118,7 @@ def test_an_endpoint_that_has_answered_once_is_measured_however_it_refuses_at_a_
 def test_an_endpoint_that_has_never_answered_ends_the_sweep(tmp_path: Path) -> None:
     result = sweep_of(Forbids(0), tmp_path, levels=[4, 8], requests=80).run_sync()
     assert result.levels == []
-    assert "every call is refused: the first 20 all failed" in (result.stopped or "")
+    assert "every call is refused: the first 20 calls all failed" in (result.stopped or "")
 
 
 def test_a_cache_is_neither_used_nor_filled(tmp_path: Path) -> None:

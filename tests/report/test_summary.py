@@ -22,6 +22,7 @@ from steelyard.report.summary import summary
 from steelyard.report.summary import trial_lines as lines
 from steelyard.run.metrics import Errors, RunCounts, compose
 from steelyard.stats.errors import ErrorName
+from steelyard.stats.metrics import LoadMetrics
 from steelyard.stats.running import RunningStats
 from steelyard.stats.scores import ScoreStats
 from steelyard.stats.trials import TrialStats
@@ -169,6 +170,24 @@ def test_a_run_without_tokens_does_not_speak_of_tokens() -> None:
     text = summary(metrics_of(lambda case: "x"))
     assert "output tokens" not in text
     assert "requests/min" in text
+
+
+def test_a_run_whose_calls_all_failed_gives_no_rate_of_requests() -> None:
+    assert "  no answers over 1,000,000s" in summary(composed(ok=0, error=3))
+
+
+def test_the_parallelism_of_an_open_loop_is_a_limit() -> None:
+    metrics = composed(ok=3)
+    metrics.parallelism = 512
+    assert summary(metrics).splitlines()[-1].endswith(", 512 at a time")
+    metrics.load = LoadMetrics(requests=3, duration=None, arrivals="20/s", warmup=0)
+    assert summary(metrics).splitlines()[-1].endswith(", at most 512 at a time")
+
+
+def test_a_long_reason_is_broken_between_words() -> None:
+    reason = "nothing answers there: the first 106 calls, retries included, all failed, the last with CannotConnect: no"
+    first, second, *_ = summary(composed(ok=3, left=5, stopped=reason)).splitlines()[1:]
+    assert f"{first.strip()} {second.strip()}" == f"stopped: {reason}"
 
 
 def test_a_stopped_run_says_why_and_what_is_left() -> None:
@@ -378,6 +397,10 @@ def test_it_says_when_no_case_is_flaky():
 def test_many_trials_are_shown_at_doubling_numbers_with_the_last(trials, expected):
     rows = [line for line in shown([[True] * trials]).splitlines() if line.startswith("  k ")]
     assert [row.split() for row in rows] == [["k", *expected.split()]]
+
+
+def test_one_case_is_not_several():
+    assert "3 trials of 1 case, spread" in shown([[True, True, False]])
 
 
 def test_a_k_that_few_cases_reached_is_not_shown():

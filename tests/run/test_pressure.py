@@ -106,7 +106,9 @@ def test_a_run_that_finds_nobody_there_ends_soon_and_says_so(nobody: str, option
     result = run(OpenAIChat("m", base_url=nobody), 5_000, output_path=tmp_path / "run", **options)
     assert result.cancelled
     assert not result.complete
-    found = re.match(r"nothing answers there: the first (\d+) all failed", result.metrics["stopped"])
+    found = re.match(
+        r"nothing answers there: the first (\d+) calls(?:, retries included,)? all failed", result.metrics["stopped"]
+    )
     assert found is not None
     assert 20 <= int(found[1]) <= 100  # those sent before the first failed are waited for
     assert nobody.removesuffix("/v1") in result.metrics["stopped"]
@@ -170,7 +172,7 @@ def test_on_the_command_line_a_model_that_is_not_there_ends_in_exit_4_and_the_co
         )
         ended = run_cli(tmp_path, "run", "suite.yaml", "--out", "RUN", "--stop-first-errors", "30")
     assert ended.code == 4
-    found = re.search(r"every call is refused: the first (\d+) all failed", ended.out)
+    found = re.search(r"every call is refused: the first (\d+) calls(?:, retries included,)? all failed", ended.out)
     assert found is not None
     assert 30 <= int(found[1]) <= 100
     assert "HTTP 404" in ended.out

@@ -33,7 +33,7 @@ def reasons(*records: Record, most: int = 3) -> list[str]:
 def test_the_same_lasting_refusal_of_the_first_calls_ends_a_run_once(status: int) -> None:
     assert reasons(*[failed(status)] * 2) == []
     assert reasons(*[failed(status)] * 9) == [
-        "every call is refused: the first 3 all failed, the last with TargetError: no (stop_first_errors)"
+        "every call is refused: the first 3 calls all failed, the last with TargetError: no (stop_first_errors)"
     ]
 
 
@@ -47,7 +47,9 @@ def test_first_calls_that_are_all_refused_in_the_same_words_end_a_run(status: in
     records = [refused(status, f"unknown model 'gpt-9' (request 4f9a{number:08x})") for number in range(20)]
     assert reasons(*records[:19], most=20) == []
     (reason,) = reasons(*records, most=20)
-    assert reason.startswith("every call is refused: the first 20 all failed, the last with TargetError: unknown model")
+    assert reason.startswith(
+        "every call is refused: the first 20 calls all failed, the last with TargetError: unknown model"
+    )
 
 
 @pytest.mark.parametrize("other", [refused(400, "too long"), refused(422, "unknown model"), failed(401), a_record()])
@@ -62,7 +64,8 @@ def test_bad_requests_that_differ_are_faults_of_their_cases(other: Record, place
 def test_tries_to_connect_count_one_by_one(kind: str) -> None:
     assert reasons(failed(kind=kind, attempts=2)) == []
     assert reasons(failed(kind=kind, attempts=2), failed(kind=kind, attempts=2)) == [
-        f"nothing answers there: the first 4 all failed, the last with {kind}: no (stop_first_errors)"
+        "nothing answers there: the first 4 calls, retries included, all failed, "
+        f"the last with {kind}: no (stop_first_errors)"
     ]
 
 
@@ -115,7 +118,7 @@ def test_an_answer_of_an_earlier_sitting_that_is_only_scored_again_proves_nothin
     model = CountedModel(answer)
     runner = Runner(model, EvalSet("journal", cases(60)), ["contains"], output_path=tmp_path, progress="off")
     result = runner.run_sync(retry_errors=True, parallelism=1)
-    assert "every call is refused: the first 20 all failed" in result.metrics["stopped"]
+    assert "every call is refused: the first 20 calls all failed" in result.metrics["stopped"]
     assert len(model.called) == 20
     assert result.metrics["scores"]["contains"]["n"] == 10
 
@@ -149,7 +152,7 @@ def test_a_call_that_hangs_does_not_keep_a_run_from_ending_for_ever() -> None:
         raise TargetError("HTTP 403", partial=InvocationResponse(http_status=403))
 
     result = Runner(answer, EvalSet("s", cases(600)), progress="off").run_sync(parallelism=4)
-    assert "every call is refused: the first 200 all failed" in result.metrics["stopped"]
+    assert "every call is refused: the first 200 calls all failed" in result.metrics["stopped"]
 
 
 class Agent:

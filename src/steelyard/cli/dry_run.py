@@ -69,7 +69,7 @@ class PlannedRun(msgspec.Struct, kw_only=True):
             if count:
                 lines.append(f"  {words}: {count:,}")
         asked = "as many as the time allows" if self.to_ask is None else f"{self.to_ask:,}"
-        lines.append(f"  to be asked: {asked}, {self.parallelism} at a time; nothing was called")
+        lines.append(f"  to be asked: {asked}, {self.parallelism:,} at a time; nothing was called")
         if self.judge_calls:
             calls = "1 call, which is" if self.judge_calls == 1 else f"{self.judge_calls:,} calls, which are"
             lines.append(f"  judges: at most {calls} not in the estimate")

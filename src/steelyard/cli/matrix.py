@@ -152,7 +152,7 @@ class PlannedMatrix(msgspec.Struct, frozen=True, kw_only=True):
             rows.append((safe_text(variant.name), *_cells(variant.plan)))
         total = "not known" if self.cost is None else format_money(self.cost, safe_text(self.currency))
         rows.append(("all", "", "", "", f"{self.to_ask:,}", "", total))
-        limits = ", ".join(f"{most} at a time at {safe_text(place)}" for place, most in self.parallelism.items())
+        limits = ", ".join(f"{most:,} at a time at {safe_text(place)}" for place, most in self.parallelism.items())
         lines = [
             f"{safe_text(self.suite)}: {counted(len(self.variants), 'variant')}, in {safe_text(self.run)}",
             *_aligned(rows),

@@ -106,7 +106,7 @@ def _figures(metrics: Metrics) -> Iterator[list[str]]:
     if metrics.cost:
         yield ["cost", format_money(metrics.cost, code(metrics.currency or "", 20)), "; ".join(cost_notes(metrics))]
     stats = metrics.stats
-    if not metrics.scored_from and stats["requests_per_minute"] is not None and metrics.n:
+    if not metrics.scored_from and stats["requests_per_minute"]:
         yield ["throughput", f"{format_number(stats['requests_per_minute'])} a minute", ""]
 
 

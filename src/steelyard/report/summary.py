@@ -92,7 +92,8 @@ def _headline(metrics: Metrics) -> list[str]:
     named = " on ".join(safe_text(name) for name in (metrics.suite, metrics.model_id) if name)
     lines = [f"{named}: {metrics.n:,} of {counts.planned:,} done, {state}"]
     if reason := stop_reason(metrics):
-        lines.append(f"  stopped: {safe_text(reason)}")
+        text = f"stopped: {safe_text(reason)}"
+        lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     if metrics.decided:
         lines += _decided(metrics.decided, counts.planned)
     amounts = {"cancelled": counts.cancelled, "not started": counts.not_started}
@@ -411,10 +412,17 @@ def _speed(metrics: Metrics) -> list[str]:
     elif stats["requests_per_minute"] is not None and metrics.n:
         about = "~" if metrics.tokens_estimated else ""
         tokens = f", {about}{stats['output_tps']:,.0f} output tokens/s" if stats["total_output_tokens"] else ""
-        active = format_seconds(metrics.active_seconds)
-        at_once = f", {metrics.parallelism:,} at a time" if isinstance(metrics.parallelism, int) else ""
-        lines.append(f"  {stats['requests_per_minute']:,.0f} requests/min{tokens} over {active}{at_once}")
+        rate = f"{stats['requests_per_minute']:,.0f} requests/min{tokens}" if metrics.counts.ok else "no answers"
+        lines.append(f"  {rate} over {format_seconds(metrics.active_seconds)}{_at_once(metrics)}")
     return lines
+
+
+def _at_once(metrics: Metrics) -> str:
+    """How many calls there were at a time; of an open loop that is only the most there may be."""
+    if not isinstance(metrics.parallelism, int):
+        return ""
+    most = "at most " if metrics.load and metrics.load.arrivals else ""
+    return f", {most}{metrics.parallelism:,} at a time"
 
 
 def _cell(metrics: Metrics, metric: str, column: str) -> str:
@@ -613,7 +621,7 @@ def trial_lines(trials: TrialMetrics) -> list[str]:
 
 def _verdicts(metrics: TrialMetrics) -> list[str]:
     spread = "" if metrics.spread is None else f", spread {metrics.spread:.2f} between trials"
-    return [f"  {metrics.trials:,} trials of {metrics.cases:,} cases{spread}"]
+    return [f"  {metrics.trials:,} trials of {counted(metrics.cases, 'case')}{spread}"]
 
 
 def _estimates(metrics: TrialMetrics) -> list[str]:

@@ -18,6 +18,7 @@ from steelyard.protocols import InFlight
 from steelyard.records import Job, Record, verdict
 from steelyard.run.options import RunOptions
 from steelyard.run.plan import Plan
+from steelyard.stats.formatting import counted
 from steelyard.stats.metrics import DecidedMetrics, DecidedRule
 from steelyard.stats.rules import (
     BaselineRule,
@@ -104,7 +105,7 @@ class FirstErrors:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._calls = 0
+        self._calls = self._cases = 0
         self._reason = ""
         self._since = math.inf
         """When the first of them failed."""
@@ -123,13 +124,16 @@ class FirstErrors:
             if self._reason and _BAD_REQUEST in (reason[: len(_BAD_REQUEST)], self._reason[: len(_BAD_REQUEST)]):
                 self.is_over = True  # refused in another way than the calls before: each request is looked at
                 return None
-            self._calls, self._reason, self._since = 0, reason, time.monotonic()
-        self._calls += record.attempts
+            self._calls = self._cases = 0
+            self._reason, self._since = reason, time.monotonic()
+        self._calls, self._cases = self._calls + record.attempts, self._cases + 1
         if self._calls < self._limit or (oldest < self._since and self._calls < _WAIT_FACTOR * self._limit):
             return None
         self.is_over = True
         found = "nothing answers there" if reason == _UNREACHED else "every call is refused"
-        return f"{found}: the first {self._calls:,} all failed, the last with {record.error} (stop_first_errors)"
+        retries = ", retries included," if self._calls > self._cases else ""
+        calls = f"the first {counted(self._calls, 'call')}{retries} all failed"
+        return f"{found}: {calls}, the last with {record.error} (stop_first_errors)"
 
 
 def _lasting_reason(record: Record) -> str | None:
@@ -186,9 +190,9 @@ class RateRule:
         """Count in the next unit of the order; what comes after a decision changes nothing."""
         if self.decision is not None:
             return
-        good, counted = self._counts(unit)
-        self._rate.update(good, counted, unit.size)
-        if self._exact is not None and counted == unit.size:
+        good, count = self._counts(unit)
+        self._rate.update(good, count, unit.size)
+        if self._exact is not None and count == unit.size:
             self.decision = self._exact.update(bool(good))
             return
         self._exact = None  # a case without a verdict: how many there will be to judge is no longer known

@@ -30,6 +30,7 @@ from steelyard.protocols import (
     TargetWrapper,
 )
 from steelyard.records import CaseLimits, EvalCase, InvocationResponse, Record
+from steelyard.stats.formatting import counted
 from steelyard.subprocesses import allowed_environment, run_program
 from steelyard.suite.identity import BadCase, canonical
 from steelyard.workspace.keeping import STREAMS, TURNS, AttemptLogs, Keeper, TurnRecorder, read_patch
@@ -289,7 +290,8 @@ class Workspaces:
         cases whose records were just written.
         """
         if self.keeper is not None and self.keeper.dropped:
-            log.warning("not everything was kept of %d cases: see the notes of their records", self.keeper.dropped)
+            cases = counted(self.keeper.dropped, "case")
+            log.warning("not everything was kept of %s: see the notes of their records", cases)
         if self.keeper is not None:
             self.keeper.close()
         left = [name for name in _listed(self.places.root) if name != _TEMPLATES]
