@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -28,6 +31,7 @@ from steelyard.run.config import RUN_KEYS, Gate, build_suite
 from steelyard.run.schema import suite_schema
 from steelyard.suite.suite_file import KEYS
 from steelyard.targets import AnthropicMessages, CallableTarget, Command, OpenAIChat, OpenAIResponses, Simulated
+from tests.support.mock import running_mock
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -261,6 +265,63 @@ def test_the_first_example_of_the_readme_prints_what_it_says(place: Path, capsys
         exec(compile(found[1], "README.md", "exec"), {"__name__": "readme"})
         assert capsys.readouterr().out == found[2]
     assert (place / "runs" / "capitals" / "metrics.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_suite_of_the_readme_runs_and_keeps_its_gate(place: Path) -> None:
+    text = page_text("../README.md")
+    (suite,) = re.findall(r"^```yaml\n(# capitals\.yaml.*?)^```", text, re.M | re.S)
+    (shell,) = re.findall(r"^```sh\n(steelyard run.*?)^```", text, re.M | re.S)
+    capitals = {"France": "Paris", "Norway": "Oslo", "Peru": "Lima", "Kenya": "Nairobi", "Japan": "Tokyo"}
+    cases = [{"id": name, "prompt": f"Capital of {name}?", "expected": capital} for name, capital in capitals.items()]
+    (place / "capitals.jsonl").write_text("\n".join(map(json.dumps, cases)))
+    with running_mock(answers="capitals.jsonl") as mock:
+        assert "http://localhost:8000/v1" in suite
+        (place / "capitals.yaml").write_text(suite.replace("http://localhost:8000/v1", mock.base_url))
+        run, matrix, gate = (
+            next(line for line in shell.splitlines() if line.startswith(start)).partition("#")[0]
+            for start in ("steelyard run capitals.yaml --out", "steelyard run capitals.yaml -m", "steelyard gate")
+        )
+        assert re.search(r"passed +100\.0%", run_command(run))
+        assert "complete" in run_command(run)  # a second time it is refused: nothing is paid for again
+        assert mock.stats()["requests"] == 3 * len(cases)
+        for _ in range(2):
+            assert "b  0.0 points" in run_command(matrix)
+            assert run_command(f"{gate} && echo kept").endswith("kept\n")
+
+
+def shell_commands(page: str) -> Iterator[list[str]]:
+    """The words of each call of steelyard in a page's blocks for a shell."""
+    for text in re.findall(r"^```(?:sh|console)\n(.*?)^```", page_text(page), re.M | re.S):
+        for line in text.replace("\\\n", " ").splitlines():
+            lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=True)
+            lexer.wordchars += "{}$%!:=,.@+[]"
+            try:
+                words = list(lexer)
+            except ValueError:  # what a command prints may have one quote
+                continue
+            for ends, part in itertools.groupby(words, key=lambda word: bool(re.fullmatch(r"[|&;()]+", word))):
+                called = [word for word in part if not re.fullmatch(r"[A-Z_]+=.*", word)]
+                redirected = next((at for at, word in enumerate(called) if word[0] in "<>"), len(called))
+                if not ends and called[:1] == ["steelyard"] and redirected > 1:
+                    yield called[1:redirected]
+
+
+@pytest.mark.parametrize("page", [*PAGES, "../README.md", "../CONTRIBUTING.md"])
+def test_every_command_of_a_page_has_flags_and_arguments_that_there_are(page: str) -> None:
+    for words in shell_commands(page):
+        command: click.Command = group
+        rest = words
+        while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+            _, found, rest = command.resolve_command(click.Context(command), rest)
+            assert found is not None
+            command = found
+        try:
+            command.make_context("steelyard", list(rest))
+        except click.exceptions.Exit:  # --help, --version
+            pass
+        except click.UsageError as error:
+            pytest.fail(f"steelyard {' '.join(words)}: {error.format_message()}")
 
 
 _PUBLIC = re.compile(r"steelyard(\.(targets|scoring|cache|load|report|mock|integrations\.\w+))?")

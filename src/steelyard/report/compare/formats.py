@@ -81,7 +81,7 @@ def _table(one: Against, comparison: Comparison) -> str:
     form = f"  {{:<{widths[0]}}}" + "".join(f"  {{:>{width}}}" for width in widths[1:-1]) + "  {}"
     lines = []
     for label, *figures in cells:
-        if len(label) > widths[0]:  # a line of its own: no figure is left out
+        if len(label) > widths[0]:  # on a separate line: no figure is left out
             lines.append(f"  {label}")
         lines.append(form.format("" if len(label) > widths[0] else label, *figures).rstrip())
     if one.scores_left_out:
