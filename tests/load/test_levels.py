@@ -35,6 +35,7 @@ from tests.support.sweep import QUIET
         ("error_rate<=7%", "error_rate", "<=", 0.07),
         ("output_tps>1000", "output_tps", ">", 1000.0),
         ("requests_per_minute>=600", "requests_per_minute", ">=", 600.0),
+        ("stalls<3", "stalls", "<", 3.0),
         ("pass_rate.ci_low>=80%", "pass_rate.ci_low", ">=", 0.8),
         ("failure_rate<1%", "failure_rate", "<", 0.01),
         ("p50_latency_s<2s", "p50_latency_s", "<", 2.0),
@@ -66,7 +67,9 @@ def test_several_objectives_have_commas_between_them() -> None:
     [
         ("ttf_p99<500ms", "did you mean 'ttft_p99'"),
         ("eror_rate<1%", "did you mean 'error_rate'"),
-        ("xyzzy<1", "known here: error_rate"),
+        ("tft<3", "'tft'; did you mean 'ttft_p50'"),
+        ("ttft_mx<3s", "no aggregate 'mx'; did you mean 'max'"),
+        ("xyzzy<1", "known here: error_rate, .*, stalls, .* and ttft, .* with _p50, .*, _min or _max$"),
         ("ttft_p97<500ms", "no aggregate 'p97'; did you mean 'p9"),
         ("ttft<500ms", "ttft needs an aggregate, such as ttft_p99"),
         ("ttft_p99<500", r"needs a unit \(us, µs, ms, s, m, min\), got none"),
@@ -104,7 +107,9 @@ def timings(
     )
 
 
-def metrics_of(n: int, errors: int = 0, pass_rate: float | None = 0.9, output_tps: float | None = None) -> Metrics:
+def metrics_of(
+    n: int, errors: int = 0, pass_rate: float | None = 0.9, output_tps: float | None = None, stalls: int = 0
+) -> Metrics:
     stats: dict[str, Any] = dict.fromkeys(STATS)
     return Metrics(
         suite="s",
@@ -120,6 +125,7 @@ def metrics_of(n: int, errors: int = 0, pass_rate: float | None = 0.9, output_tp
         passed=round((n - errors) * (pass_rate or 0.0)),
         peak_in_flight=1,
         client=QUIET,
+        stalls=stalls,
         stats={**stats, "requests_per_minute": 6.0 * (n - errors), "output_tps": output_tps},
     )
 
@@ -175,6 +181,18 @@ def test_the_limit_itself_is_kept_or_not_as_it_was_written() -> None:
 def test_other_objectives_are_checked_by_their_value() -> None:
     found = made("error_rate<=1%,pass_rate>95%", timings([0.5] * 100), errors=12)
     assert found.broken == ["the error rate is 12% (limit 1%)", "the pass rate is 90% (limit 95%)"]
+
+
+def test_stalls_are_those_of_all_blocks() -> None:
+    block = timings([0.5] * 60)
+    assert made("stalls<3", block, stalls=2).broken == []
+    assert made("stalls<3", block, block, stalls=2).broken == ["the number of stalls is 4 (limit 3)"]
+
+
+def test_an_unknown_figure_is_refused_in_few_words() -> None:
+    with pytest.raises(ValueError, match="known here") as refused:
+        parse_slo("xyzzy<1")
+    assert len(str(refused.value)) < 300
 
 
 def test_what_was_not_measured_keeps_no_objective() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import UNSET
 
 from steelyard.engine.arrivals import Arrivals, parse_arrivals
-from steelyard.errors import ConfigurationError, suggestion
+from steelyard.errors import ConfigurationError, nearest
 from steelyard.load.search_rule import Flags, SloVerdict, Throughput, decide_slo, steady_throughput
 from steelyard.load.timings import TIMES, Timings, latency_of
 from steelyard.stats.client_load import ClientLoad
@@ -209,6 +209,7 @@ def merged(blocks: Sequence[Block]) -> Metrics:
         active_seconds=seconds,
         error_rate=math.fsum((one.error_rate or 0.0) * one.n for one in every) / n if n else None,
         resent=sum(one.resent for one in every),
+        stalls=sum(one.stalls for one in every),
         errors=ranked(pair for one in every for pair in one.errors.items()),
         error_kinds=ranked(pair for one in every for pair in (one.error_kinds or one.errors).items()),
         error_examples={k: v for one in reversed(every) for k, v in one.error_examples.items()},
@@ -431,7 +432,11 @@ def _parse_one(part: str) -> Objective:
     known = _figures_for_objectives()
     if rule.name not in known:
         names = [*(name for name in known if name not in STATS or "-" not in name), *SHORT_NAMES]
-        raise ConfigurationError(f"slo: no figure is named {rule.name!r}; {suggestion(rule.name, names)}")
+        match = nearest(rule.name, names)
+        if match is None and (time := nearest(rule.name, _SHORT_TIMES)) is not None:
+            match = f"{time}_p50"
+        remedy = f"known here: {_KNOWN}" if match is None else f"did you mean {match!r}?"
+        raise ConfigurationError(f"slo: no figure is named {rule.name!r}; {remedy}")
     figure = known[rule.name]
     _check_unit(text, rule, figure)
     return Objective(
@@ -442,6 +447,14 @@ def _parse_one(part: str) -> Objective:
         limit=rule.limit,
         unit=figure.unit if figure.unit in ("seconds", "share") else "number",
     )
+
+
+_SHORT_TIMES = ("ttft", "ttlt", "latency", "tpot")
+_KNOWN = (
+    "error_rate, pass_rate, pass_rate_all, output_tps, requests_per_minute, stalls, itl_p50, itl_p99, itl_max, and "
+    "ttft, ttlt, latency or tpot with _p50, _p90, _p95, _p99, _average, _min or _max"
+)
+"""The figures that load.md lists; others of a run can be named too."""
 
 
 def _figures_for_objectives() -> dict[str, Figure]:

@@ -80,7 +80,7 @@ SHORT_AGGREGATES = {"average": "average", "avg": "average", "mean": "average"} |
     name: name for name in ("p50", "p90", "p95", "p99", "min", "max")
 }
 SHORT_NAMES = (
-    *(f"{time}_{aggregate}" for time in TIMES for aggregate in ("p50", "p90", "p95", "p99", "average")),
+    *(f"{time}_{aggregate}" for time in TIMES for aggregate in ("p50", "p90", "p95", "p99", "average", "min", "max")),
     *GAPS,
 )
 """Those that are worth suggesting."""

@@ -425,7 +425,7 @@ class Metrics(msgspec.Struct, kw_only=True):
     """How many of these had a failed try of each kind, the most frequent first."""
     tokens_estimated: Annotated[int, _COUNT] = 0
     """Answers whose numbers of tokens, and what is computed from them, are estimates."""
-    stalls: Annotated[int, _FAULTS] = 0
+    stalls: Annotated[int, Figure("count", "lower", "speed", "the number of stalls")] = 0
     """Gaps of half a second or longer between two tokens of a streamed answer."""
     reasoning_in_text: Annotated[int, _COUNT] = 0
     """Answers whose text began with a block of reasoning, which was taken out of it."""

@@ -18,8 +18,8 @@ from steelyard.report import Leaderboard, leaderboard
 from steelyard.report.compare.compare import compare_runs
 from steelyard.report.matrix.leaderboard import Standing, pareto_front, rank
 from steelyard.report.matrix.page import _row
-from steelyard.report.matrix.text import mark_of
 from steelyard.report.matrix.table import variants_of
+from steelyard.report.matrix.text import mark_of
 from steelyard.run.matrix import Matrix, make_variants, write_matrix
 from steelyard.run.result import Result
 from steelyard.stats.intervals import clopper_pearson
