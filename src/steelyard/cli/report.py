@@ -17,7 +17,7 @@ from steelyard.cli.output import discard, paint, show, show_json, shows_colour
 from steelyard.errors import ConfigurationError, JournalError
 from steelyard.journal.files import REPORT
 from steelyard.plugins import BUILT_IN, find
-from steelyard.report.formats import report_metrics, report_pieces, single_runs
+from steelyard.report.formats import named_runs, report_metrics, report_pieces
 from steelyard.stats.formatting import without_commands, xml_without_commands
 from steelyard.stats.slices import parse_keys
 
@@ -90,11 +90,12 @@ def _show_case(runs: tuple[Path, ...], form: str, output: str | None, case_id: s
         raise ConfigurationError(f"--case is shown as text or json, got -f {form}")
     if output is not None:
         raise ConfigurationError("--case goes to stdout: leave out -o")
-    found = [OneCase(run, case_id, cases) for run in single_runs(runs)]
+    found = [(name, OneCase(run, case_id, cases)) for name, run in named_runs(runs)]
     if form == "json":
-        show_json(found[0].to_json() if len(found) == 1 else [one.to_json() for one in found])
+        shown = [one.to_json() if len(found) == 1 else {"run": name, **one.to_json()} for name, one in found]
+        show_json(shown[0] if len(shown) == 1 else shown)
     else:
-        show("\n\n".join(one.to_text() for one in found))
+        show("\n\n".join(one.to_text("" if len(found) == 1 else f"{name}: ") for name, one in found))
     return 0
 
 

@@ -65,14 +65,15 @@ class OneCase:
             "records": [{"offset": offset, **msgspec.to_builtins(record)} for offset, record in self.found],
         }
 
-    def to_text(self) -> str:
-        """All of it for a terminal or a CI system's log, which nothing in it can steer."""
-        lines = (escape_invisible(line) for offset, record in self.found for line in self._lines(offset, record))
+    def to_text(self, label: str = "") -> str:
+        """All of it for a terminal or a CI log, which nothing in it can steer; the label begins each heading."""
+        found = (line for offset, record in self.found for line in self._lines(offset, record, label))
+        lines = map(escape_invisible, found)
         return without_commands("\n".join(lines))
 
-    def _lines(self, offset: int, record: Record) -> Iterator[str]:
+    def _lines(self, offset: int, record: Record, label: str) -> Iterator[str]:
         trial = f" trial {record.trial + 1}" if len(self.found) > 1 else ""
-        yield f"{record.id}{trial}: {state_of(record)}"
+        yield f"{label}{record.id}{trial}: {state_of(record)}"
         if record.error is not None:
             yield f"  error: {record.error}"
             yield from _indented(record.error_traceback or "")

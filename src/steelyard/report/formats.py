@@ -72,10 +72,17 @@ def _refuse_slices(runs: Sequence[Path], by: Sequence[str]) -> None:
 
 def single_runs(runs: Sequence[Path]) -> list[Path]:
     """The runs, with those of its variants that have begun in place of a matrix."""
-    found = []
+    return [run for _, run in named_runs(runs)]
+
+
+def named_runs(runs: Sequence[Path]) -> list[tuple[str, Path]]:
+    """The same, each with its name: that of the variant in a single matrix, else the path of its folder."""
+    found: list[tuple[str, Path]] = []
     for run in runs:
-        variants = read_matrix(run).runs(run).values() if is_matrix(run) else [run]
-        found += [one for one in variants if one == run or one.is_dir()]
+        variants = read_matrix(run).runs(run) if is_matrix(run) else {str(run): run}
+        found += [
+            (name if len(runs) == 1 else str(one), one) for name, one in variants.items() if one == run or one.is_dir()
+        ]
     return found
 
 

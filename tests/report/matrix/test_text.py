@@ -153,7 +153,11 @@ def test_a_matrix_is_reported_in_every_format(tmp_path: Path) -> None:
     assert ended.out.strip() == "m/report.html"
     assert (tmp_path / "m" / "report.html").read_text().startswith("<!doctype html>")
     shown = run_cli(tmp_path, "report", "m", "--case", "c0").out
-    assert shown.count("c0: passed") == 3
+    assert [line for line in shown.splitlines() if line.endswith("c0: passed")] == [
+        f"{name}: c0: passed" for name in ("large", "medium", "small")
+    ]
+    found = json.loads(run_cli(tmp_path, "report", "m", "--case", "c0", "-f", "json").out)
+    assert [one["run"] for one in found] == ["large", "medium", "small"]
 
 
 @pytest.mark.parametrize("form", ["text", "md", "html", "json"])
