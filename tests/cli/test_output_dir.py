@@ -135,7 +135,7 @@ def test_answers_that_could_not_be_scored_are_said_to_be_scored_again_not_asked(
     first = go(shop)
     assert first.code == 4
     assert "--retry-errors scores them again" in first.err
-    assert "is complete with 1 error. This scores them again:" in go(shop).err
+    assert "is complete with 1 scoring error. This scores them again:" in go(shop).err
 
 
 def test_the_printed_command_is_quoted_for_a_shell(shop: Workshop) -> None:

@@ -195,7 +195,7 @@ def test_a_complete_run_with_scoring_errors_names_retry_errors(shop: Workshop, r
     outcome = run()
     assert outcome.refusal is not None
     retry = "--retry-errors" if outcome.error is None else "retry_errors=True"
-    assert f"is complete (6 records). {retry} retries its 1 errored record;" in outcome.refusal
+    assert f"is complete (6 records). {retry} retries its 1 scoring error;" in outcome.refusal
 
 
 def test_retry_errors_asks_only_the_errored_again(shop: Workshop, run: Door) -> None:

@@ -226,7 +226,7 @@ def test_errors_are_retried_in_the_variants_that_have_some(tmp_path, log) -> Non
     targets = {"small": Model("small", log, fails={"c2", "c3"}), "large": Model("large", log)}
     result = matrix(tmp_path, log, targets=targets).run_sync()
     assert result.complete
-    with pytest.raises(RunFinished, match="retry_errors=True retries its 4 errored records") as refused:
+    with pytest.raises(RunFinished, match="retry_errors=True retries its 4 errors") as refused:
         matrix(tmp_path, log).run_sync()
     assert refused.value.errors == 4
     count = len(log)

@@ -19,14 +19,13 @@ import click
 from click.core import ParameterSource
 
 from steelyard.errors import ConfigurationError, JournalError, RunFinished, RunLocked, RunRefused
-from steelyard.journal.files import LOCK, MetricsCore, create, read_core
+from steelyard.journal.files import LOCK, MetricsCore, count_errors, create, read_core
 from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import Manifest, read_manifest, read_sweep, same_run, sweep_manifest
 from steelyard.run.matrix import Matrix, is_matrix, read_matrix
 from steelyard.run.matrix_runner import MatrixRunner
 from steelyard.run.plan import manifest_of, read_session
 from steelyard.run.runner import Runner
-from steelyard.stats.formatting import counted
 
 RUNS = Path("runs")
 
@@ -145,7 +144,7 @@ def _refuse_errors(place: Path, errors: int, scoring_errors: int) -> None:
     if not errors + scoring_errors:
         return
     raise RunFinished(
-        f"{place} is complete with {counted(errors + scoring_errors, 'error')}. "
+        f"{place} is complete with {count_errors(errors, scoring_errors)}. "
         f"This {does_again(errors, scoring_errors)}:\n"
         f"  {command_again(place, '--retry-errors')}\n"
         "--new starts another run",

@@ -238,6 +238,12 @@ def written_at(path: Path) -> int | None:
         return None
 
 
+def count_errors(errors: int, scoring_errors: int) -> str:
+    """The errors of a run, those of its scorers apart: `2 errors and 1 scoring error`."""
+    kinds = (errors, "error"), (scoring_errors, "scoring error")
+    return " and ".join(counted(count, kind) for count, kind in kinds if count)
+
+
 def refuse_finished(run: Path) -> None:
     """Raise RunFinished if the run there is complete, naming the flags that continue it or start over."""
     core = read_core(run)
@@ -245,6 +251,6 @@ def refuse_finished(run: Path) -> None:
         return
 
     errors = core.counts.error + core.scoring_errors
-    retry = f" {{retry_errors}} retries its {counted(errors, 'errored record')};" if errors else ""
+    retry = f" {{retry_errors}} retries its {count_errors(core.counts.error, core.scoring_errors)};" if errors else ""
     remedy = f"{retry} {{update}} asks and scores what changed since; {{force}} starts over there"
     raise RunFinished(f"{run} is complete ({counted(core.n, 'record')}).", remedy, path=run, errors=errors)

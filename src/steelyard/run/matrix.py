@@ -21,6 +21,7 @@ from steelyard.journal.files import (
     REPORT,
     RunState,
     clear_drafts,
+    count_errors,
     disk_errors,
     move_aside,
     read_core,
@@ -254,11 +255,12 @@ def _refuse_finished(folder: Path, chosen: Sequence[Variant], mode: OpenMode) ->
         return
     found = [read_core(folder / variant.directory) for variant in chosen]
     cores = [core for core in found if core is not None]
-    errors = sum(core.counts.error + core.scoring_errors for core in cores)
+    failed, unscored = sum(core.counts.error for core in cores), sum(core.scoring_errors for core in cores)
+    errors = failed + unscored
     if len(cores) < len(chosen) or (mode.retry_errors and errors):
         return
     records = counted(sum(core.n for core in cores), "record")
-    retry = f" {{retry_errors}} retries its {counted(errors, 'errored record')};" if errors else ""
+    retry = f" {{retry_errors}} retries its {count_errors(failed, unscored)};" if errors else ""
     remedy = f"{retry} {{update}} asks and scores what changed since; {{force}} starts over there"
     message = f"{folder} is complete ({counted(len(chosen), 'variant')}, {records})."
     raise RunFinished(message, remedy, path=folder, errors=errors)
