@@ -87,6 +87,7 @@ def test_a_finished_sweep_is_refused_and_can_be_forced(shop: Workshop) -> None:
     refused = run_cli(shop.folder, *words)
     assert (refused.code, refused.out) == (2, "")
     assert "out holds a finished sweep; --force starts over there" in refused.err
+    assert "20 requests" not in refused.err, "the plan is of a sweep that starts"
     assert run_cli(shop.folder, *words, "--force").code == 0
     assert len(shop.asked()) == 40
 

@@ -154,6 +154,21 @@ def test_a_judge_that_is_asked_only_about_failures_sees_the_verdicts_before_it(t
     assert result.levels[0].pass_rate == 1.0
 
 
+@pytest.mark.parametrize(("answered", "said"), [(0, []), (2, ["level 1: 2 answers are judged"])])
+def test_answers_are_called_judged_only_where_a_judge_is_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, answered: int, said: list[str]
+) -> None:
+    """The judge is asked about the answers that the first scorer fails: to so many of three cases."""
+
+    def passes(case: EvalCase, response: InvocationResponse) -> bool:
+        return int(case.id[1:]) >= answered
+
+    scorers = (passes, Assessor().judge(when="failed"))
+    with caplog.at_level("INFO"):
+        sweep_of(LimitedTarget(100, 0.001), tmp_path, levels=[1], requests=3, scorers=scorers).run_sync()
+    assert [one for one in caplog.messages if "judged" in one] == said
+
+
 def test_an_async_scorer_waits_for_the_end_of_the_level_too(tmp_path: Path) -> None:
     target = LimitedTarget(100, 0.002)
     busy: list[int] = []

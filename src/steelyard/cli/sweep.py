@@ -106,6 +106,7 @@ def command(**given: Any) -> int:
         sweep = _sweep(runner, flags, place)
         searches = sweep.levels == "auto" or not sweep.levels
         allow_calls(sweep.options.max_parallelism if searches else max(map(int, sweep.levels)))
+        sweep.check_folder(force=flags.force)
         if not flags.quiet:
             say(_look_ahead(sweep).describe())
         return _run(sweep, flags, place)

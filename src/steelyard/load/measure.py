@@ -25,6 +25,7 @@ from steelyard.run.rescore import StoredAnswers
 from steelyard.run.result import Result, load_metrics
 from steelyard.run.runner import Runner
 from steelyard.stats.client_load import BUSY
+from steelyard.stats.formatting import counted
 from steelyard.stats.metrics import Metrics
 from steelyard.stats.prices import format_money
 from steelyard.suite.evalset import EvalSet
@@ -157,12 +158,12 @@ class LevelRuns:
         self._can_answer |= metrics.counts.ok > 0
         judged = None
         if not _scored_by(self.place(run), self._runner.scorers):
-            judged = await self._judge(run, metrics.n)
+            judged = await self._judge(run, metrics)
             if judged is None:
                 return None
         return Block(run=run.name, metrics=metrics, judged=judged, timings=read_timings(self.place(run)))
 
-    async def _judge(self, run: LevelRun, requests: int) -> Metrics | None:
+    async def _judge(self, run: LevelRun, measured: Metrics) -> Metrics | None:
         """Score a run's answers with all scorers and return the metrics."""
         place, scorers = self.place(run) / JUDGED, self._runner.scorers
         options, metrics = self._judging_options(place), load_metrics(place)
@@ -170,15 +171,23 @@ class LevelRuns:
             return metrics
         if not self._has_budget():
             return None
-        log.info("%s: %d answers are judged", run, requests)
+        if answers_to_judge := self._answers_to_judge(measured):
+            log.info("%s: %s judged", run, counted(answers_to_judge, "answer is", "answers are"))
         answers = LevelAnswers(self.place(run))
         try:
-            suite = sent_requests(self._suite, self._options(run), requests)
+            suite = sent_requests(self._suite, self._options(run), measured.n)
             runner = self._runner_of(answers, suite, scorers, options, scored_from=str(self.place(run)))
             # Complete, but by other scorers: scored again. An interrupted one is resumed.
             return await self._run(runner, force=metrics is not None)
         finally:
             answers.close()
+
+    def _answers_to_judge(self, measured: Metrics) -> int:
+        """How many answers the scorers that waited for the end of the level look at."""
+        waiting = [scorer for scorer in self._runner.scorers if _waits(scorer)]
+        if any(not isinstance(one, RepeatedJudge) or one.when != "failed" for one in waiting):
+            return measured.counts.ok
+        return measured.scored - measured.passed if waiting else 0
 
     def _has_budget(self) -> bool:
         """Whether any more may be spent; if not, that stops the sweep."""

@@ -233,7 +233,7 @@ class Sweep:
             runs = self._runs()
             with disk_errors(self._path):
                 clear_drafts(self._path)
-                self._prepare_folder(runs, force=force)
+                self._prepare_folder(force=force)
             levels: dict[int | float, Level] = {}
             self._write_partial(levels)
             try:
@@ -358,26 +358,29 @@ class Sweep:
         rates = ",".join(f"{one.rate.per_second:g}/s" for one in self.arrivals)
         return f"{self.arrivals[0].kind}:{rates}"
 
-    def _prepare_folder(self, runs: LevelRuns, *, force: bool) -> None:
+    def _prepare_folder(self, *, force: bool) -> None:
         """Refuse a finished sweep, or one of something else, unless `force` moves it aside; else resume it."""
-        refuse_run(self._path)
-        refuse_matrix(self._path, "a sweep")
-        manifest = runs.manifest(self.options)
-        self._about = {"target": manifest.target, "seed": manifest.seed, "created": manifest.created}
+        self.check_folder(force=force)
         if force:
             old = sorted(place.name for pattern in ("level-*", *PLOTS) for place in self._path.glob(pattern))
             move_aside(self._path, (SWEEP, SWEEP_PARTIAL, REPORT, *old))
-            return
-        found = read_sweep(self._path)
+        elif (found := read_sweep(self._path)) is not None and found.get("complete"):
+            move_aside(self._path, (SWEEP, REPORT))
+
+    def check_folder(self, *, force: bool = False) -> None:
+        """Raise where the sweep cannot start in its folder: it is finished, or that holds something else."""
+        refuse_run(self._path)
+        refuse_matrix(self._path, "a sweep")
+        manifest = self._runs().manifest(self.options)
+        self._about = {"target": manifest.target, "seed": manifest.seed, "created": manifest.created}
+        found = None if force else read_sweep(self._path)
         old_manifest = None if found is None else sweep_manifest(found)
         if old_manifest is not None:
             compare(self._path, old_manifest, manifest)
             self._about["created"] = old_manifest.created
-        if found is not None and found.get("complete"):
-            if found.get("asked") == self._requested():
-                message = f"{self._path} holds a finished sweep; "
-                raise RunFinished(message, "{force} starts over there", path=self._path, errors=0)
-            move_aside(self._path, (SWEEP, REPORT))
+        if found is not None and found.get("complete") and found.get("asked") == self._requested():
+            message = f"{self._path} holds a finished sweep; "
+            raise RunFinished(message, "{force} starts over there", path=self._path, errors=0)
 
     def _result(self, levels: Mapping[int | float, Level], stopped: str | None = None) -> SweepResult:
         ordered = [levels[number] for number in sorted(levels)]
