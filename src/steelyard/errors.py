@@ -77,12 +77,26 @@ class SuiteError(ConfigurationError):
     topic = "suite-file"
 
     def __init__(
-        self, message: str, *, path: str | Path | None = None, line: int | None = None, topic: str | None = None
+        self,
+        message: str,
+        *,
+        path: str | Path | None = None,
+        line: int | None = None,
+        key: str | None = None,
+        topic: str | None = None,
     ) -> None:
         self.path = None if path is None else str(path)
+        self.key = key
+        """The key that is wrong, such as `run.paralelism`, where its line is yet to be found."""
+        self._message = message
+        super().__init__(message, topic=topic)
+        self.set_line(line)
+
+    def set_line(self, line: int | None) -> None:
+        """Name the line of the mistake."""
         self.line = line
         where = ":".join(str(part) for part in (self.path, line) if part is not None)
-        super().__init__(f"{where}: {message}" if where else message, topic=topic)
+        self.args = (f"{where}: {self._message}" if where else self._message,)
 
 
 _REMEDIES = {
@@ -316,4 +330,4 @@ def reject_unknown(
         if key not in known:
             where = f"{path}.{key}" if path else str(key)
             message = f"unknown key {where}; {suggestion(key, known)}"
-            raise SuiteError(message, path=file, line=line, topic="unknown-key")
+            raise SuiteError(message, path=file, line=line, key=where, topic="unknown-key")

@@ -165,3 +165,29 @@ def test_times_in_run_may_have_a_unit(tmp_path: Path) -> None:
     with pytest.raises(SuiteError) as caught:
         build_suite(write(tmp_path, run={"timeout": "soon"}))
     assert str(caught.value).startswith(f"{tmp_path}/suite.yaml: run.timeout must be a length of time like")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ("run:\n  timeout: 5s\n  paralelism: 3", 6),
+        ("target:\n  simulated:\n    modle: x", 6),
+        ("scorers:\n- exact\n- contains:\n    ignore_cases: true", 7),
+        ("targets:\n  one: simulated\n  two:\n    simulated: {modle: x}", 7),
+        ("run: {retries: 1}\ngate:\n  retries: 2", 6),
+    ],
+)
+def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, wrong: str, line: int) -> None:
+    target = "" if wrong.startswith("target") else "target: simulated"
+    (tmp_path / "suite.yaml").write_text(f"id: s\n{target}\ncases: [{{prompt: p}}]\n{wrong}\n")
+    ended = run_cli(tmp_path, "run", "suite.yaml")
+    assert ended.code == 2
+    assert f"suite.yaml:{line}: unknown key " in ended.err
+
+
+def test_an_unknown_key_of_a_flag_has_no_line(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert (
+        "suite.yaml: unknown key run.paralelism"
+        in run_cli(tmp_path, "run", "suite.yaml", "--set", "run.paralelism=3").err
+    )

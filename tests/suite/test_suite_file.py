@@ -120,14 +120,15 @@ def test_merge_keys_may_be_overridden(suite_file: Write) -> None:
 @pytest.mark.parametrize(
     ("content", "line", "message"),
     [
-        ("", None, "must be a mapping with the keys id, "),
+        ("", None, "is empty: it must be a mapping with the keys id, "),
+        ("# nothing yet\n", None, "is empty: it must be a mapping with the keys id, "),
         ("- a", None, "must be a mapping with the keys"),
         ("id: a", None, "has no cases"),
         ("id: a\ncases: [\n", 3, "is not valid YAML"),
         ("id: a\nid: b\n", 2, "the key 'id' is duplicated"),
         ("cases:\n- prompt: p\n  prompt: q\n", 3, "the key 'prompt' is duplicated"),
-        ("cases: []\nscorer: [exact]", None, r"unknown key scorer; did you mean 'scorers'\?"),
-        ("cases: []\n7: [exact]", None, "unknown key 7; known here: id, "),
+        ("cases: []\nscorer: [exact]", 2, r"unknown key scorer; did you mean 'scorers'\?"),
+        ("cases: []\n7: [exact]", 2, "unknown key 7; known here: id, "),
         ("cases: rows.txt", None, "cases must be a file whose name ends in .jsonl.*got 'rows.txt'"),
         ("cases: 7", None, r"cases must be a list, a file's path, .*got a number \(7\)"),
         ("cases: missing.jsonl", None, "missing.jsonl: no such file"),

@@ -35,7 +35,7 @@ from steelyard.stats.prices import read_prices
 from steelyard.stats.rules import read_rule
 from steelyard.stats.slices import parse_keys
 from steelyard.suite.evalset import EvalSet
-from steelyard.suite.suite_file import SuiteFile, read_suite_file
+from steelyard.suite.suite_file import SuiteFile, naming_lines, read_suite_file
 from steelyard.targets.function import CallableTarget, as_target
 from steelyard.units import read_case_limits
 from steelyard.workspace.template import Workspace
@@ -183,7 +183,8 @@ class BuiltMatrix(msgspec.Struct, frozen=True, kw_only=True):
     def build(self, at: Mapping[str, str]) -> BuiltSuite:
         """The suite of one variant, without its prompt; what is wrong with it is said with its name."""
         try:
-            return _build(_variant_of(self, at))
+            with naming_lines(self.file.path):
+                return _build(_variant_of(self, at))
         except ConfigurationError as error:
             raise ConfigurationError(f"{'/'.join(at.values())}: {error}") from error
 
@@ -211,7 +212,8 @@ def build_any(
     file = read_suite_file(path, settings)
     if file.is_matrix or len(models) > 1:
         return _matrix_of(file, target or {}, models)
-    return _build(_with_target(file, _required_target(file), target))
+    with naming_lines(file.path):
+        return _build(_with_target(file, _required_target(file), target))
 
 
 def _matrix_of(file: SuiteFile, changes: Mapping[str, Any], models: Sequence[str]) -> BuiltMatrix:

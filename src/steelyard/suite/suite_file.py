@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -93,13 +94,52 @@ def read_suite_file(path: str | Path, settings: Sequence[str] = ()) -> SuiteFile
         _set(document, setting)
         if setting.startswith("cases"):
             lines = []
-    reject_unknown(document, KEYS, file=path)
+    with naming_lines(path):
+        reject_unknown(document, KEYS, file=path)
+        try:
+            return _suite_file(path, document, lines)
+        except SuiteError:
+            raise
+        except ConfigurationError as error:
+            raise SuiteError(str(error), path=path) from error
+
+
+@contextmanager
+def naming_lines(path: Path) -> Iterator[None]:
+    """Add the line to an error about a key of this suite file."""
     try:
-        return _suite_file(path, document, lines)
-    except SuiteError:
+        yield
+    except SuiteError as error:
+        if error.key is not None and error.line is None and error.path == str(path):
+            error.set_line(_line_of(path, error.key))
         raise
-    except ConfigurationError as error:
-        raise SuiteError(str(error), path=path) from error
+
+
+def _line_of(path: Path, key: str) -> int | None:
+    """The line of a key such as `run.paralelism`; None where it is not in the file, but set by a flag."""
+    with open_file(path) as file:
+        root = yaml.compose(file.read().decode("utf-8-sig"), Loader=_SuiteLoader)
+    named = [(where, line) for where, line in _key_lines(root) if where.rpartition(".")[2] == key.rpartition(".")[2]]
+    # The target of a variant, for one, is not where a single target would be: a key that is there once is the one.
+    return next((line for where, line in named if where == key), named[0][1] if len(named) == 1 else None)
+
+
+def _key_lines(root: yaml.Node | None) -> Iterator[tuple[str, int]]:
+    """Yield the place of each key, such as `scorers[0].judge`, and its line."""
+    waiting: list[tuple[str, yaml.Node | None]] = [("", root)]
+    visited: set[int] = set()
+    while waiting:
+        place, node = waiting.pop()
+        if id(node) in visited:
+            continue
+        visited.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += [(f"{place}[{number}]", item) for number, item in enumerate(node.value)]
+        elif isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                where = f"{place}.{key.value}" if place else str(key.value)
+                yield where, key.start_mark.line + 1
+                waiting.append((where, value))
 
 
 def _suite_file(path: Path, document: dict[Any, Any], lines: list[int]) -> SuiteFile:
@@ -260,7 +300,7 @@ def _document(path: Path, text: str, kind: type[yaml.Node]) -> tuple[Any, list[i
         root = loader.get_single_node()
         if not isinstance(root, kind):
             wanted = f"a mapping with the keys {', '.join(KEYS)}" if kind is yaml.MappingNode else "a list of cases"
-            raise SuiteError(f"must be {wanted}", path=path)
+            raise SuiteError(f"{'is empty: it ' if root is None else ''}must be {wanted}", path=path)
         _refuse_expansion(path, root)
         for line, key in _repeated_keys(root):
             raise SuiteError(f"the key {key!r} is duplicated in one mapping", path=path, line=line)
