@@ -19,7 +19,7 @@ from steelyard.journal.lock import RunLock
 from steelyard.load.sweep import Sweep, SweepResult
 from steelyard.report.sweep.table import sweep_table
 from steelyard.run import send_policy
-from steelyard.scoring import Exact
+from steelyard.scoring import Exact, Regex
 from steelyard.stats import client_load
 from steelyard.targets import OpenAIChat
 from tests.support.cli import wait_until
@@ -154,19 +154,22 @@ def test_a_judge_that_is_asked_only_about_failures_sees_the_verdicts_before_it(t
     assert result.levels[0].pass_rate == 1.0
 
 
-@pytest.mark.parametrize(("answered", "said"), [(0, []), (2, ["level 1: 2 answers are judged"])])
-def test_answers_are_called_judged_only_where_a_judge_is_asked(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, answered: int, said: list[str]
+@pytest.mark.parametrize(
+    ("scorer", "said"),
+    [
+        (Exact(), []),
+        (Regex(pattern="P1"), ["level 1: 2 answers are judged"]),
+        (says_p1, ["level 1: 3 answers are scored"]),
+    ],
+    ids=["fails none", "fails two", "scores after the level itself"],
+)
+def test_only_answers_that_a_judge_is_asked_about_are_called_judged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, scorer: Any, said: list[str]
 ) -> None:
-    """The judge is asked about the answers that the first scorer fails: to so many of three cases."""
-
-    def passes(case: EvalCase, response: InvocationResponse) -> bool:
-        return int(case.id[1:]) >= answered
-
-    scorers = (passes, Assessor().judge(when="failed"))
+    scorers = (scorer, Assessor().judge(when="failed"))
     with caplog.at_level("INFO"):
         sweep_of(LimitedTarget(100, 0.001), tmp_path, levels=[1], requests=3, scorers=scorers).run_sync()
-    assert [one for one in caplog.messages if "judged" in one] == said
+    assert [one for one in caplog.messages if "answer" in one] == said
 
 
 def test_an_async_scorer_waits_for_the_end_of_the_level_too(tmp_path: Path) -> None:

@@ -171,8 +171,7 @@ class LevelRuns:
             return metrics
         if not self._has_budget():
             return None
-        if answers_to_judge := self._answers_to_judge(measured):
-            log.info("%s: %s judged", run, counted(answers_to_judge, "answer is", "answers are"))
+        self._announce(run, measured)
         answers = LevelAnswers(self.place(run))
         try:
             suite = sent_requests(self._suite, self._options(run), measured.n)
@@ -182,12 +181,15 @@ class LevelRuns:
         finally:
             answers.close()
 
-    def _answers_to_judge(self, measured: Metrics) -> int:
-        """How many answers the scorers that waited for the end of the level look at."""
+    def _announce(self, run: LevelRun, measured: Metrics) -> None:
+        """Log how many answers are looked at by the scorers that waited for the end of the level."""
         waiting = [scorer for scorer in self._runner.scorers if _waits(scorer)]
-        if any(not isinstance(one, RepeatedJudge) or one.when != "failed" for one in waiting):
-            return measured.counts.ok
-        return measured.scored - measured.passed if waiting else 0
+        judges = [scorer for scorer in waiting if isinstance(scorer, RepeatedJudge)]
+        only_failed = len(judges) == len(waiting) and all(judge.when == "failed" for judge in judges)
+        number = measured.scored - measured.passed if only_failed else measured.counts.ok
+        if waiting and number:
+            what = "judged" if len(judges) == len(waiting) else "scored"
+            log.info("%s: %s %s", run, counted(number, "answer is", "answers are"), what)
 
     def _has_budget(self) -> bool:
         """Whether any more may be spent; if not, that stops the sweep."""
