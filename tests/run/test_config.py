@@ -58,6 +58,9 @@ def test_every_form_of_target_answers(tmp_path: Path, target: Any) -> None:
     assert "1 of 1 done, complete" in ended.out
 
 
+JUDGE = {"model": "m", "target": "simulated"}
+
+
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
@@ -81,6 +84,9 @@ def test_every_form_of_target_answers(tmp_path: Path, target: Any) -> None:
         ({"target": {"python": {"function": "agent.py:answer", "verison": 1}}}, ["target.python.verison", "'version'"]),
         ({"target": {"python": {"function": "agent.py:ready", "version": 1}}}, ["target.python.version"]),
         ({"scorers": ["exct"]}, ["scorers[0]", "did you mean 'exact'?"]),
+        ({"scorers": [{"exact": {"extrct": "json"}}]}, ["scorers[0].exact.extrct", "did you mean 'extract'?"]),
+        ({"scorers": [{"judge": JUDGE | {"extrct": "json"}}]}, ["scorers[0].judge.extrct", "did you mean 'extract'?"]),
+        ({"scorers": [{"judge": JUDGE | {"xyzzy": 1}}]}, ["known here: model, target, ", "retries, models, extract"]),
         ({"scorers": ["exact", {"exact": {"ignorecase": True}}]}, ["scorers[1].exact.ignorecase", "'ignore_case'"]),
         ({"scorers": ["exact", "exact"]}, ["two scorers are named 'exact'"]),
         ({"scorers": [{"python": "agent.py:lod"}]}, ["scorers[0]", "did you mean 'loud'?"]),

@@ -520,7 +520,7 @@ def _as_scorer(found: Any, arguments: Any, where: str, path: Path) -> object:
     if own:
         arguments = {name: value for name, value in given.items() if name not in own}
     if maker is not None:
-        made = _make(maker, arguments, where, path, *(() if is_class else (found,)))
+        made = _make(maker, arguments, where, path, *(() if is_class else (found,)), known_too=("extract",))
     elif arguments:
         raise SuiteError(f"{where}: that is a scorer already; it takes {', '.join(LIMIT_NAMES)} alone", path=path)
     else:
@@ -559,7 +559,7 @@ def _build_judge(file: SuiteFile, arguments: Any, where: str) -> Scorer:
     if isinstance(given.get("calibration"), str):
         given["calibration"] = calibration_file(given["calibration"], file.path.parent)
     given["target"] = _build_target(file, _judge_target(file, given, where))
-    made: Scorer = _make(Judge, given, where, file.path)
+    made: Scorer = _make(Judge, given, where, file.path, known_too=("models", "extract"))
     return made
 
 
@@ -577,7 +577,7 @@ def _build_jury(file: SuiteFile, given: dict[str, Any], where: str) -> Scorer:
     if isinstance(own.get("calibration"), str):
         own["calibration"] = calibration_file(own["calibration"], file.path.parent)
     judges = [_build_judge(file, {**given, "model": model}, where) for model in models]
-    made: Scorer = _make(Jury, own, where, file.path, judges)
+    made: Scorer = _make(Jury, own, where, file.path, judges, known_too=("extract",))
     return made
 
 
@@ -696,14 +696,19 @@ def _name_and_arguments(raw: Any, where: str, path: Path) -> tuple[str, Any]:
     raise SuiteError(f"{where} must be a name, or a mapping from one name to its arguments", path=path)
 
 
-def _make(kind: Callable[..., Any], arguments: Any, where: str, path: Path, *first: Any) -> Any:
-    """Call `kind` with the arguments of a suite file, after checking their names."""
+def _make(
+    kind: Callable[..., Any], arguments: Any, where: str, path: Path, *first: Any, known_too: tuple[str, ...] = ()
+) -> Any:
+    """Call `kind` with the arguments of a suite file, after checking their names.
+
+    `known_too` are keys that were taken out of them before, and are named among those that are known.
+    """
     arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict):
         raise SuiteError(f"{where} takes a mapping of arguments, got {arguments!r}", path=path)
     known = takes(kind)
     if known is not None:
-        reject_unknown(arguments, known[len(first) :], where, file=path)
+        reject_unknown(arguments, (*known[len(first) :], *known_too), where, file=path)
     try:
         return kind(*first, **arguments)
     except (ConfigurationError, TypeError, ValueError) as error:
