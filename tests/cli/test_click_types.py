@@ -76,3 +76,20 @@ def test_a_target_without_parameters_says_so(tmp_path: Path) -> None:
     write(tmp_path, {"command": ["cat"]})
     with pytest.raises(SuiteError, match="command does not take params: --param cannot change it"):
         load_suite(str(tmp_path / "suite.yaml"), {"params": {"temperature": 0}})
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["-n", "0"], "-n/--limit must be >= 1, got 0"),
+        (["--stop-first-errors", "-1"], "--stop-first-errors must be >= 0, got -1"),
+        (["--max-cost", "0"], "--max-cost must be a number above 0, got 0.0"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused_by_the_name_of_its_flag(
+    tmp_path: Path, flags: list[str], message: str
+) -> None:
+    write(tmp_path, "simulated")
+    ended = run_cli(tmp_path, "run", "suite.yaml", *flags)
+    assert ended.code == 2
+    assert f"steelyard: {message}\n" in ended.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -283,3 +284,11 @@ def test_an_unfinished_run_with_a_session_is_found_again_and_only_with_that_sess
     assert go(shop, "--initial-session-file", "one.json").code == 0
     assert shop.asked() == ["c4", "c5"]
     assert len(runs(shop)) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_folder_that_cannot_be_made_is_refused_and_nothing_is_said_to_be_there(shop: Workshop) -> None:
+    ended = run_cli(shop.folder, "run", "suite.yaml", "--out", "/proc/x", "--no-progress")
+    assert ended.code == 2
+    assert ended.err.splitlines()[0] == "steelyard: cannot create /proc/x: No such file or directory"
+    assert shop.asked() == []

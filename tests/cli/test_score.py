@@ -243,7 +243,7 @@ def test_num_runs_below_one_is_refused(shop: Workshop, num_runs: str) -> None:
     shop.by_command()
     ended = score(shop, "--num-runs", num_runs)
     assert ended.code == 2
-    assert f"num_runs must be >= 1, got {num_runs}" in ended.err
+    assert f"--num-runs must be >= 1, got {num_runs}" in ended.err
     assert not (shop.folder / "AGAIN").exists()
 
 

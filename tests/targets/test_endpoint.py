@@ -137,6 +137,16 @@ def test_hosts_out_in_the_world_need_one(base_url: str, monkeypatch: pytest.Monk
     OpenAIChat("m", base_url=base_url).check()
 
 
+def test_a_missing_key_is_named_with_the_target_that_needs_it() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        OpenAIChat("gpt-9", base_url="https://api.example.com/v1").check()
+    start = "openai-chat, model gpt-9: no key for https://api.example.com/v1: set OPENAI_API_KEY in the environment"
+    assert str(caught.value).startswith(start)
+    assert caught.value.topic == "api-key"
+    with pytest.raises(ConfigurationError, match="model gpt-9: api_key_env names GONE, which is not set"):
+        OpenAIChat("gpt-9", api_key_env="GONE").check()
+
+
 def test_an_empty_variable_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "  ")
     with pytest.raises(ConfigurationError, match="no key"):

@@ -50,13 +50,19 @@ def flags_of(kind: type[msgspec.Struct], command: CommandName) -> Callable[[F], 
 
 
 def given_options(kind: type[msgspec.Struct], command: CommandName, given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a struct that were given to a command; they are taken out of its parameters."""
+    """The options of a struct that were given to a command; they are taken out of its parameters.
+
+    They are checked here too, where a message can name the flag.
+    """
     values = {}
     for field, _ in _fields(kind, command):
-        value = given.pop(field.name)
+        value, option = given.pop(field.name), field.option
         if value is not None and value != ():
-            parse = field.option.parse if _is_several(field) else None
-            values[field.name] = value if parse is None else parse(",".join(value), field.option.flags[0])
+            if option.parse is not None and _is_several(field):
+                value = option.parse(",".join(value), option.flags[0])
+            if option.check is not None:
+                option.check("/".join(option.flags), value)
+            values[field.name] = value
     return values
 
 

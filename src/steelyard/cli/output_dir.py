@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import click
 from click.core import ParameterSource
 
-from steelyard.errors import ConfigurationError, JournalError, RunFinished, RunLocked, RunRefused
+from steelyard.errors import ConfigurationError, RunFinished, RunLocked, RunRefused
 from steelyard.journal.files import LOCK, MetricsCore, count_errors, create, read_core
 from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import Manifest, read_manifest, read_sweep, same_run, sweep_manifest
@@ -228,7 +228,7 @@ def _is_ours(place: Path, *, make: bool) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        raise JournalError(error.errno, f"cannot create {place}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot create {place}: {error.strerror}", topic="disk") from error
     return True
 
 

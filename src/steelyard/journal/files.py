@@ -204,8 +204,8 @@ def create(run: Path) -> None:
         run.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigurationError(f"{run} is not a directory") from error
-    except OSError as error:
-        raise JournalError(error.errno, f"cannot create {run}: {error.strerror}") from error
+    except OSError as error:  # nothing was called yet
+        raise ConfigurationError(f"cannot create {run}: {error.strerror}", topic="disk") from error
 
 
 def enter(run: Path, *, force: bool, retry_errors: bool, keep: str | None = None) -> RunState:

@@ -279,7 +279,7 @@ class Auth:
         if self.find_key() is not None or self._has_other_credentials() or not self._address.is_public:
             return
         raise ConfigurationError(
-            f"no key for {self._address.endpoint}: set {' or '.join(self._key_names)} in the environment, "
+            f"no key for {self._address.shown}: set {' or '.join(self._key_names)} in the environment, "
             "name another variable as api_key_env, a program that prints the key as api_key_command, "
             "or pass an auth header in headers",
             topic="api-key",

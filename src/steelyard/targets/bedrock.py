@@ -155,7 +155,7 @@ class Bedrock(EndpointTarget):
                 if self._auth.source is not None:
                     raise
                 raise ConfigurationError(
-                    f"no credentials for {self.endpoint}: set AWS_BEARER_TOKEN_BEDROCK, or AWS_ACCESS_KEY_ID and "
+                    f"no credentials for {self.base_url}: set AWS_BEARER_TOKEN_BEDROCK, or AWS_ACCESS_KEY_ID and "
                     "AWS_SECRET_ACCESS_KEY, in the environment; name a profile; or give a program that prints them, "
                     "as api_key_command: [aws, configure, export-credentials]"
                 ) from error

@@ -20,7 +20,7 @@ import msgspec
 from steelyard._version import __version__
 from steelyard.attachments import file_url, has_attachments, with_contents, without_contents
 from steelyard.daemon_threads import DaemonThreads
-from steelyard.errors import TargetError, TransportError
+from steelyard.errors import ConfigurationError, TargetError, TransportError
 from steelyard.masking import Secret
 from steelyard.protocols import HttpReply, HttpRequest, Identity, InvocationContext, Target, Transport
 from steelyard.records import EvalCase, InvocationResponse
@@ -261,7 +261,10 @@ class EndpointTarget(ABC):
 
     def check(self) -> None:
         """Raise ConfigurationError when a public endpoint has no key, or the certificate file does not exist."""
-        self._check_credentials()
+        try:
+            self._check_credentials()
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self.kind}, model {self.model_id}: {error}", topic=error.topic) from error
         if self._given_transport is None:
             from steelyard.transport.settings import Settings
 
