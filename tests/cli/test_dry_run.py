@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from steelyard import EvalCase, EvalSet, InvocationResponse, Runner
-from steelyard.cli.dry_run import PlannedRun, look_ahead
+from steelyard.cli.dry_run import PlannedRun, can_show, look_ahead
 from steelyard.errors import ConfigurationError, RunMismatch
 from steelyard.run.directory import OpenMode
+from steelyard.run.options import RunOptions
 from steelyard.tokens import estimate_input_tokens
 from tests.support.cache import STORES, open_store
 from tests.support.cli import Workshop, run_cli
@@ -238,3 +239,27 @@ def test_one_of_a_thing_is_said_as_one(tmp_path: Path) -> None:
     assert words.startswith("s: 1 case, in ")
     assert "judges: at most 1 call, which is not in the estimate" in words
     assert ahead(Answers(), tmp_path / "r").describe().startswith("s: 6 cases, in ")
+
+
+@pytest.mark.parametrize(
+    ("cases", "said"),
+    [
+        (
+            10,
+            "10 cases show a change of the pass rate by 68 points or more, 4 times in 5, if all changes go the same way",
+        ),
+        (
+            60,
+            "60 cases show a change of the pass rate by 13 points or more, 4 times in 5, if all changes go the same way",
+        ),
+        (200, "200 cases show a change of the pass rate by 6 points or more, 4 times in 5, if 1 in 10 cases changes"),
+    ],
+)
+def test_what_a_suite_can_show_is_possible_with_the_changes_that_it_names(cases: int, said: str) -> None:
+    """If 1 in 10 cases changes, the rate can change by 10 points at most."""
+    assert can_show(cases, RunOptions()) == [said]
+
+
+def test_tokens_of_calls_to_come_are_said_to_be_estimated(tmp_path: Path) -> None:
+    planned = ahead(Answers(), tmp_path / "run").describe()
+    assert f"input tokens: about {INPUT}, estimated from the text (4 bytes a token)" in planned

@@ -399,7 +399,7 @@ def test_a_run_that_stops_when_it_is_decided_is_complete_and_says_what_it_saved(
         gate={"min_pass_rate": 0.9},
     )
     ahead = run_cli(shop.folder, "run", "suite.yaml", "--dry-run")
-    assert "200 cases can show differences of" in ahead.out
+    assert "200 cases show a change of the pass rate by 6 points or more" in ahead.out
     assert "cases settle it at a true rate of 98%" in ahead.out
     ended = run_cli(shop.folder, "run", "suite.yaml", "-o", "out", "--no-progress")
     assert ended.code == 0, ended.err

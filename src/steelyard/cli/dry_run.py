@@ -95,17 +95,19 @@ class PlannedRun(msgspec.Struct, kw_only=True):
 
 _MAX_PLANNED = 5_000
 """Cases up to which it is simulated how much of a suite a rule takes."""
+_CHANGED = 0.1
+"""The share of cases that are taken to change between two runs."""
 
 
 def can_show(cases: int, options: RunOptions) -> list[str]:
     """What a suite of this many cases can show, in words: against a baseline, and how many cases each rule needs."""
     lines = []
-    found = detectable_difference(cases)
+    found = detectable_difference(cases, _CHANGED)
     if found is not None and found < 1:
-        lines.append(
-            f"{counted(cases, 'case')} can show differences of {found * 100:.0f} points or more, 4 times in 5, "
-            "if 1 in 10 cases changes"
-        )
+        # A larger difference takes more changes than that, and is soonest shown where none is the other way.
+        which = "1 in 10 cases changes" if found <= _CHANGED else "all changes go the same way"
+        change = f"a change of the pass rate by {found * 100:.0f} points or more"
+        lines.append(f"{counted(cases, 'case')} show {change}, 4 times in 5, if {which}")
     if options.max_regression:
         needed = unchanged_cases_needed(options.max_regression)
         lines.append(
@@ -341,7 +343,8 @@ class Estimate(msgspec.Struct, kw_only=True):
             attached = (
                 f", without {counted(self.attachments, 'attachment')}{size}: their tokens are the model's to count"
             )
-        return [f"input tokens: about {self.input_tokens:,}{attached}", f"output tokens: {output}", f"cost: {cost}"]
+        tokens = f"about {self.input_tokens:,}, estimated from the text (4 bytes a token){attached}"
+        return [f"input tokens: {tokens}", f"output tokens: {output}", f"cost: {cost}"]
 
 
 UNKNOWN_OUTPUT = OutputGuess(None, "at least", "not known")
