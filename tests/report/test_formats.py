@@ -19,7 +19,7 @@ from steelyard.report.junit import attribute, content, junit
 from steelyard.report.markdown import code, markdown, words
 from steelyard.stats.formatting import escape_invisible, one_line
 from tests.support.cli import Workshop, run_cli
-from tests.support.compare import outcome
+from tests.support.compare import finished, outcome
 from tests.support.journal import a_record, write_journal
 from tests.support.junit import assert_valid_junit
 from tests.support.report import HOSTILE, agent_run, hostile_run
@@ -301,6 +301,14 @@ def test_a_case_that_is_not_there_is_exit_2_with_the_nearest(shop: Workshop) -> 
     assert ended.code == 2
     assert "did you mean 'c1'?" in ended.err
     assert run_cli(shop.folder, "report", "RUN", "--case", "c1", "-f", "csv").code == 2
+
+
+def test_markdown_is_another_word_for_md(tmp_path: Path) -> None:
+    finished(tmp_path / "a", "pf")
+    finished(tmp_path / "b", "pp")
+    for command in (["report", "a"], ["compare", "a", "b"]):
+        by_name = run_cli(tmp_path, *command, "-f", "markdown")
+        assert (by_name.code, by_name.out) == (0, run_cli(tmp_path, *command, "-f", "md").out)
 
 
 def test_markdown_says_what_a_cost_leaves_out(tmp_path: Path) -> None:

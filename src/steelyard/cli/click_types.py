@@ -20,8 +20,10 @@ CommandName = Literal["run", "sweep", "score"]
 
 if TYPE_CHECKING:  # generic only in newer versions of click
     _ParamType = click.ParamType[Any]
+    _Choice = click.Choice[str]
 else:
     _ParamType = click.ParamType
+    _Choice = click.Choice
 
 
 class Parsed(_ParamType):
@@ -36,6 +38,13 @@ class Parsed(_ParamType):
             return self._parse(value, "it" if param is None or param.name is None else param.name)
         except ConfigurationError as error:
             self.fail(str(error), param, ctx)
+
+
+class Format(_Choice):
+    """A format of a report; `markdown` is another word for `md`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert("md" if value == "markdown" else value, param, ctx)
 
 
 def flags_of(kind: type[msgspec.Struct], command: CommandName) -> Callable[[F], F]:

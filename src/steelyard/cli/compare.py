@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from steelyard.cli.click_types import Format
 from steelyard.cli.output import json_text, show, show_json
 from steelyard.run.matrix import is_matrix
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     "-f",
     "--format",
     "form",
-    type=click.Choice(["text", "md", "html", "json"]),
+    type=Format(["text", "md", "html", "json"]),
     default="text",
     help="How to show it [default: text].",
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from steelyard.cli.click_types import Format
 from steelyard.cli.output import discard, paint, show, show_json, shows_colour
 from steelyard.errors import ConfigurationError, JournalError
 from steelyard.journal.files import REPORT
@@ -25,21 +26,16 @@ if TYPE_CHECKING:
     from steelyard.suite.evalset import EvalSet
 
 
-if TYPE_CHECKING:  # generic only in newer versions of click
-    _Choice = click.Choice[str]
-else:
-    _Choice = click.Choice
-
-
-class _Format(_Choice):
+class _Format(Format):
     """A built-in report format, or one that a package adds: those are looked for when another name is given."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in self.choices:
-            try:
-                find("reports", value)
-            except ConfigurationError as error:
-                self.fail(str(error), param, ctx)
+        if value in (*self.choices, "markdown"):
+            return super().convert(value, param, ctx)
+        try:
+            find("reports", value)
+        except ConfigurationError as error:
+            self.fail(str(error), param, ctx)
         return str(value)
 
 
