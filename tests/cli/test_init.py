@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,8 @@ def test_a_file_in_the_place_of_the_folder_is_exit_2(tmp_path: Path) -> None:
     ended = run_cli(tmp_path, "init", "taken")
     assert ended.code == 2
     assert "cannot make the folder taken" in ended.err
+
+
+def test_the_files_name_nothing_that_an_installed_package_does_not_have() -> None:
+    for file in files("steelyard").joinpath("starter").iterdir():
+        assert "docs/" not in file.read_text(encoding="utf-8"), file.name
