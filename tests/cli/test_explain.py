@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 import pytest
 
-from steelyard import errors
+from steelyard import EvalCase, EvalSet, Runner, errors
 from steelyard.cli.explain import command, topics
 from steelyard.cli.output import with_topic
+from steelyard.cli.run_control import _TOPICS, errors_topic
 from steelyard.errors import ConfigurationError, JournalError, RunLocked, SteelyardError, SuiteError, topic_of
 from tests.support.cli import Workshop, run_cli
 from tests.support.paths import ROOT
@@ -140,3 +141,24 @@ def test_messages_in_python_name_no_command(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         errors.reject_unknown({"a": 1}, ["b"])
     assert "steelyard explain" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "topic"),
+    [
+        ({"404 not found": 60}, "not-found"),
+        ({"cannot connect": 3, "timeout": 2}, "connection"),
+        ({"timeout": 1, "404 not found": 1}, "errors"),
+        ({"ValueError": 5}, "errors"),
+        ({}, "could-not-score"),
+    ],
+)
+def test_the_section_about_the_errors_is_that_of_the_kind_that_most_are_of(kinds: dict[str, int], topic: str) -> None:
+    metrics = Runner(lambda case: "", EvalSet([EvalCase(prompt="p")]), progress="off").run_sync().typed_metrics
+    metrics.error_kinds = kinds
+    assert errors_topic(metrics) == topic
+    assert topic in topics()
+
+
+def test_every_section_about_a_kind_of_error_is_there() -> None:
+    assert set(_TOPICS.values()) <= topics().keys()

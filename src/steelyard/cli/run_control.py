@@ -43,6 +43,7 @@ from steelyard.shutdown import (
     POLL_SECONDS,
     SAME_SIGNAL_SECONDS,
 )
+from steelyard.stats.errors import error_rows
 from steelyard.stats.formatting import safe_text, without_commands
 from steelyard.stats.metrics import Metrics, figures
 from steelyard.subprocesses import REAPER, kill_all
@@ -369,9 +370,33 @@ def verdict_code(metrics: Metrics, gate: Gate, *, remedy: str, of: str | None = 
         kind = "error rate, scoring errors included," if metrics.scoring_errors else "error rate"
         by = _set_by("max_error_rate") if gate.max_error_rate else "the default of --max-error-rate"
         message = f"{label}{kind} {rate:.1%} is above {gate.max_error_rate:.1%} ({by}); {remedy}"
-        say(with_topic(message, "errors"), bad=True)
+        say(with_topic(message, errors_topic(metrics)), bad=True)
         code = TOO_MANY_ERRORS
     return code
+
+
+_TOPICS = {
+    "401 not authorised": "unauthorized",
+    "403 forbidden": "unauthorized",
+    "404 not found": "not-found",
+    "429 rate limited": "rate-limited",
+    "timeout": "timeout",
+    "cannot connect": "connection",
+    "cannot resolve host": "connection",
+    "connection refused": "connection",
+    "connection lost": "connection",
+    "certificate refused": "certificate",
+}
+"""The sections of docs/troubleshooting.md about kinds of errors."""
+
+
+def errors_topic(metrics: Metrics) -> str:
+    """The section about the kind that most errors of a run are of; the general one where there is none."""
+    rows = error_rows(metrics)
+    if not rows:
+        return "could-not-score"
+    most = rows[0]
+    return _TOPICS.get(most.kind, "errors") if 2 * most.number > sum(row.number for row in rows) else "errors"
 
 
 def _set_by(threshold: str) -> str:
