@@ -154,7 +154,7 @@ def test_messages_in_python_name_no_command(tmp_path: Path) -> None:
     ],
 )
 def test_the_section_about_the_errors_is_that_of_the_kind_that_most_are_of(kinds: dict[str, int], topic: str) -> None:
-    metrics = Runner(lambda case: "", EvalSet([EvalCase(prompt="p")]), progress="off").run_sync().typed_metrics
+    metrics = Runner(lambda case: "", EvalSet("one", [EvalCase(prompt="p")]), progress="off").run_sync().typed_metrics
     metrics.error_kinds = kinds
     assert errors_topic(metrics) == topic
     assert topic in topics()
