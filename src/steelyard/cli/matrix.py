@@ -157,7 +157,7 @@ class PlannedMatrix(msgspec.Struct, frozen=True, kw_only=True):
             f"{safe_text(self.suite)}: {counted(len(self.variants), 'variant')}, in {safe_text(self.run)}",
             *_aligned(rows),
         ]
-        lines.append(f"  {limits}; nothing was called")
+        lines.append(f"  {limits}; nothing was called; input tokens are estimated")
         judges = sum(one.plan.judge_calls for one in self.variants if one.plan is not None)
         if judges:
             lines.append(f"  judges: at most {counted(judges, 'call')}, not in the estimate")

@@ -105,6 +105,14 @@ def test_without_scripts_the_leaderboard_is_there_all_the_same(tmp_path: Path) -
     assert "a passed most: 100.0%; b is shown to be worse" in Elements(text).text
 
 
+def test_the_foot_of_the_leaderboard_speaks_of_its_columns_alone(tmp_path: Path) -> None:
+    plain = Elements("".join(matrix_page(matrix(tmp_path / "plain", {"a": "pf", "b": "ff"})))).text
+    assert "Time: to last token, the median." in plain
+    assert "Costs" not in plain
+    paid = Elements("".join(matrix_page(matrix(tmp_path / "paid", {"a": "pf", "b": "ff"}, cost=0.01)))).text
+    assert "Costs in USD, judges included." in paid
+
+
 def test_the_front_goes_from_the_cheapest_to_the_best(tmp_path: Path) -> None:
     figures = {"good": ("p" * 10, 0.3), "cheap": ("pppppfffff", 0.01), "poor": ("ppppffffff", 0.2)}
     records = {

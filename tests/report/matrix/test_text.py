@@ -59,7 +59,14 @@ def test_the_text_names_the_best_those_like_it_and_the_worse(tmp_path: Path) -> 
     assert re.search(r"^= medium +−5\.0 points .* p = 0\.5\b", text, flags=re.M)
     assert "cases would tell" in text
     assert "Holm's correction counts all 3 pairs that differ" in text
-    assert "costs in USD" in text
+    assert re.search(r"^  variant .* cost/case .*time p50\b", text, flags=re.M)
+    assert "  costs in USD; time: to the last token\n" in text
+
+
+def test_only_columns_that_are_shown_are_explained(tmp_path: Path) -> None:
+    text = leaderboard_text(rank(matrix(tmp_path, {"a": "pf", "b": "ff"})))
+    assert "  time: to the last token; output tokens: of an answer\n" in text
+    assert "cost" not in text
 
 
 def test_an_interval_that_leaves_out_0_where_nothing_is_shown_is_explained(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ function timeTile(label, metrics, name) {
   const [value, unit] = seconds(stats[name + "-p50"]).split(" ");
   const interval = intervalOf(percentileOf(metrics, name, "p99"));
   const note = `p90 ${timeOf(metrics, name, "p90")}, p99 ${timeOf(metrics, name, "p99")}` +
-    (interval ? `, 95\u00a0%\u00a0CI ${interval}` : "");
+    (interval ? ` (95\u00a0%\u00a0CI of the p99: ${interval})` : "");
   return tile(label, (isAtLeast(metrics, name, "p50") ? "\u2265\u00a0" : "") + value, unit + " median", note);
 }
 
@@ -133,8 +133,8 @@ function intervalOf(found) {
 
 function throughputTile({ stats, scored_from: scoredFrom }) {
   if (scoredFrom || stats.requests_per_minute === null) return null;
-  const tokens = stats.total_output_tokens ? `${number(stats.output_tps)} output tokens per second` : "answers";
-  return tile("Throughput", compact(stats.requests_per_minute), "/ min", tokens);
+  const tokens = stats.total_output_tokens ? `${number(stats.output_tps)} output tokens per second` : "";
+  return tile("Throughput", compact(stats.requests_per_minute), "answers/min", tokens);
 }
 
 function callsWithoutCost(metrics) {

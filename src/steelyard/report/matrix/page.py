@@ -250,7 +250,20 @@ def leaderboard_markup(board: Leaderboard, links: Mapping[str, str] | None = Non
         drawings=[draw(chart) for chart in scatter_charts(board)],
         notes=[(one.name, "; ".join([*one.uncalibrated, *one.notes])) for one in board.variants if _has_notes(one)],
         tested=how_tested(board),
+        about=_about_columns(board),
     )
+
+
+def _about_columns(board: Leaderboard) -> str:
+    """What the headings leave open of the columns that there are."""
+    kept, currency = _kept(board), f" in {board.currency}" if board.currency else ""
+    sentences = {
+        "passed": "Passed: of all records, an error counts as not passed; with the interval of each run's own summary.",
+        "cost per case": f"Costs{currency}, judges included.",
+        "time": "Time: to last token, the median.",
+        "output tokens": "Output tokens: of an answer, on average.",
+    }
+    return " ".join(text for name, text in sentences.items() if name in kept)
 
 
 def _has_notes(one: Standing) -> bool:
@@ -268,12 +281,12 @@ def _facts(board: Leaderboard) -> list[str]:
 _COLUMNS = (
     ("passed", ("passed", "95 % CI", "of scored")),
     ("errors", ("errors",)),
-    ("cost per case", ("cost/case", "/passed")),
-    ("time", ("p50", "p95")),
-    ("output tokens", ("tokens",)),
+    ("cost per case", ("cost/case", "cost/passed")),
+    ("time", ("time p50", "time p95")),
+    ("output tokens", ("output tokens",)),
 )
 """The columns of the page: a name, the figure, and what is below it in small print."""
-_BELOW = {"of scored": "{} of scored", "/passed": "{} per passed", "p95": "p95 {}"}
+_BELOW = {"of scored": "{} of scored", "cost/passed": "{} per passed", "time p95": "p95 {}"}
 
 
 def _kept(board: Leaderboard) -> list[str]:
@@ -290,7 +303,7 @@ def _row(board: Leaderboard, one: Standing, address: str | None) -> dict[str, An
     return {
         "name": one.name,
         "address": address,
-        "sub": " · ".join(filter(None, [one.model_id or "", f"{one.trials:,} trials" if one.trials > 1 else ""])),
+        "sub": " · ".join(filter(None, [_model(one), f"{one.trials:,} trials" if one.trials > 1 else ""])),
         "rank": one.rank,
         "tags": tags,
         "best": one.place == "best",
@@ -300,6 +313,11 @@ def _row(board: Leaderboard, one: Standing, address: str | None) -> dict[str, An
         "says": [] if change is None else [", ".join(change_cells(change)[1:]), *against_words(one).split(": ")],
         "tone": _tone(change),
     }
+
+
+def _model(one: Standing) -> str:
+    """Its model, where the name of the variant does not say that already."""
+    return "" if one.model_id is None or one.model_id == one.name else one.model_id
 
 
 def _cells(board: Leaderboard, one: Standing) -> Iterator[tuple[str, list[str]]]:

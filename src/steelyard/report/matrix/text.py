@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from steelyard._version import __version__
 from steelyard.records import Record
@@ -39,9 +39,12 @@ def leaderboard_text(board: Leaderboard) -> str:
     return without_commands("\n\n".join("\n".join(lines) for lines in parts if lines))
 
 
-HEADINGS = ("passed", "95 % CI", "of scored", "errors", "cost/case", "/passed", "p50", "p95", "tokens")
+HEADINGS = (
+    *("passed", "95 % CI", "of scored", "errors"),
+    *("cost/case", "cost/passed", "time p50", "time p95", "output tokens"),
+)
 _SCORED = HEADINGS.index("of scored")
-_LESSER = [HEADINGS.index(name) for name in ("tokens", "p95", "/passed", "of scored")]
+_LESSER = [HEADINGS.index(name) for name in ("output tokens", "time p95", "cost/passed", "of scored")]
 """The columns that a terminal of 80 columns can do without, the least important first."""
 
 
@@ -110,6 +113,14 @@ def how_tested(board: Leaderboard) -> str:
     return note
 
 
+def about_columns(board: Leaderboard, headings: Collection[str]) -> list[str]:
+    """What the headings leave open of the columns that are shown."""
+    costs = f"costs in {board.currency}" if board.currency and "cost/case" in headings else ""
+    time = "time: to the last token" if "time p50" in headings else ""
+    tokens = "output tokens: of an answer" if "output tokens" in headings else ""
+    return [note for note in (costs, time, tokens) if note]
+
+
 def _table(board: Leaderboard) -> list[str]:
     names = _names(board)
     rows = [["variant", *HEADINGS], *([names[one.name], *cells(one)] for one in board.variants)]
@@ -122,9 +133,8 @@ def _table(board: Leaderboard) -> list[str]:
     for mark, row in zip([" ", *map(mark_of, board.variants)], rows, strict=True):
         shown = [f"{row[0]:<{widths[0]}}", *(f"{row[place]:>{widths[place]}}" for place in kept[1:])]
         lines.append(f"{mark} {' '.join(shown)}".rstrip())
-    if board.currency and any(one.cost_per_case is not None for one in board.variants):
-        lines.append(f"  costs in {safe_text(board.currency)}")
-    return lines
+    notes = about_columns(board, [HEADINGS[place - 1] for place in kept[1:]])
+    return [*lines, f"  {safe_text('; '.join(notes))}"] if notes else lines
 
 
 def _against(board: Leaderboard) -> list[str]:
@@ -197,8 +207,7 @@ def leaderboard_markdown(board: Leaderboard, variants: VariantRuns, most: int | 
     listed = [f"- {code(one.name, _MAX_NAME_MD)}: {words(note)}" for one in board.variants for note in _all_notes(one)]
     if board.not_begun:
         listed.append(f"- not begun: {', '.join(code(name, _MAX_NAME_MD) for name in board.not_begun)}")
-    if board.currency and any(one.cost_per_case is not None for one in board.variants):
-        listed.append(f"- costs in {code(board.currency, 20)}")
+    listed += [f"- {words(note)}" for note in about_columns(board, [HEADINGS[place] for place in kept])]
     listed += [f"- {tested}"] if (tested := how_tested(board)) else []
     yield "\n".join([*listed, ""]) + "\n" if listed else ""
     yield from _differing(variants, most)
