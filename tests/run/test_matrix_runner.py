@@ -257,6 +257,16 @@ def test_a_changed_target_is_refused_before_any_call(tmp_path, log) -> None:
     assert not (tmp_path / "new-terse" / "outputs.jsonl").exists()
 
 
+@pytest.mark.parametrize("if_complete", ["error", "update"])
+def test_a_complete_matrix_of_another_target_is_refused_as_that(tmp_path, log, if_complete) -> None:
+    matrix(tmp_path, log, suite=suite_of(2)).run_sync()
+    count = len(log)
+    targets = {"small": Model("small", log), "large": Model("other", log)}
+    with pytest.raises(RunMismatch, match="holds a run of something else"):
+        matrix(tmp_path, log, targets=targets, suite=suite_of(2)).run_sync(if_complete=if_complete)
+    assert len(log) == count
+
+
 def test_a_matrix_of_another_suite_or_other_axes_is_refused(tmp_path, log) -> None:
     matrix(tmp_path, log).run_sync()
     with pytest.raises(RunMismatch, match="suite: 'sums' there, 'other' now"):

@@ -186,7 +186,7 @@ def look_ahead(matrix: MatrixRunner, entry: OpenMode) -> PlannedMatrix:
 
     folder = Path(matrix.options.output_path or ".")
     described, modes = look_at_matrix(
-        folder, matrix.suite.id, matrix.axes, [one.name for one in matrix.variants], entry
+        folder, matrix.suite.id, matrix.axes, [one.name for one in matrix.variants], entry, matrix.check_same
     )
     planned = []
     for variant in _chosen(described, matrix):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -146,17 +147,26 @@ def select_variants(variants: Sequence[Variant], patterns: Iterable[str]) -> lis
     ]
 
 
+CheckVariant: TypeAlias = Callable[[Variant], None]
+
+
 def enter_matrix(
-    folder: Path, suite: str, axes: Mapping[str, Sequence[str]], selected: Sequence[str], mode: OpenMode
+    folder: Path,
+    suite: str,
+    axes: Mapping[str, Sequence[str]],
+    selected: Sequence[str],
+    mode: OpenMode,
+    check: CheckVariant,
 ) -> tuple[Matrix, dict[str, OpenMode]]:
     """Make a locked folder ready for these variants, or refuse; matrix.json is yet to be written.
 
-    Returns the matrix, with the variants of earlier launches, and how each selected one is to be opened: those that are
-    complete are only read, unless the mode says otherwise.
+    `check` raises for a variant whose run there is of something else. Returns the matrix, with the variants of earlier
+    launches, and how each selected one is to be opened: those that are complete are only read, unless the mode says
+    otherwise.
     """
     with disk_errors(folder):
         clear_drafts(folder)
-        matrix, modes = look_at_matrix(folder, suite, axes, selected, mode)
+        matrix, modes = look_at_matrix(folder, suite, axes, selected, mode, check)
         starts_over = modes and all(one.force for one in modes.values())
         old = _readable(folder) if starts_over else None
         if old is not None and not _kept_beside(old, matrix, selected):
@@ -166,7 +176,12 @@ def enter_matrix(
 
 
 def look_at_matrix(
-    folder: Path, suite: str, axes: Mapping[str, Sequence[str]], selected: Sequence[str], mode: OpenMode
+    folder: Path,
+    suite: str,
+    axes: Mapping[str, Sequence[str]],
+    selected: Sequence[str],
+    mode: OpenMode,
+    check: CheckVariant,
 ) -> tuple[Matrix, dict[str, OpenMode]]:
     """The same, without a change to what is there."""
     refuse_run(folder, "a matrix")
@@ -177,6 +192,8 @@ def look_at_matrix(
     complete = all(run_state(folder / variant.directory) is RunState.COMPLETE for variant in chosen)
     if mode.if_complete == "new" and complete:
         mode = msgspec.structs.replace(mode, force=True)
+    for variant in chosen if not mode.force else ():
+        check(variant)
     _refuse_finished(folder, chosen, mode)
     modes = {variant.name: _mode_of(folder / variant.directory, mode) for variant in chosen}
     others = [] if old is None or (mode.force and not _kept_beside(old, old, selected)) else old.variants

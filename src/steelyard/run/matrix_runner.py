@@ -21,6 +21,7 @@ from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError, RunCancelled, SuiteError, describe
 from steelyard.journal.files import CASES, RunState, create, disk_errors, run_state
 from steelyard.journal.lock import RunLock
+from steelyard.journal.manifest import compare, read_manifest
 from steelyard.progress.display import LiveDisplay
 from steelyard.protocols import InFlight
 from steelyard.records import CaseLimits
@@ -39,6 +40,7 @@ from steelyard.run.matrix import (
     write_matrix,
 )
 from steelyard.run.options import RunChanges, RunOptions
+from steelyard.run.plan import manifest_of, read_session
 from steelyard.run.result import Result
 from steelyard.run.runner import Runner
 from steelyard.run.send_policy import Endpoints, SendPolicy, endpoint_of, parallelism_of
@@ -248,6 +250,16 @@ class MatrixRunner:
         runner.options = self.options.replace(output_path=place)
         return runner
 
+    def check_same(self, variant: Variant) -> None:
+        """Raise RunMismatch if the run of a variant that is there is of another target or seed."""
+        runner = self.runner_of(variant)
+        options = runner.options
+        place = Path(options.output_path or "")
+        old = read_manifest(place)
+        if old is not None:
+            session = None if options.initial_session_file is None else read_session(options.initial_session_file)
+            compare(place, old, manifest_of(runner.target, runner.suite, (), options, session=session))
+
     @property
     def parallelism(self) -> dict[str, int]:
         """How many calls may be in flight at each endpoint."""
@@ -364,7 +376,9 @@ class _MatrixLaunch:
         try:
             matrix = self._matrix
             selected = [variant.name for variant in matrix.variants]
-            described, modes = enter_matrix(self._folder, matrix.suite.id, matrix.axes, selected, self._mode)
+            described, modes = enter_matrix(
+                self._folder, matrix.suite.id, matrix.axes, selected, self._mode, matrix.check_same
+            )
             described = msgspec.structs.replace(described, suite_file=matrix.suite_file)
             write_matrix(self._folder, described)
             await self._prepare(described, modes, store)
