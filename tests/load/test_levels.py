@@ -144,7 +144,7 @@ def test_an_objective_on_a_percentile_is_decided_by_the_share_of_requests_above_
     assert (twenty.broken, twenty.objectives[0].outcome, twenty.more_requests) == ([], "cannot tell", 279)
     assert twenty.undecided == [
         "time to last token p99: cannot tell: 0 of 20 requests took longer than 1.00s, 0% – 13.9% (allowed 1%): "
-        "279 more requests would"
+        "279 more requests would tell"
     ]
     slow = made("latency_p99<1s", timings([0.5, 0.5, 0.5, 0.5, 1.5] * 20))
     assert slow.broken == [

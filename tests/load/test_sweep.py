@@ -495,12 +495,12 @@ def test_so_many_requests_means_so_many_at_every_level(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "least", "says"),
     [
-        ({"levels": [1, 50]}, 560, "at least 560 requests (60 + 500), up to 2,240 while something is open"),
-        ({"levels": [1], "slo": "ttft_p99<1s"}, 437, "at least 437 requests (437), up to 1,748 while"),
+        ({"levels": [1, 50]}, 560, "at least 560 requests (60 + 500), up to 2,240 if that leaves something undecided"),
+        ({"levels": [1], "slo": "ttft_p99<1s"}, 437, "at least 437 requests (437), up to 1,748 if"),
         ({"levels": [1], "duration": 5.0}, None, "5 s a level, as many requests as come through"),
-        ({"levels": "auto"}, 120, "at least 120 requests, about 620 if 8 calls at once fill it, about"),
+        ({"levels": "auto"}, 120, "at least 120 requests; about 620 if 8, 2,210 if 32, "),
         ({"levels": "auto", "requests": 20}, 20, "20 requests a level, about 16 levels at most"),
-        ({"arrivals": "poisson:5/s,100/s"}, 560, "at least 560 requests (60 + 500), up to 2,240 while"),
+        ({"arrivals": "poisson:5/s,100/s"}, 560, "at least 560 requests (60 + 500), up to 2,240 if"),
     ],
 )
 def test_how_many_requests_it_will_send_is_known_before(

@@ -82,7 +82,7 @@ def test_without_labels_in_a_stratum_there_is_no_corrected_rate(tmp_path: Path) 
     audited_run(tmp_path)
     label(tmp_path, drawn_file(tmp_path), skip="judge confirmed")
     out = run_cli(tmp_path, "calibrate", "RUN", "--labels", "labels.csv").out
-    assert "no corrected rate  no label in: judge confirmed" in out
+    assert "no corrected rate  no labels yet: judge confirmed" in out
     assert corrected_rate(labelled_strata({"passed": 5, "failed": 5}, [("passed", True)])) is None
 
 

@@ -163,7 +163,7 @@ def _correction(found: Correction) -> list[str]:
         rates = f"sensitivity {found.sensitivity:.3f}, specificity {found.specificity:.3f}"
         lines.append(_row("the verdict there", rates))
     for one in found.strata:
-        right = f"{one.right:,} of {one.labelled:,} labelled are right"
+        right = f"{one.right:,} of {one.labelled:,} labelled are right" if one.labelled else "none labelled yet"
         lines.append(_row(one.name, f"{counted(one.size, 'answer')}, {right}"))
     return lines
 

@@ -18,7 +18,7 @@ from steelyard.load.timings import TIMES, Timings, latency_of
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.errors import ErrorRow, error_rows, ranked
 from steelyard.stats.figures import SECONDS, SHORT_NAMES, STATS, Figure
-from steelyard.stats.formatting import format_number, format_seconds
+from steelyard.stats.formatting import counted, format_number, format_seconds
 from steelyard.stats.intervals import Interval, clopper_pearson, effective_n_of
 from steelyard.stats.metrics import LatencyMetrics, Metrics, figures, fixed_figures
 from steelyard.stats.rules import COMPARISONS, Rule, read_rule, unit_problem
@@ -407,9 +407,9 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
         if found.outcome == "broken":
             return f"{self.name} is broken: {share}, so at least {percent(low)} do (allowed {percent(allowed)})"
         more = (
-            "no number of requests would"
+            "no number of requests would tell"
             if found.more_requests is None
-            else f"{found.more_requests:,} more requests would"
+            else f"{counted(found.more_requests, 'more request')} would tell"
         )
         return (
             f"{self.name}: cannot tell: {share}, {percent(low)} – {percent(high)} (allowed {percent(allowed)}): {more}"

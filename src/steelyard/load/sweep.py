@@ -200,7 +200,7 @@ class Sweep:
         firsts = [max(block, self._slo_needs) for block in blocks]
         least, most = sum(firsts) + count * warmup, MAX_BLOCKS * (sum(firsts) + count * warmup)
         each = " + ".join(f"{first:,}" for first in firsts)
-        says = f"at least {least:,} requests ({each}), up to {most:,} while something is open"
+        says = f"at least {least:,} requests ({each}), up to {most:,} if that leaves something undecided"
         return PlannedRequests(least=least, most=most, says=says)
 
     @property
@@ -214,12 +214,10 @@ class Sweep:
         """What a search sends to servers of some sizes whose answers take equally long; random times take more."""
         highest, warmup = self.options.max_parallelism, self.options.warmup
         least = _search_requests(1, highest, self._slo_needs, warmup)
-        found = [
-            f"about {_search_requests(slots, highest, self._slo_needs, warmup):,} if {slots} calls at once fill it"
-            for slots in (8, 32, 128)
-            if slots <= highest
-        ]
-        says = ", ".join([f"at least {least:,} requests", *found, "up to twice that while something is open"])
+        sent = {slots: _search_requests(slots, highest, self._slo_needs, warmup) for slots in (8, 32, 128)}
+        found = ", ".join(f"{number:,} if {slots}" for slots, number in sent.items() if slots <= highest)
+        about = f"about {found} calls at once fill the endpoint; " if found else ""
+        says = f"at least {least:,} requests; {about}up to twice that if it leaves something undecided"
         return PlannedRequests(least=least, most=None, says=says)
 
     async def run(self, *, force: bool = False) -> SweepResult:

@@ -131,7 +131,7 @@ def correct(metrics: Metrics, strata: list[Stratum]) -> Correction:
     strata = [stratum for stratum in strata if stratum.name not in _ADVICE]
     found, errors = corrected_rate(strata), weighted_error_rates(strata)
     empty = ", ".join(stratum.name for stratum in strata if stratum.size and not stratum.labelled)
-    why_not = None if found is not None else f"no label in: {empty}" if empty else "no answer has a verdict"
+    why_not = None if found is not None else f"no labels yet: {empty}" if empty else "no answer has a verdict"
     return Correction(
         method="audit",
         raw=None if found is None else found.raw,
@@ -157,7 +157,7 @@ def correct_by_other(metrics: Metrics, strata: list[Stratum], *, drawn: bool, la
     found, why_not = None, None
     if errors is None:
         empty = ", ".join(stratum.name for stratum in strata if stratum.size and not stratum.labelled)
-        why_not = f"no label in: {empty}" if empty else "no label is of an answer with a verdict"
+        why_not = f"no labels yet: {empty}" if empty else "no label is of an answer with a verdict"
     elif errors.sensitivity is None or errors.specificity is None:
         why_not = f"no label says {'pass' if errors.sensitivity is None else 'fail'}"
     else:
