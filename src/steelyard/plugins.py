@@ -217,11 +217,24 @@ def load_object(reference: str, folder: Path | None = None) -> Any:
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
-            named = vars(module).items()
-            public = [known for known, it in named if not (known.startswith("_") or isinstance(it, ModuleType))]
-            raise ConfigurationError(f"{place} has no {name!r}; {suggestion(name, public)}")
+            raise ConfigurationError(f"{place} has no {name!r}; {_names_in(module, name)}")
         value = getattr(value, part)
     return value
+
+
+def _names_in(module: ModuleType, name: str) -> str:
+    """The name in a module that is most like this one; else those that it defines, not what it imports."""
+    public = {
+        known: it for known, it in vars(module).items() if not (known.startswith("_") or isinstance(it, ModuleType))
+    }
+    if nearest(name, public) is not None:
+        return suggestion(name, public)
+    imported = {
+        known
+        for known, it in public.items()
+        if (inspect.isclass(it) or inspect.isfunction(it)) and it.__module__ != module.__name__
+    }
+    return suggestion(name, [known for known in public if known not in imported] or public)
 
 
 def make_importable(folder: Path) -> None:

@@ -197,3 +197,14 @@ def test_an_unknown_key_of_a_flag_has_no_line(tmp_path: Path) -> None:
         "suite.yaml: unknown key run.paralelism"
         in run_cli(tmp_path, "run", "suite.yaml", "--set", "run.paralelism=3").err
     )
+
+
+def test_a_name_that_a_file_does_not_have_is_answered_with_what_it_defines(tmp_path: Path) -> None:
+    (tmp_path / "counts.py").write_text(
+        "from collections import OrderedDict\nfrom steelyard import Runner\ndef counted(case): ...\nlimit = 3\n"
+    )
+    with alone(tmp_path):
+        with pytest.raises(ConfigurationError, match=r"has no 'nope'; known here: counted, limit$"):
+            load_object("counts.py:nope", tmp_path)
+        with pytest.raises(ConfigurationError, match="did you mean 'Runner'"):
+            load_object("counts.py:Runer", tmp_path)

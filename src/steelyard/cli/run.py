@@ -26,7 +26,7 @@ from steelyard.cli.run_control import (
 )
 from steelyard.engine.base import CancellationToken, Engine
 from steelyard.engine.local import LocalEngine
-from steelyard.errors import ConfigurationError, WorkersLost, describe
+from steelyard.errors import ConfigurationError, SuiteError, WorkersLost, describe, nearest
 from steelyard.plugins import load_object
 from steelyard.protocols import Scorer
 from steelyard.report.gate import gated_keys, parse_rule
@@ -331,6 +331,11 @@ def _from_yaml(
         raise ConfigurationError(f"{path}: name the Runner in it too: {path}:NAME")
     if path.endswith((".jsonl", ".csv")):
         raise ConfigurationError(f"{path} holds cases, not a suite: name it in a suite file, as `cases: {path}`")
+    if not Path(path).exists():
+        suites = sorted(str(one) for one in Path(path).parent.glob("*.y*ml"))
+        near = nearest(path, suites)
+        hint = "steelyard init writes a suite to start from" if near is None else f"did you mean {near!r}?"
+        raise SuiteError(f"no such file; {hint}", path=path)
     built = build_any(path, target, settings, models)
     if isinstance(built, BuiltMatrix):
         return _matrix_from(path, built, engine, variants)
