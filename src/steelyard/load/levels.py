@@ -243,8 +243,10 @@ def _throughput(
     blocks = [(block.sent, block.ended) for block in timings]
     steady = partial(steady_throughput, blocks, ramp=ramp, open_loop=open_loop)
     throughput = steady(counts=[block.ok for block in timings])
-    if throughput is None or (not throughput.answers and any(block.ok.any() for block in timings)):
+    if throughput is None:
         return None, None, None
+    if not open_loop and not throughput.answers and any(block.ok.any() for block in timings):
+        return None, None, None  # all answers came while the level filled up, or emptied
     goodput = tokens = None
     if timed := [one for one in objectives if one.metric is not None]:
         good = [block.ok & ~np.any([one.misses(block) for one in timed], axis=0) for block in timings]

@@ -133,8 +133,7 @@ def _table(board: Leaderboard) -> list[str]:
     for mark, row in zip([" ", *map(mark_of, board.variants)], rows, strict=True):
         shown = [f"{row[0]:<{widths[0]}}", *(f"{row[place]:>{widths[place]}}" for place in kept[1:])]
         lines.append(f"{mark} {' '.join(shown)}".rstrip())
-    notes = about_columns(board, [HEADINGS[place - 1] for place in kept[1:]])
-    return [*lines, f"  {safe_text('; '.join(notes))}"] if notes else lines
+    return [*lines, *_wrapped("; ".join(about_columns(board, [HEADINGS[place - 1] for place in kept[1:]])))]
 
 
 def _against(board: Leaderboard) -> list[str]:
