@@ -332,9 +332,9 @@ def _from_yaml(
     if path.endswith((".jsonl", ".csv")):
         raise ConfigurationError(f"{path} holds cases, not a suite: name it in a suite file, as `cases: {path}`")
     if not Path(path).exists():
-        suites = sorted(str(one) for one in Path(path).parent.glob("*.y*ml"))
-        near = nearest(path, suites)
-        hint = "steelyard init writes a suite to start from" if near is None else f"did you mean {near!r}?"
+        suites = {one.stem: str(one) for one in Path(path).parent.glob("*.y*ml")}
+        near = nearest(Path(path).stem, suites)
+        hint = "steelyard init writes a suite to start from" if near is None else f"did you mean {suites[near]!r}?"
         raise SuiteError(f"no such file; {hint}", path=path)
     built = build_any(path, target, settings, models)
     if isinstance(built, BuiltMatrix):
