@@ -50,3 +50,9 @@ def test_elsewhere_everything_is_whole() -> None:
     (_, line) = _table(rows("runs/" + "x" * 120)).splitlines()
     assert "x" * 120 in line
     assert "2026-11-18" in line
+
+
+def test_names_in_scripts_with_wide_characters_are_whole_and_aligned() -> None:
+    wide, plain = _table(rows("runs/日本", "runs/a")).splitlines()[1:]
+    assert wide.startswith("runs/日本  complete")
+    assert plain.startswith("runs/a     complete")

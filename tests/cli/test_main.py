@@ -175,7 +175,7 @@ def test_a_python_suite_is_a_runner_or_a_function_that_returns_one(tmp_path: Pat
     [
         ("suite", "is an EvalSet, which has no target"),
         ("number", "is int, not a Runner"),
-        ("zzzzzz", "known here: EvalCase, EvalSet, Runner, suite, runner, number, make"),
+        ("zzzzzz", "known here: suite, runner, number, make"),
         ("runer", "did you mean 'runner'?"),
         ("make_later", "coroutine"),
         ("needs", "needs"),

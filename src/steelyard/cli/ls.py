@@ -18,7 +18,7 @@ from steelyard.journal.files import RunState, run_state
 from steelyard.journal.manifest import read_sweep
 from steelyard.report.headline import Headline, is_writing, read_headline
 from steelyard.run.matrix import is_matrix, read_matrix
-from steelyard.stats.formatting import counted, safe_text, trim, wrap
+from steelyard.stats.formatting import counted, display_width, safe_text, trim, wrap
 
 _HEADER = ("run", "state", "suite", "model", "done", "errors", "pass rate", "created")
 _SUITE, _MODEL, _CREATED = 2, 3, 7
@@ -143,7 +143,7 @@ def _table(listed: list[ListRow], columns: int | None = None) -> str:
 
 def _lines(rows: list[list[str]], columns: int | None) -> list[str]:
     """The rows of the table; the names of runs have lines to themselves where there is no room for more."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
     if columns is None or _narrow(widths, columns):
         return [_line(row, widths) for row in rows]
     widths[0] = _GAP
@@ -152,8 +152,8 @@ def _lines(rows: list[list[str]], columns: int | None) -> list[str]:
 
 
 def _line(row: list[str], widths: list[int]) -> str:
-    cells = [trim(cell, width).ljust(width) for cell, width in zip(row, widths, strict=True) if width]
-    return (" " * _GAP).join(cells).rstrip()
+    cells = [(trim(cell, width), width) for cell, width in zip(row, widths, strict=True) if width]
+    return "".join(cell + " " * (width + _GAP - display_width(cell)) for cell, width in cells).rstrip()
 
 
 def _narrow(widths: list[int], columns: int) -> bool:

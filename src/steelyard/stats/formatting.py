@@ -123,6 +123,13 @@ def trim(text: str, width: int) -> str:
     return disp_trim(text, max(width - 1, 0)) + "…"
 
 
+def display_width(text: str) -> int:
+    """How many columns of a terminal a text takes: characters of some scripts take two."""
+    from tqdm.utils import disp_len
+
+    return int(disp_len(text))
+
+
 def wrap(text: str, width: int) -> str:
     """Break a line between words where it is longer than this; the lines below the first are indented.
 
