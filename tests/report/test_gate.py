@@ -102,6 +102,7 @@ def test_a_bad_rule_in_a_suite_is_exit_2_and_named(tmp_path: Path, rules: object
         (["nowhere"], "nowhere is not a run directory"),
         (["nowhere", "--rule", "n>0"], "nowhere is not a run directory"),
         (["run", "--rule", "pas_rate>1"], "did you mean 'pass_rate'?"),
+        (["run", "--rule", "tft<3s"], "did you mean 'ttft_p50'?"),
         (["run", "--max-slowdown", "1.1"], "need a --baseline"),
         (["run", "--baseline", "run", "--max-slowdown", "0.5"], "1 or more, got 0.5"),
         (["run", "--baseline", "run", "--max-regression", "pass_rate"], "a drop within 0..1, got 'pass_rate'"),

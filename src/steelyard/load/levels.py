@@ -12,12 +12,12 @@ import numpy as np
 from msgspec import UNSET
 
 from steelyard.engine.arrivals import Arrivals, parse_arrivals
-from steelyard.errors import ConfigurationError, nearest
+from steelyard.errors import ConfigurationError
 from steelyard.load.search_rule import Flags, SloVerdict, Throughput, decide_slo, steady_throughput
 from steelyard.load.timings import TIMES, Timings, latency_of
 from steelyard.stats.client_load import ClientLoad
 from steelyard.stats.errors import ErrorRow, error_rows, ranked
-from steelyard.stats.figures import SECONDS, SHORT_NAMES, STATS, Figure
+from steelyard.stats.figures import SECONDS, STATS, Figure, nearest_figure
 from steelyard.stats.formatting import counted, format_number, format_seconds
 from steelyard.stats.intervals import Interval, clopper_pearson, effective_n_of
 from steelyard.stats.metrics import LatencyMetrics, Metrics, figures, fixed_figures
@@ -433,10 +433,7 @@ def _parse_one(part: str) -> Objective:
         raise ConfigurationError(f"slo: cannot read {text!r}; write it like ttft_p99<500ms or error_rate<1%")
     known = _figures_for_objectives()
     if rule.name not in known:
-        names = [*(name for name in known if name not in STATS or "-" not in name), *SHORT_NAMES]
-        match = nearest(rule.name, names)
-        if match is None and (time := nearest(rule.name, _SHORT_TIMES)) is not None:
-            match = f"{time}_p50"
+        match = nearest_figure(rule.name, [name for name in known if name not in STATS or "-" not in name])
         remedy = f"known here: {_KNOWN}" if match is None else f"did you mean {match!r}?"
         raise ConfigurationError(f"slo: no figure is named {rule.name!r}; {remedy}")
     figure = known[rule.name]
@@ -451,7 +448,6 @@ def _parse_one(part: str) -> Objective:
     )
 
 
-_SHORT_TIMES = ("ttft", "ttlt", "latency", "tpot")
 _KNOWN = (
     "error_rate, pass_rate, pass_rate_all, output_tps, requests_per_minute, stalls, itl_p50, itl_p99, itl_max, and "
     "ttft, ttlt, latency or tpot with _p50, _p90, _p95, _p99, _average, _min or _max"

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET
 
-from steelyard.errors import ConfigurationError, nearest, suggestion
+from steelyard.errors import ConfigurationError, suggestion
 from steelyard.journal.files import RunState, run_state
 from steelyard.journal.manifest import read_manifest
 from steelyard.report.compare.compare import notes, ratio_of_times
@@ -21,7 +21,7 @@ from steelyard.report.markdown import code, markdown_table, words
 from steelyard.run.analysis import add_slices
 from steelyard.run.matrix import is_matrix, read_matrix
 from steelyard.run.result import Result
-from steelyard.stats.figures import SECONDS, SHORT_NAMES
+from steelyard.stats.figures import SECONDS, nearest_figure
 from steelyard.stats.formatting import counted, safe_text
 from steelyard.stats.metrics import (
     Metrics,
@@ -94,7 +94,7 @@ def _nonsense(rule: Rule) -> str | None:
     ):
         return "that is more than one rule: give each for itself"
     problem = unit_problem(rule)
-    if problem is not None and rule.unit in SECONDS and (match := nearest(rule.name, SHORT_NAMES)) is not None:
+    if problem is not None and rule.unit in SECONDS and (match := nearest_figure(rule.name, ())) is not None:
         return f"{problem}; did you mean {match!r}?"
     return problem
 
@@ -208,7 +208,7 @@ def _absent(rule: Rule, metrics: Metrics, known: Mapping[str, float | None]) -> 
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    match = nearest(name, [*known, *SHORT_NAMES])
+    match = nearest_figure(name, known)
     return f"did you mean {match!r}?" if match else "steelyard report RUN -f json shows them all"
 
 

@@ -85,6 +85,15 @@ SHORT_NAMES = (
 )
 """Those that are worth suggesting."""
 
+
+def nearest_figure(name: str, known: Iterable[str]) -> str | None:
+    """The figure that was probably meant: one of the known, a short name, or a time without its aggregate."""
+    match = nearest(name, [*known, *SHORT_NAMES])
+    if match is None and (time := nearest(name, TIMES)) is not None:
+        match = f"{time}_p50"
+    return match
+
+
 SECONDS = {
     "us": Decimal("1e-6"),
     "µs": Decimal("1e-6"),
