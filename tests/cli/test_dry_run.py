@@ -258,3 +258,17 @@ def test_what_a_suite_can_show_is_possible_with_the_changes_that_it_names(cases:
 def test_tokens_of_calls_to_come_are_said_to_be_estimated(tmp_path: Path) -> None:
     planned = ahead(Answers(), tmp_path / "run").describe()
     assert f"input tokens: about {INPUT}, estimated from the text (4 bytes a token)" in planned
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-j", "2000"], "to be asked: 6, 2,000 at a time;"),
+        (["-j", "auto"], "to be asked: 6, as many at a time as the endpoint sustains;"),
+        (["--arrivals", "constant:20/s"], "to be asked: 6, at most 512 at a time;"),
+    ],
+)
+def test_how_many_are_asked_at_a_time_is_said(tmp_path: Path, flags: list[str], said: str) -> None:
+    ended = run_cli(Workshop(tmp_path).folder, "run", "suite.yaml", "--dry-run", "--out", "RUN", *flags)
+    assert ended.code == 0, ended.err
+    assert said in ended.out

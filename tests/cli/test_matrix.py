@@ -247,6 +247,8 @@ def test_dry_run_shows_every_variant_with_its_cost_and_calls_nothing(shop) -> No
         assert "at most" in rows["large/steps"]
         assert rows["all"].split()[1] == "12"
         assert f"7 at a time at {mock.url}; nothing was called" in ended.out
+        ended = shop.run("--dry-run", "-j", "auto")
+        assert f"as many at a time as the endpoint sustains at {mock.url}" in ended.out, ended.err
         assert "max_cost: all variants together stop at 3.50 USD" in ended.out
         planned = json.loads(shop.run("--dry-run", "--json").out)
         costs = [variant["plan"]["estimate"]["cost"] for variant in planned["variants"]]

@@ -24,6 +24,7 @@ from steelyard.run.directory import OpenMode, PlanSlots
 from steelyard.run.options import RunOptions
 from steelyard.run.plan import Plan, manifest_of, plan_of, read_session
 from steelyard.run.runner import Runner
+from steelyard.run.send_policy import parallelism_of
 from steelyard.run.stop_rules import expected_share
 from steelyard.scoring.pipeline import samples_per_answer
 from steelyard.stats.formatting import counted, safe_text
@@ -49,6 +50,8 @@ class PlannedRun(msgspec.Struct, kw_only=True):
     judge_calls: int = 0
     """At most: a judge of `when: failed` is asked less. A verdict that must be fixed takes one more."""
     parallelism: int | str
+    arrivals: str | None = None
+    """When the calls of an open loop are sent, however many are in flight up to `parallelism`."""
     estimate: Estimate
     spent: float | None = None
     max_cost: float | None = None
@@ -69,7 +72,8 @@ class PlannedRun(msgspec.Struct, kw_only=True):
             if count:
                 lines.append(f"  {words}: {count:,}")
         asked = "as many as the time allows" if self.to_ask is None else f"{self.to_ask:,}"
-        lines.append(f"  to be asked: {asked}, {self.parallelism:,} at a time; nothing was called")
+        most = "at most " if self.arrivals is not None else ""
+        lines.append(f"  to be asked: {asked}, {most}{at_once(self.parallelism)}; nothing was called")
         if self.judge_calls:
             calls = "1 call, which is" if self.judge_calls == 1 else f"{self.judge_calls:,} calls, which are"
             lines.append(f"  judges: at most {calls} not in the estimate")
@@ -91,6 +95,13 @@ class PlannedRun(msgspec.Struct, kw_only=True):
         if self.max_cost is not None:
             lines.append(f"max_cost: the run stops at {format_money(self.max_cost, currency)}")
         return lines
+
+
+def at_once(parallelism: int | str) -> str:
+    """How many calls there are at a time, in words."""
+    return (
+        f"{parallelism:,} at a time" if isinstance(parallelism, int) else "as many at a time as the endpoint sustains"
+    )
 
 
 _MAX_PLANNED = 5_000
@@ -282,7 +293,8 @@ def _load_run(runner: Runner, run: Path, plan: Plan, session: Session | None) ->
         planned=requests,
         to_ask=calls,
         judge_calls=once_round if requests is None else round(once_round * requests / plan.cases),
-        parallelism=options.parallelism or runner.target.default_parallelism,
+        parallelism=options.parallelism or parallelism_of(runner.target, options),
+        arrivals=options.arrivals,
         estimate=estimator.estimate(calls),
         max_cost=options.max_cost,
     )

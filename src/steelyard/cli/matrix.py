@@ -147,12 +147,14 @@ class PlannedMatrix(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """The plan in words: a row for each variant, and the sums."""
+        from steelyard.cli.dry_run import at_once
+
         rows: list[tuple[str, ...]] = [("variant", "cases", "done", "cached", "to ask", "input tokens", "cost")]
         for variant in self.variants:
             rows.append((safe_text(variant.name), *_cells(variant.plan)))
         total = "not known" if self.cost is None else format_money(self.cost, safe_text(self.currency))
         rows.append(("all", "", "", "", f"{self.to_ask:,}", "", total))
-        limits = ", ".join(f"{most:,} at a time at {safe_text(place)}" for place, most in self.parallelism.items())
+        limits = ", ".join(f"{at_once(most)} at {safe_text(place)}" for place, most in self.parallelism.items())
         lines = [
             f"{safe_text(self.suite)}: {counted(len(self.variants), 'variant')}, in {safe_text(self.run)}",
             *_aligned(rows),
