@@ -226,6 +226,7 @@ class _Ahead:
             done=self._replay.states.count(SlotState.DONE),
             judge_calls=self._judge_calls,
             parallelism=options.parallelism or self._runner.target.default_parallelism,
+            arrivals=options.arrivals,
             estimate=self._estimator.estimate(),
             spent=spending.total if spending.calls else None,
             max_cost=options.max_cost,
