@@ -397,8 +397,9 @@ def _shares(sent: Floats, ended: Floats, start: float, until: float) -> Floats:
     """What share of the time of each request lies between two moments; of one that took none, whether it does."""
     taken = ended - sent
     overlap = np.clip(until, sent, ended) - np.clip(start, sent, ended)
-    inside = ((ended > start) & (ended <= until)).astype(np.float64)
-    return np.divide(overlap, taken, out=inside, where=taken > 0)
+    shares = ((ended > start) & (ended <= until)).astype(np.float64)
+    np.divide(overlap, taken, out=shares, where=taken > 0)
+    return shares
 
 
 class SloVerdict(msgspec.Struct, frozen=True, kw_only=True):
