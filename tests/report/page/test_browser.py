@@ -220,7 +220,6 @@ def test_the_drawer_shows_the_conversation_the_tools_the_difference_and_each_sco
         "found it",
         "Be brief.",
         "escalated",
-        "overruled",
         "±",
         "outputs.jsonl at byte",
     ):
@@ -228,6 +227,14 @@ def test_the_drawer_shows_the_conversation_the_tools_the_difference_and_each_sco
     assert seen.page.locator("mark.expected").all_inner_texts() == ["The", "answer is Paris"]
     assert seen.page.locator("mark.wrong").all_inner_texts() == ["Something else about"]
     assert seen.page.locator(".samples > div").count() == 3
+    assert "overruled" not in text, "the judge confirmed the failure"
+
+
+@of("agents")
+def test_the_drawer_says_which_score_a_judge_overruled(seen: Seen) -> None:
+    seen.page.click("#tab-cases")
+    seen.page.click(".row[data-id=rescued]")
+    assert "overruled" in drawer_text(seen.page, "rescued")
 
 
 @of("agents")
