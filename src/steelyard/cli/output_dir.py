@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from steelyard.errors import ConfigurationError, RunFinished, RunLocked, RunRefused
-from steelyard.journal.files import LOCK, MetricsCore, count_errors, create, read_core
+from steelyard.journal.files import LOCK, MetricsCore, cannot_create, count_errors, create, read_core
 from steelyard.journal.lock import is_locked
 from steelyard.journal.manifest import Manifest, read_manifest, read_sweep, same_run, sweep_manifest
 from steelyard.run.matrix import Matrix, is_matrix, read_matrix
@@ -228,7 +228,7 @@ def _is_ours(place: Path, *, make: bool) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        raise ConfigurationError(f"cannot create {place}: {error.strerror}", topic="disk") from error
+        raise cannot_create(place, error) from error
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 
 from steelyard.disk import NotAFile, read_regular, sync_directory
-from steelyard.errors import ConfigurationError, JournalError, RunFinished
+from steelyard.errors import ConfigurationError, JournalError, RunFinished, SteelyardError
 from steelyard.stats.formatting import counted
 
 MANIFEST = "run.json"
@@ -204,8 +205,16 @@ def create(run: Path) -> None:
         run.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigurationError(f"{run} is not a directory") from error
-    except OSError as error:  # nothing was called yet
-        raise ConfigurationError(f"cannot create {run}: {error.strerror}", topic="disk") from error
+    except OSError as error:
+        raise cannot_create(run, error) from error
+
+
+def cannot_create(run: Path, error: OSError) -> SteelyardError:
+    """What a folder that cannot be made is: a path that cannot be, or a disk that fails."""
+    message = f"cannot create {run}: {error.strerror}"
+    if error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP):
+        return ConfigurationError(message, topic="disk")
+    return JournalError(error.errno, message)
 
 
 def enter(run: Path, *, force: bool, retry_errors: bool, keep: str | None = None) -> RunState:
