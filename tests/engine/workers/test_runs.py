@@ -165,7 +165,9 @@ def test_a_key_that_was_given_in_code_leaves_this_machine_with_no_run(engine) ->
 def test_a_key_that_no_worker_has_is_missed_before_the_first_call(engine, monkeypatch) -> None:
     monkeypatch.setenv("ONLY_HERE", "sk-secret")
     target = OpenAIChat("m", base_url="http://127.0.0.1:9/v1", api_key_env="ONLY_HERE")
-    with pytest.raises(ConfigurationError, match=r"^api_key_env names ONLY_HERE, which is not set") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"^openai-chat, model m: api_key_env names ONLY_HERE, which is not set"
+    ) as caught:
         run(target, make_suite(3), engine)
     assert "sk-secret" not in str(caught.value)
 
