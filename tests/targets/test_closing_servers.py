@@ -14,6 +14,7 @@ from steelyard.targets import AnthropicMessages, OpenAIChat, OpenAIResponses
 from steelyard.targets.endpoint import EndpointTarget
 from tests.support.closing_server import ClosingServer
 from tests.support.scripted_transport import CONTEXT
+from tests.support.transports import KINDS as KINDS_OF_TRANSPORT
 
 KINDS: list[type[EndpointTarget]] = [OpenAIChat, OpenAIResponses, AnthropicMessages]
 each_api = pytest.mark.parametrize("kind", KINDS, ids=[kind.kind for kind in KINDS])
@@ -27,6 +28,15 @@ CLOSING: dict[str, dict[str, Any]] = {
     "after three": {"ending": "close", "served": 3},
     "after forty": {"ending": "close", "served": 40},
 }
+
+
+@pytest.fixture(autouse=True, params=KINDS_OF_TRANSPORT.values(), ids=KINDS_OF_TRANSPORT)
+def _transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent over TLS goes through libcurl, which these servers do not speak: so each transport is tried."""
+    make = request.param
+    monkeypatch.setattr(
+        "steelyard.transport.client.new_transport", lambda _url, most, signs, **rest: make(most, **rest)
+    )
 
 
 def errors_of(

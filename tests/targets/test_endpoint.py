@@ -285,11 +285,11 @@ def test_what_the_address_lets_one_in_with_is_taken_out_of_an_error_too() -> Non
 def test_opened_twice_it_stays_open_until_it_was_closed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[ScriptedTransport] = []
 
-    def make(connections: int, **_: Any) -> ScriptedTransport:
+    def make(_url: str, connections: int, **_: Any) -> ScriptedTransport:
         made.append(ScriptedTransport(stream(*chat_text(f"{connections}"))))
         return made[-1]
 
-    monkeypatch.setattr("steelyard.transport.client.CurlTransport", make)
+    monkeypatch.setattr("steelyard.transport.client.new_transport", make)
     target = OpenAIChat("m", base_url="http://localhost/v1")
 
     async def session() -> None:
@@ -309,12 +309,12 @@ def test_opened_twice_it_stays_open_until_it_was_closed_twice(monkeypatch: pytes
 def test_two_event_loops_at_once_have_a_transport_each_and_close_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, list[ScriptedTransport]] = {"one": [], "two": []}
 
-    def make(connections: int, **_: Any) -> ScriptedTransport:
+    def make(_url: str, connections: int, **_: Any) -> ScriptedTransport:
         transport = ScriptedTransport(stream(*chat_text("x")))
         made[threading.current_thread().name].append(transport)
         return transport
 
-    monkeypatch.setattr("steelyard.transport.client.CurlTransport", make)
+    monkeypatch.setattr("steelyard.transport.client.new_transport", make)
     target = OpenAIChat("m", base_url="http://localhost/v1")
     together = threading.Barrier(2, timeout=10)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from steelyard.transport import (
     CannotConnect,
     CertificateRefused,
     ConnectionLost,
-    CurlTransport,
     MalformedReply,
     ProxyFailed,
     ProxyRefused,
@@ -40,6 +37,9 @@ from tests.support.raw_server import (
     once,
     run,
 )
+from tests.support.transports import Current, transport
+
+pytestmark = pytest.mark.usefixtures("each_kind")
 
 CA_VARIABLES = ("SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 
@@ -49,15 +49,6 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     proxies = ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY", "no_proxy", "NO_PROXY")
     for name in (*proxies, *CA_VARIABLES):
         monkeypatch.delenv(name, raising=False)
-
-
-@asynccontextmanager
-async def transport(connections: int = 10, **options: object) -> AsyncIterator[CurlTransport]:
-    made = CurlTransport(connections, **options)
-    try:
-        yield made
-    finally:
-        await made.close()
 
 
 def post(url: str, body: bytes = b"{}") -> HttpRequest:
@@ -120,7 +111,7 @@ def test_nothing_is_left_open_whatever_was_in_flight(new_loop) -> None:
         async with RawServer(script) as server:
             await asyncio.sleep(0)
             before = open_files()
-            client = CurlTransport(20)
+            client = Current.kind(20)
             sends = [asyncio.ensure_future(client.send(post(server.url()))) for _ in range(50)]
             await server.until_open(20)
             for number, send in enumerate(sends):
@@ -153,7 +144,7 @@ def test_a_send_can_be_cancelled_at_any_turn_of_the_loop(turns: int) -> None:
                 send.cancel()
                 await asyncio.gather(send, return_exceptions=True)
             assert (await client.send(post(server.url()))).body == b"hello"
-            assert not client._running
+            assert client.in_use == 0
 
     run(main())
 
@@ -332,45 +323,53 @@ async def over_tls(tls: object, **options: object) -> bytes:
         return (await client.send(post(server.url()))).body
 
 
+@pytest.mark.libcurl
 def test_an_unknown_authority_is_refused_for_good(proof) -> None:
     with pytest.raises(CertificateRefused, match=r"will not trust https://127\.0\.0\.1:\d+: ") as refused:
         run(over_tls(proof[1]))
     assert not isinstance(refused.value, TransientError)
 
 
+@pytest.mark.libcurl
 @each_loop
 def test_an_authority_of_ones_own_can_be_named(proof, new_loop) -> None:
     assert run(over_tls(proof[1], ca_bundle=str(proof[0])), new_loop) == b"hello"
 
 
+@pytest.mark.libcurl
 @pytest.mark.parametrize("variable", CA_VARIABLES)
 def test_the_environment_can_name_an_authority(proof, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, str(proof[0]))
     assert run(over_tls(proof[1])) == b"hello"
 
 
+@pytest.mark.libcurl
 def test_an_authority_named_by_the_environment_that_is_missing_is_told(proof, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
     with pytest.raises(CertificateRefused, match=r"/nowhere/ca\.pem"):
         run(over_tls(proof[1]))
 
 
+@pytest.mark.libcurl
 def test_without_checking_anything_goes(proof) -> None:
     assert run(over_tls(proof[1], verify=False)) == b"hello"
 
 
+@pytest.mark.libcurl
 def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
     known, tls = certificate(tmp_path, "elsewhere.example")
     with pytest.raises(CertificateRefused):
         run(over_tls(tls, ca_bundle=str(known)))
 
 
+@pytest.mark.libcurl
 def test_the_systems_own_authorities_are_found() -> None:
     place = trusted_certificates()
     assert place is not None
     assert os.path.exists(place)
 
 
+@pytest.mark.libcurl
 def test_tls_with_a_server_that_has_none_fails() -> None:
     async def script(visit: Visit) -> None:
         await visit.reader.read(1)
@@ -416,6 +415,7 @@ async def passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
         writer.close()
 
 
+@pytest.mark.libcurl
 @pytest.mark.parametrize("by", ["option", "environment"])
 def test_plain_requests_go_through_a_proxy(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
@@ -432,6 +432,7 @@ def test_plain_requests_go_through_a_proxy(by: str, monkeypatch: pytest.MonkeyPa
     assert seen == ["POST http://model.example/v1 HTTP/1.1"]
 
 
+@pytest.mark.libcurl
 def test_tls_goes_through_a_tunnel_whose_headers_are_not_the_answers(proof) -> None:
     seen: list[str] = []
 
@@ -453,6 +454,7 @@ def test_a_proxy_that_is_not_wanted_is_not_asked(monkeypatch: pytest.MonkeyPatch
     assert run(asked_of(always(OK), proxy="")).body == b"hello"
 
 
+@pytest.mark.libcurl
 def test_a_proxy_that_refuses_is_final_and_no_credentials_are_told() -> None:
     seen: list[str] = []
 
@@ -464,6 +466,7 @@ def test_a_proxy_that_refuses_is_final_and_no_credentials_are_told() -> None:
         run(main())
 
 
+@pytest.mark.libcurl
 def test_a_proxy_that_cannot_get_through_may_later() -> None:
     async def main() -> None:
         script = once(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
@@ -474,6 +477,7 @@ def test_a_proxy_that_cannot_get_through_may_later() -> None:
         run(main())
 
 
+@pytest.mark.libcurl
 def test_a_proxy_that_is_not_there_is_named_without_its_password() -> None:
     async def main() -> None:
         async with transport(proxy=f"http://anna:hidden-word@127.0.0.1:{free_port()}") as client:
@@ -484,6 +488,7 @@ def test_a_proxy_that_is_not_there_is_named_without_its_password() -> None:
     assert "hidden-word" not in str(failed.value)
 
 
+@pytest.mark.libcurl
 def test_words_of_libcurl_lose_their_credentials() -> None:
     error = curl_error(7, "via http://anna:hidden@proxy:80/ to nowhere", "http://bert:word@host:1/v1?key=k", None)
     assert str(error) == "cannot connect to http://host:1: via http://proxy:80/ to nowhere"
@@ -491,6 +496,7 @@ def test_words_of_libcurl_lose_their_credentials() -> None:
     assert isinstance(curl_error(60, "", "https://host", None), TargetError)
 
 
+@pytest.mark.libcurl
 @pytest.mark.parametrize(
     ("body", "named"),
     [

@@ -112,6 +112,7 @@ class Bedrock(EndpointTarget):
     tool_shape = "anthropic"
     stream_type = MEDIA_TYPE
     takes_back_all = True
+    signs_requests = True
 
     def __init__(self, model: str, *, region: str | None = None, profile: str | None = None, **options: Any) -> None:
         check_texts(model=model, region=region, profile=profile)

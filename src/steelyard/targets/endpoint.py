@@ -140,6 +140,7 @@ class EndpointTarget(ABC):
     takes_back_all: ClassVar[bool] = False
     """Whether this API takes back every field of its turns, so that none is left out when one is refused."""
     takes_attachments: ClassVar[bool] = True
+    signs_requests: ClassVar[bool] = False
     takes_file_urls: ClassVar[bool] = True
     """Whether this API fetches other files than images from a URL."""
 
@@ -532,9 +533,10 @@ class EndpointTarget(ABC):
         headers = self._make_headers() if self._auth.source is None else ()
         if self._given_transport is not None:
             return EndpointConnection(self._given_transport, headers, is_ours=False)
-        from steelyard.transport.client import CurlTransport
+        from steelyard.transport.client import new_transport
 
-        return EndpointConnection(CurlTransport(parallelism, **self._connection_options), headers, is_ours=True)
+        transport = new_transport(self._url, parallelism, signs=self.signs_requests, **self._connection_options)
+        return EndpointConnection(transport, headers, is_ours=True)
 
     def _make_headers(self, fetched: Secret | None = None) -> Headers:
         return self._auth.headers(self._plain_headers(), self._key_header, fetched)

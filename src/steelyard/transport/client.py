@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from time import perf_counter
+from typing import Any
 
 import pycurl
 
@@ -21,8 +22,9 @@ from steelyard.transport.event_loop import (
     OpenedSocket,
     opened_socket,
 )
+from steelyard.transport.plain import PlainTransport, is_plain
 from steelyard.transport.replies import Handover, read_head
-from steelyard.transport.settings import Settings, check_method, checked_headers, checked_url
+from steelyard.transport.settings import Settings, check_method, checked_url, curl_headers
 
 _MAX_STARTS = 64
 """Requests started per event-loop iteration: opening a thousand connections at once would block the loop."""
@@ -33,6 +35,16 @@ _LAST_SENT = getattr(pycurl, "POSTTRANSFER_TIME_T", pycurl.PRETRANSFER_TIME_T)
 """When the request's last byte was handed to the socket; libcurl before 8.10 only reports the first."""
 _SENT_AT_ONCE = 1 << 16
 """Bytes that a socket accepts at once."""
+
+
+def new_transport(url: str, connections: int, *, signs: bool = False, **options: Any) -> CurlTransport | PlainTransport:
+    """Return the transport for requests to URLs that begin like this one: plain where it can be, else libcurl's.
+
+    Only libcurl's speaks TLS, uses a proxy and signs requests.
+    """
+    if not signs and is_plain(url, options.get("proxy")):
+        return PlainTransport(connections, **options)
+    return CurlTransport(connections, **options)
 
 
 class _Call:
@@ -104,7 +116,7 @@ class CurlTransport:
         self._url: str | None = None
         self._headers: tuple[tuple[str, str], ...] = ()
         self._checked_url = b""
-        self._checked_headers = checked_headers(())
+        self._checked_headers = curl_headers(())
         self._closed = False
 
     async def send(self, request: HttpRequest, receiver: ReplyReceiver | None = None) -> HttpReply:
@@ -124,6 +136,11 @@ class CurlTransport:
         except asyncio.CancelledError as error:
             error.reply = self._withdraw(call)  # type: ignore[attr-defined]
             raise
+
+    @property
+    def in_use(self) -> int:
+        """How many requests are on a connection."""
+        return len(self._running)
 
     async def close(self) -> None:
         """Close every connection; requests in flight fail with a TransportError."""
@@ -147,7 +164,7 @@ class CurlTransport:
         if request.url is not self._url:
             self._checked_url, self._url = checked_url(request.url), request.url
         if request.headers is not self._headers:
-            self._checked_headers, self._headers = checked_headers(request.headers), request.headers
+            self._checked_headers, self._headers = curl_headers(request.headers), request.headers
 
     def _start_soon(self) -> None:
         if self._starting is None and not self._closed and len(self._running) < self._connections:
@@ -258,7 +275,7 @@ class CurlTransport:
         self._kept.adopt(transfer.opened, 0)
         self._kept.forget(port)
         if lost:
-            self._kept.note_loss(call.url)
+            self._kept.endpoint(call.url).note_loss()
         return not_read and not call.resent and not call.done.done()
 
     def _on_broken(self, words: str) -> None:

@@ -323,7 +323,25 @@ class Endpoint(msgspec.Struct):
     requests: int = 0
     lost: int = 0
     closes: bool = False
+    """Whether each request gets a new connection."""
     watched: bool = False
+
+    def note_loss(self) -> None:
+        """Count a kept-alive connection that was found closed; too many, and no connection is reused."""
+        self.lost += 1
+        if self.lost > self.requests * _TOLERATED_LOSSES:
+            self.closes = True
+
+
+def request_was_not_read(unread: int | None, *, was_reset: bool, is_plain: bool) -> bool:
+    """Whether the request on a lost connection is known not to have been acted on: bytes of it are unacknowledged.
+
+    Of a connection with TLS that was closed in good order it is not known, as its own farewell is among the bytes.
+    Where the system does not count them, a reset has to do.
+    """
+    if was_reset:
+        return unread is None or unread > 0
+    return is_plain and unread is not None and unread > 0
 
 
 class KeptConnections:
@@ -366,23 +384,11 @@ class KeptConnections:
                 self.forget(port)
 
     def was_not_read(self, url: bytes, port: int, words: str) -> bool:
-        """Whether the request on a lost connection is known not to have been acted on: bytes of it are unacknowledged.
-
-        Of a connection with TLS that was closed in good order it is not known, as its own farewell is among the bytes.
-        Where the system does not count them, a reset has to do.
-        """
+        """Whether the request on the lost connection at this local port is known not to have been acted on."""
         known = self._sockets.get(port)
-        left = None if known is None or known.copy is None else unacknowledged(known.copy)
-        if _is_reset(words):
-            return left is None or left > 0
-        return url[:5].lower() == b"http:" and left is not None and left > 0
-
-    def note_loss(self, url: bytes) -> None:
-        """Count a kept-alive connection that was found closed; too many, and no connection there is reused."""
-        known = self.endpoint(url)
-        known.lost += 1
-        if known.lost > known.requests * _TOLERATED_LOSSES:
-            known.closes = True
+        unread = None if known is None or known.copy is None else unacknowledged(known.copy)
+        is_plain = url[:5].lower() == b"http:"
+        return request_was_not_read(unread, was_reset=_is_reset(words) is not None, is_plain=is_plain)
 
     def close(self) -> None:
         for port in list(self._sockets):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ _CA_PLACES = (
 )
 _SUPPRESS_CONNECT_HEADERS = 265  # libcurl's own number: pycurl has no name for it
 _DNS_SECONDS = 300
-_MAX_IDLE_SECONDS = 4
+MAX_IDLE_SECONDS = 4
 """A connection idle for longer is not reused: many servers close theirs after five seconds, and a request sent at that
 moment is lost. Whether the server read it is unknown, so it is not resent unless the run retries."""
 
@@ -35,8 +35,7 @@ _URL = re.compile(r"https?://[^\x00-\x20\x7f\ud800-\udfff]+", re.IGNORECASE)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
 _METHODS = frozenset({"DELETE", "GET", "PATCH", "POST", "PUT"})
-_DEFAULT_HEADERS = {"user-agent": f"User-Agent: steelyard/{__version__}", "expect": "Expect:"}
-"""`Expect: 100-continue` would add a round trip, or a second of waiting, to every long prompt."""
+_USER_AGENT = f"steelyard/{__version__}"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         yield pycurl.TCP_NODELAY, 1
         yield pycurl.TCP_KEEPALIVE, 1
         yield pycurl.DNS_CACHE_TIMEOUT, _DNS_SECONDS
-        yield pycurl.MAXAGE_CONN, _MAX_IDLE_SECONDS
+        yield pycurl.MAXAGE_CONN, MAX_IDLE_SECONDS
         yield pycurl.CONNECTTIMEOUT_MS, max(1, int(self.connect_timeout * 1000))
         yield pycurl.MAXFILESIZE_LARGE, self.max_response_bytes
         # No compression, as it delays tokens; a reply that is compressed all the same is decoded.
@@ -126,19 +125,35 @@ def _shown(url: str) -> str:
     return origin(url) if "://" in url else url.partition("?")[0].rpartition("@")[2][:50]
 
 
-def checked_headers(headers: tuple[tuple[str, str], ...]) -> list[bytes]:
-    """Encode header lines for libcurl; refused when one could inject another. Values are never shown."""
-    names = set()
-    lines = []
+def checked_headers(headers: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+    """Return the headers with the one that all requests have; refused when one could inject another.
+
+    Values are never shown.
+    """
     for name, value in headers:
         if _HEADER_NAME.fullmatch(name) is None:
             raise RequestRefused(f"a header's name must be letters, digits and dashes, got {name!r}")
         if _HEADER_VALUE.fullmatch(value) is None:
             raise RequestRefused(f"the header {name} contains a line break or another control character")
-        names.add(name.lower())
-        # libcurl removes a header with an empty value; with a semicolon it is sent empty.
-        lines.append(f"{name}: {value}" if value.strip() else f"{name};")
-    lines += [line for name, line in _DEFAULT_HEADERS.items() if name not in names]
-    if "content-type" not in names:
-        lines.append("Content-Type:")  # libcurl would call every body a form
+    return [*headers, *_missing(headers, ("User-Agent", _USER_AGENT))]
+
+
+def curl_headers(headers: tuple[tuple[str, str], ...]) -> list[bytes]:
+    """Encode header lines for libcurl. It adds some by itself, unless it is told not to."""
+    # libcurl removes a header with an empty value; with a semicolon it is sent empty.
+    lines = [f"{name}: {value}" if value.strip() else f"{name};" for name, value in checked_headers(headers)]
+    # `Expect: 100-continue` would add a round trip, or a second of waiting, to every long prompt; and libcurl would
+    # call every body a form.
+    lines += [f"{name}:" for name, _ in _missing(headers, ("Expect", ""), ("Content-Type", ""))]
     return [line.encode() for line in lines]
+
+
+def plain_headers(headers: tuple[tuple[str, str], ...], own: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the headers of a request that does not go through libcurl, with those that libcurl would add."""
+    return [*_missing(headers, *own, ("Accept", "*/*"), ("Accept-Encoding", "identity")), *checked_headers(headers)]
+
+
+def _missing(headers: tuple[tuple[str, str], ...], *wanted: tuple[str, str]) -> list[tuple[str, str]]:
+    """Return those of the wanted headers whose name is not there."""
+    names = {name.lower() for name, _ in headers}
+    return [(name, value) for name, value in wanted if name.lower() not in names]

@@ -35,6 +35,7 @@ from steelyard.workspace.recording import Body
 
 if TYPE_CHECKING:
     from steelyard.transport.client import CurlTransport
+    from steelyard.transport.plain import PlainTransport
 
 _PASSED_HEADERS = frozenset({"accept", "content-type", "idempotency-key", "user-agent"})
 _PASSED_PREFIXES = ("anthropic-", "openai-", "x-stainless-")
@@ -366,7 +367,7 @@ class Upstream:
         headers = self._headers(call, key)
         exchange = call.exchange = Exchange(call, self._masker(key), without_usage=without_usage)
         request = HttpRequest(self._url(call), headers, body, call.route.method)
-        transport = cast("CurlTransport", connection.transport)
+        transport = cast("CurlTransport | PlainTransport", connection.transport)
         try:
             reply: HttpReply = await transport.send(request, exchange)
             broken: TransportError | None = None
@@ -410,10 +411,11 @@ class Upstream:
         return ("authorization", f"Bearer {key}")
 
     def _make_connection(self, parallelism: int) -> EndpointConnection:
-        from steelyard.transport.client import CurlTransport
+        from steelyard.transport.client import new_transport
 
         most = parallelism * _CONNECTIONS_PER_AGENT
-        return EndpointConnection(CurlTransport(most, **self._connection_options), (), is_ours=True)
+        transport = new_transport(self._address.url(""), most, **self._connection_options)
+        return EndpointConnection(transport, (), is_ours=True)
 
 
 _KINDS: Mapping[str, type[EndpointTarget]] = {"openai": OpenAIChat, "anthropic": AnthropicMessages}

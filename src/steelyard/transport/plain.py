@@ -1,0 +1,561 @@
+"""HTTP/1.1 over plain TCP, without TLS or a proxy: for servers on this machine or in its network.
+
+libcurl opens the connections, as it knows names, several addresses for a name, and time limits. Requests and replies
+then go over the sockets themselves: libcurl calls Python for each header and part, and prepares a transfer for each
+request, which takes more CPU than all the rest of a request.
+
+What is known of an endpoint's connections, and when a request may be sent again, is as in
+`steelyard.transport.event_loop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from urllib.parse import unquote_to_bytes, urlsplit
+
+import pycurl
+
+from steelyard.errors import ConfigurationError, TargetError, TransportError
+from steelyard.protocols import HttpReply, HttpRequest, ReplyReceiver
+from steelyard.transport.errors import RequestRefused, curl_error, origin
+from steelyard.transport.event_loop import (
+    READ,
+    WATCH_SECONDS,
+    WRITE,
+    Bridge,
+    Endpoint,
+    OpenedSocket,
+    new_poller,
+    opened_socket,
+    request_was_not_read,
+    unacknowledged,
+)
+from steelyard.transport.replies import BadReply, Handover, ReplyReader
+from steelyard.transport.settings import MAX_IDLE_SECONDS, Settings, check_method, checked_url, plain_headers
+
+_PROXY_VARIABLES = ("http_proxy", "all_proxy", "ALL_PROXY")
+_MAX_STARTS = 64
+"""Connections whose opening begins per event-loop iteration: a thousand at once would block the loop."""
+_READ_BYTES = 1 << 16
+
+_RECV_ERROR, _KEPT_CONNECTION_DIED = 56, 65
+"""Codes of libcurl: see `steelyard.transport.errors`."""
+
+
+def is_plain(url: str, proxy: str | None) -> bool:
+    """Whether requests to a URL go over plain TCP, without TLS or a proxy. An empty proxy is none."""
+    by_proxy = any(map(os.environ.get, _PROXY_VARIABLES)) if proxy is None else bool(proxy)
+    # Names in other scripts, and addresses that name an interface, are for libcurl.
+    is_simple = url.isascii() and "%" not in urlsplit(url).netloc.rpartition("@")[2]
+    return url[:7].lower() == "http://" and is_simple and not by_proxy
+
+
+class _Call:
+    """A request: waiting for a connection while `connection` is None."""
+
+    __slots__ = ("called", "connection", "done", "payload", "place", "receiver", "resent")
+
+    def __init__(
+        self, place: Place, payload: bytes, done: asyncio.Future[HttpReply], receiver: ReplyReceiver | None
+    ) -> None:
+        self.place = place
+        self.payload = payload
+        self.done = done
+        self.receiver = receiver
+        self.connection: Connection | None = None
+        self.resent = 0
+        self.called = perf_counter()
+
+
+class Place:
+    """One host and port: its connections that are idle, and the calls that wait for one."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.endpoint = Endpoint()
+        self.idle: list[Connection] = []
+        self.waiting: deque[_Call] = deque()
+        self.fresh: deque[_Call] = deque()
+        """Calls that need a new connection."""
+        self.opening = 0
+
+
+class Connection:
+    """An open connection: idle while `call` is None."""
+
+    __slots__ = (
+        "call",
+        "descriptor",
+        "idle_since",
+        "is_closed",
+        "place",
+        "reader",
+        "replies",
+        "sent",
+        "socket",
+        "unsent",
+    )
+
+    def __init__(self, place: Place, opened: socket.socket) -> None:
+        self.place = place
+        self.socket = opened
+        self.descriptor = opened.fileno()
+        self.call: _Call | None = None
+        self.reader = ReplyReader(0)
+        self.unsent: memoryview | None = None
+        self.sent = 0.0
+        """When the last byte of the request was handed to the socket."""
+        self.replies = 0
+        self.idle_since = 0.0
+        self.is_closed = False
+
+
+class PlainTransport:
+    """Sends requests over a pool of at most `connections` plain connections; others wait, and that time is `queued`.
+
+    It takes the options of `CurlTransport` and makes the same promises: a request that finds its kept-alive connection
+    closed is sent again on a new one, once, if the server is known not to have read it; a cancelled `send` closes its
+    connection at once; no redirects, no compression.
+    """
+
+    def __init__(
+        self,
+        connections: int,
+        *,
+        proxy: str | None = None,
+        ca_bundle: str | None = None,
+        verify: bool = True,
+        connect_timeout: float = 30.0,
+        max_response_bytes: int = 64 * 2**20,
+    ) -> None:
+        if connections < 1:
+            raise ConfigurationError(f"connections must be >= 1, got {connections}")
+        if proxy:
+            raise ConfigurationError("plain connections do not use a proxy")
+        settings = Settings(
+            proxy="",
+            ca_bundle=ca_bundle,
+            verify=verify,
+            connect_timeout=connect_timeout,
+            max_response_bytes=max_response_bytes,
+        )
+        self._max_bytes = max_response_bytes
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._handover = Handover(self._loop)
+        self._opener = Opener(connections, settings, self._on_opened)
+        self._poller = new_poller(_fail)
+        self._loop.add_reader(self._poller.fileno(), self._on_ready)
+        self._open: dict[int, Connection] = {}
+        """By descriptor."""
+        self._opening = 0
+        self._places: dict[str, Place] = {}
+        self._watching: tuple[Endpoint, Connection] | None = None
+        self._url = ""
+        self._headers: tuple[tuple[str, str], ...] | None = None
+        self._method = ""
+        self._place = Place("")
+        self._head = b""
+        self._closed = False
+
+    async def send(self, request: HttpRequest, receiver: ReplyReceiver | None = None) -> HttpReply:
+        """Send a request and return the reply, whatever its status; without a whole reply raise a TransportError
+        (retryable) or another TargetError (final). A `receiver` gets each part of the reply as it arrives, too. A
+        CancelledError has as `reply` what had arrived, if anything."""
+        if self._closed or asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("the transport is closed" if self._closed else "the transport belongs to another loop")
+        if (
+            request.headers is not self._headers
+            or request.url is not self._url
+            or request.method != self._method
+            or request.signing is not None
+        ):
+            self._prepare(request)
+        body = request.body
+        payload = b"%b%d\r\n\r\n%b" % (self._head, len(body), body) if self._method != "GET" else self._head
+        place = self._place
+        call = _Call(place, payload, self._loop.create_future(), receiver)
+        if self._watching is None and not place.waiting and not place.endpoint.closes and (kept := self._kept(place)):
+            self._start(kept, call)
+        else:
+            (place.fresh if place.endpoint.closes else place.waiting).append(call)
+            self._serve(place)
+        try:
+            return await call.done
+        except asyncio.CancelledError as error:
+            error.reply = self._withdraw(call)  # type: ignore[attr-defined]
+            raise
+
+    @property
+    def in_use(self) -> int:
+        """How many requests are on a connection."""
+        return sum(connection.call is not None for connection in self._open.values())
+
+    async def close(self) -> None:
+        """Close every connection; requests in flight fail with a TransportError."""
+        if self._closed:
+            return
+        self._closed = True
+        self._watching = None
+        self._handover.close()
+        self._opener.close()
+        for connection in list(self._open.values()):
+            call = connection.call
+            self._drop(connection)
+            if call is not None and not call.done.done():
+                call.done.set_exception(TransportError("the transport was closed before an answer came"))
+        for place in self._places.values():
+            for call in (*place.fresh, *place.waiting):
+                if not call.done.done():
+                    call.done.set_exception(TransportError("the transport was closed before the request was sent"))
+            place.fresh.clear()
+            place.waiting.clear()
+        self._loop.remove_reader(self._poller.fileno())
+        self._poller.close()
+
+    def _prepare(self, request: HttpRequest) -> None:
+        """Check a request that differs from the last one in more than its body, and encode what they will share."""
+        check_method(request)
+        checked_url(request.url)
+        if request.signing is not None or not is_plain(request.url, ""):
+            raise RequestRefused(f"not a request over a plain connection: {origin(request.url)}")
+        parts = urlsplit(request.url)
+        host = parts.netloc.rpartition("@")[2]
+        lines = [f"{request.method} {parts.path or '/'}{'?' if parts.query else ''}{parts.query} HTTP/1.1"]
+        own = [("Host", host.removesuffix(":80"))]
+        if parts.username is not None:
+            user, password = (unquote_to_bytes(part or "") for part in (parts.username, parts.password))
+            own.append(("Authorization", f"Basic {base64.b64encode(user + b':' + password).decode()}"))
+        lines += [f"{name}: {value}" for name, value in plain_headers(request.headers, own)]
+        head = "\r\n".join(lines).encode()
+        self._head = head + (b"\r\n\r\n" if request.method == "GET" else b"\r\nContent-Length: ")
+        self._place = self._places.setdefault(host.lower(), Place(f"http://{host}/"))
+        self._url, self._headers, self._method = request.url, request.headers, request.method
+
+    # Connections for calls
+
+    def _kept(self, place: Place) -> Connection | None:
+        """Return an idle connection; those that were idle for long are closed."""
+        while place.idle:
+            connection = place.idle.pop()
+            if perf_counter() - connection.idle_since <= MAX_IDLE_SECONDS:
+                return connection
+            self._drop(connection)
+        return None
+
+    def _serve(self, place: Place) -> None:
+        """Start calls that wait on idle connections, and open as many as the others need."""
+        if self._watching is not None or self._closed:
+            return
+        if place.endpoint.closes:
+            place.fresh.extend(place.waiting)
+            place.waiting.clear()
+        while place.waiting and (connection := self._kept(place)) is not None:
+            self._start(connection, place.waiting.popleft())
+        while place.opening < len(place.fresh) + len(place.waiting) and self._has_room():
+            place.opening += 1
+            self._opening += 1
+            self._opener.open(place)
+
+    def _has_room(self) -> bool:
+        """Whether one more connection may be opened; an idle one is closed for it."""
+        if len(self._open) + self._opening < self._connections:
+            return True
+        for place in self._places.values():
+            if place.idle:
+                self._drop(place.idle.pop(0))
+                return True
+        return False
+
+    def _on_opened(self, place: Place, opened: socket.socket | TargetError) -> None:
+        """Use a new connection for a call that needs one; a failure is that of the call that waits longest."""
+        place.opening -= 1
+        self._opening -= 1
+        waiting = place.fresh or place.waiting
+        if isinstance(opened, TargetError):
+            if waiting:
+                self._handover.give(waiting.popleft().done, opened)
+        else:
+            connection = Connection(place, opened)
+            try:
+                self._poller.on_socket(READ, connection.descriptor, None, None)
+            except OSError as error:
+                opened.close()
+                if waiting:
+                    failure = TransportError(f"the connection to {origin(place.url)} cannot be polled: {error}")
+                    self._handover.give(waiting.popleft().done, failure)
+            else:
+                self._open[connection.descriptor] = connection
+                if waiting and self._watching is None:
+                    self._start(connection, waiting.popleft())
+                else:
+                    self._rest(connection)
+        self._serve_all()
+
+    def _serve_all(self) -> None:
+        for place in self._places.values():
+            if place.waiting or place.fresh:
+                self._serve(place)
+
+    def _rest(self, connection: Connection) -> None:
+        connection.idle_since = perf_counter()
+        connection.place.idle.append(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        """Close a connection."""
+        if connection.is_closed:
+            return
+        connection.is_closed = True
+        connection.call = None
+        del self._open[connection.descriptor]
+        self._poller.on_socket(0, connection.descriptor, None, None)
+        connection.socket.close()
+
+    # A call on its connection
+
+    def _start(self, connection: Connection, call: _Call) -> None:
+        connection.call, call.connection = call, connection
+        connection.reader = ReplyReader(self._max_bytes, call.receiver)
+        payload = call.payload
+        # Taken before the call: a local server may answer before it returns.
+        connection.sent = perf_counter()
+        try:
+            count = connection.socket.send(payload)
+        except (BlockingIOError, InterruptedError):
+            count = 0
+        except OSError:  # reading says how the connection ended
+            count = 0
+        if count < len(payload):
+            connection.unsent = memoryview(payload)[count:]
+            self._poller.on_socket(READ | WRITE, connection.descriptor, None, None)
+
+    def _send_rest(self, connection: Connection) -> None:
+        assert connection.unsent is not None
+        connection.sent = perf_counter()
+        try:
+            connection.unsent = connection.unsent[connection.socket.send(connection.unsent) :]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # the server does not read on: what it answers, or how it ended, is there to be read
+            self._poller.on_socket(READ, connection.descriptor, None, None)
+            return
+        if not connection.unsent:
+            connection.unsent = None
+            self._poller.on_socket(READ, connection.descriptor, None, None)
+
+    def _on_ready(self) -> None:
+        connections = self._open
+        for descriptor, events in self._poller.ready():
+            connection = connections.get(descriptor)
+            if connection is None:
+                continue
+            if events & WRITE and connection.unsent is not None:
+                self._send_rest(connection)
+            if events & READ:
+                self._read(connection)
+
+    def _read(self, connection: Connection) -> None:
+        data, reset = b"", None
+        try:
+            data = connection.socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            reset = error
+        at = perf_counter()
+        call = connection.call
+        if call is None:  # closed by the server, or something that nobody asked for
+            connection.place.idle.remove(connection)
+            self._drop(connection)
+            return
+        try:
+            if reset is not None:
+                raise BadReply(_RECV_ERROR, f"Recv failure: {os.strerror(reset.errno or 0)}")
+            if data:
+                if not connection.reader.feed(data, at):
+                    return
+            else:
+                connection.reader.end()
+                connection.reader.keeps_connection = False
+        except BadReply as bad:
+            self._fail(connection, call, bad, was_reset=reset is not None)
+            return
+        self._finish(connection, call)
+
+    def _finish(self, connection: Connection, call: _Call) -> None:
+        """Hand over a whole reply, and use the connection for the next call."""
+        reader, place = connection.reader, connection.place
+        reply = reader.reply(connection.sent, call.called, call.resent)
+        assert reply is not None
+        connection.replies += 1
+        connection.call = call.connection = None
+        endpoint = place.endpoint
+        endpoint.requests += 1
+        if not reader.keeps_connection or connection.unsent is not None or endpoint.closes:
+            self._drop(connection)
+            self._serve_all()
+        elif not endpoint.watched and reply.headers.get("content-type", "").startswith("text/event-stream"):
+            endpoint.watched = True
+            self._watching = (endpoint, connection)
+            self._rest(connection)
+            self._loop.call_later(WATCH_SECONDS, self._end_watch)
+        elif place.waiting and self._watching is None:
+            self._start(connection, place.waiting.popleft())
+        else:
+            self._rest(connection)
+        self._handover.give(call.done, reply)
+
+    def _end_watch(self) -> None:
+        """Decide whether the endpoint keeps its connections alive, and send what waits."""
+        if self._watching is None:
+            return
+        endpoint, watched = self._watching
+        endpoint.closes = endpoint.closes or watched.is_closed
+        self._watching = None
+        self._serve_all()
+
+    def _fail(self, connection: Connection, call: _Call, bad: BadReply, *, was_reset: bool) -> None:
+        """End a call whose connection broke, or whose reply cannot be read; it may be sent again on another one."""
+        place, was_kept = connection.place, connection.replies > 0
+        lost = was_kept and not connection.reader.has_begun
+        not_read = lost and (
+            connection.unsent is not None
+            or request_was_not_read(unacknowledged(connection.descriptor), was_reset=was_reset, is_plain=True)
+        )
+        reply = connection.reader.reply(connection.sent, call.called, call.resent)
+        call.connection = None
+        self._drop(connection)
+        if lost:
+            place.endpoint.note_loss()
+        if not_read and not call.resent and not call.done.done():
+            call.resent = 1
+            place.fresh.append(call)
+        else:
+            code = _KEPT_CONNECTION_DIED if lost else bad.code
+            self._handover.give(call.done, curl_error(code, bad.words, place.url, reply))
+        self._serve_all()
+
+    def _withdraw(self, call: _Call) -> HttpReply | None:
+        """Cancel a request whose caller no longer waits; returns what has arrived of its reply."""
+        connection = call.connection
+        if connection is None:
+            for queue in (call.place.fresh, call.place.waiting):
+                if call in queue:
+                    queue.remove(call)
+            return self._handover.reply_to(call.done)
+        reply = connection.reader.reply(connection.sent, call.called, call.resent)
+        call.connection = None
+        self._drop(connection)
+        self._serve_all()
+        return reply
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+class Opener:
+    """Opens connections with libcurl, without a request; calls `opened` with the socket, or with why there is none."""
+
+    def __init__(
+        self, connections: int, settings: Settings, opened: Callable[[Place, socket.socket | TargetError], None]
+    ) -> None:
+        self._connections = connections
+        self._settings = settings
+        self._opened = opened
+        self._loop = asyncio.get_running_loop()
+        self._bridge = Bridge(connections, self._on_finished, self._on_broken)
+        self._queue: deque[Place] = deque()
+        self._running: dict[pycurl.Curl, tuple[Place, list[OpenedSocket]]] = {}
+        self._starting: asyncio.Handle | None = None
+
+    def open(self, place: Place) -> None:
+        """Begin to open a connection, in this iteration of the event loop or one of the next."""
+        self._queue.append(place)
+        if self._starting is None:
+            self._starting = self._loop.call_soon(self._start)
+
+    def close(self) -> None:
+        """Give up all that is being opened."""
+        if self._starting is not None:
+            self._starting.cancel()
+        self._bridge.close()
+        for handle, (_, sockets) in self._running.items():
+            _close_all(sockets)
+            handle.close()
+        self._running.clear()
+
+    def _start(self) -> None:
+        handles = []
+        for _ in range(min(_MAX_STARTS, len(self._queue))):
+            place = self._queue.popleft()
+            sockets: list[OpenedSocket] = []
+            handle = _opening_handle(self._settings, place.url, sockets)
+            self._running[handle] = (place, sockets)
+            handles.append(handle)
+        self._bridge.start(handles)
+        self._starting = self._loop.call_soon(self._start) if self._queue else None
+
+    def _on_finished(self, handle: pycurl.Curl, code: int, words: str) -> None:
+        place, sockets = self._running.pop(handle)
+        opened: socket.socket | TargetError
+        if code:
+            opened = curl_error(code, words, place.url, None)
+        else:
+            opened = _connected(sockets) or TransportError(f"the connection to {origin(place.url)} was closed at once")
+        _close_all(sockets)
+        handle.close()
+        self._opened(place, opened)
+
+    def _on_broken(self, words: str) -> None:
+        running, self._running = self._running, {}
+        self._bridge.close()
+        self._bridge = Bridge(self._connections, self._on_finished, self._on_broken)
+        for handle, (place, sockets) in running.items():
+            _close_all(sockets)
+            handle.close()
+            self._opened(place, TransportError(f"libcurl failed for all connections being opened: {words}"))
+
+
+def _opening_handle(settings: Settings, url: str, sockets: list[OpenedSocket]) -> pycurl.Curl:
+    """Prepare a handle that connects and sends nothing. The sockets it opens are copied, as it closes its own."""
+
+    def on_opened(descriptor: int, _purpose: int) -> int:
+        sockets.append(opened_socket(descriptor, copied=True))
+        return pycurl.SOCKOPT_OK
+
+    handle = pycurl.Curl()
+    for option, value in settings.options():
+        handle.setopt(option, value)
+    handle.setopt(pycurl.URL, url)
+    handle.setopt(pycurl.CONNECT_ONLY, 1)
+    handle.setopt(pycurl.FRESH_CONNECT, 1)
+    handle.setopt(pycurl.SOCKOPTFUNCTION, on_opened)
+    return handle
+
+
+def _connected(sockets: list[OpenedSocket]) -> socket.socket | None:
+    """Take over the copy of the socket that is connected; the others were for addresses that were slower."""
+    for one in reversed(sockets):
+        if one.copy is not None:
+            copy = socket.socket(fileno=one.copy)
+            try:
+                copy.getpeername()
+            except OSError:
+                copy.detach()
+                continue
+            one.copy = None
+            copy.setblocking(False)
+            return copy
+    return None
+
+
+def _close_all(sockets: list[OpenedSocket]) -> None:
+    for one in sockets:
+        one.close()
