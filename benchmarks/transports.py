@@ -1,9 +1,10 @@
-"""The libcurl transport against aiohttp behind the same seam, both on uvloop, against one server in another process."""
+"""Our two transports against aiohttp behind the same seam, all on uvloop, against one server in another process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ import uvloop
 from benchmarks.rows import Row
 from steelyard.protocols import HttpReply, HttpRequest, Transport
 from steelyard.transport import CurlTransport
+from steelyard.transport.plain import PlainTransport
 
 REQUESTS = 8_000
 PARALLELISM = 50
@@ -55,7 +57,8 @@ class AiohttpTransport:
 
 
 Make = Callable[[int], Transport]
-CLIENTS: dict[str, Make] = {"libcurl": CurlTransport, "aiohttp": AiohttpTransport}
+OURS: dict[str, Make] = {"plain": PlainTransport, "libcurl": CurlTransport}
+CLIENTS: dict[str, Make] = {**OURS, "aiohttp": AiohttpTransport}
 
 
 @dataclass
@@ -154,22 +157,27 @@ def lateness(make: Make, address: str, streams: int, gap: float) -> Lateness:
 
 def rate_rows(address: str) -> list[Row]:
     rounds = [{name: rate(make, address) for name, make in CLIENTS.items()} for _ in range(ROUNDS)]
-    ours, theirs = (
-        Rate(
+    medians = {
+        name: Rate(
             statistics.median(each[name].per_second for each in rounds),
             statistics.median(each[name].cpu_microseconds for each in rounds),
         )
-        for name in ("libcurl", "aiohttp")
-    )
-    detail = (
-        f"{ours.per_second:,.0f} against {theirs.per_second:,.0f} requests/s, "
-        f"{ours.cpu_microseconds:.0f} against {theirs.cpu_microseconds:.0f} µs of CPU each; medians of {ROUNDS}"
-    )
-    what = f"{PARALLELISM} in flight, instant answers"
-    return [
-        Row(f"{what}: rate", ours.per_second / theirs.per_second, 2.0, detail, unit="× aiohttp's", at_least=True),
-        Row(f"{what}: CPU", ours.cpu_microseconds / theirs.cpu_microseconds, 0.5, detail, unit="× aiohttp's"),
-    ]
+        for name in CLIENTS
+    }
+    theirs = medians["aiohttp"]
+    rows = []
+    for name in OURS:
+        ours = medians[name]
+        detail = (
+            f"{ours.per_second:,.0f} against {theirs.per_second:,.0f} requests/s, "
+            f"{ours.cpu_microseconds:.0f} against {theirs.cpu_microseconds:.0f} µs of CPU each; medians of {ROUNDS}"
+        )
+        what = f"{name}, {PARALLELISM} in flight, instant answers"
+        rows += [
+            Row(f"{what}: rate", ours.per_second / theirs.per_second, 2.0, detail, unit="× aiohttp's", at_least=True),
+            Row(f"{what}: CPU", ours.cpu_microseconds / theirs.cpu_microseconds, 0.5, detail, unit="× aiohttp's"),
+        ]
+    return rows
 
 
 def stream_rows(address: str, streams: int, gap: float, *limits: float) -> list[Row]:
@@ -179,17 +187,19 @@ def stream_rows(address: str, streams: int, gap: float, *limits: float) -> list[
             late[name].append(lateness(make, address, streams, gap))
     server = np.concatenate([each.server for rounds in late.values() for each in rounds]) * 1e3
     rows = []
-    for percent, limit in zip((50, 99), limits, strict=True):
+    for name, (percent, limit) in itertools.product(OURS, zip((50, 99), limits, strict=True)):
         ours, theirs = (
-            statistics.median(float(np.percentile(each.client, percent)) * 1e3 for each in late[name])
-            for name in ("libcurl", "aiohttp")
+            statistics.median(float(np.percentile(each.client, percent)) * 1e3 for each in late[client])
+            for client in (name, "aiohttp")
         )
         detail = (
             f"{ours:.2f} against {theirs:.2f} ms late, medians of {ROUNDS}; "
             f"{CHUNKS} chunks, one every {gap * 1e3:g} ms, which the server "
             f"sent {np.percentile(server, 50):.1f} ms late at p50, {np.percentile(server, 99):.1f} at p99"
         )
-        rows.append(Row(f"{streams} streams: first token p{percent}", ours / theirs, limit, detail, "× aiohttp's"))
+        rows.append(
+            Row(f"{name}, {streams} streams: first token p{percent}", ours / theirs, limit, detail, "× aiohttp's")
+        )
     return rows
 
 

@@ -145,12 +145,19 @@ AGENT = """
 """
 
 
+BOTH = AGENT.replace(
+    "await asyncio.sleep(0.02)",
+    "while len({line.split()[1] for line in Path(LOG).read_text().splitlines()}) < 2: await asyncio.sleep(0.02)",
+)
+"""Answers nothing before two processes have been asked, however long one of them takes to start."""
+
+
 def asked(folder: Path) -> list[str]:
     return [line.split()[0] for line in (folder / "asked.log").read_text().splitlines()]
 
 
 def test_the_command_line_runs_a_suite_file_on_workers_which_find_its_modules_and_files(tmp_path) -> None:
-    write_suite(tmp_path, AGENT)
+    write_suite(tmp_path, BOTH)
     ended = run_cli(tmp_path, "run", "suite.yaml", "--out", "run", "-j", "4", "--workers", "2", "--no-progress")
     assert ended.code == 0, ended.err
     records = list(iter_records(tmp_path / "run"))
