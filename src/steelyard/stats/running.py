@@ -22,6 +22,10 @@ _PERCENTILES = (50, 90, 95, 99)
 
 _read_metrics = attrgetter(*METRICS)
 _read_details = attrgetter(*DETAILS)
+_COUNTS = ("resent", "stalls", "reasoning_in_text", "tokens_estimated", "retries")
+_read_rare = attrgetter(*_COUNTS, "fields_left_out", *(name for name in DETAILS if name != "time_queued"))
+_NOTHING_RARE = (*(0 for _ in _COUNTS), None, *(None for _ in DETAILS[1:]))
+"""What it reads of most whole answers of an endpoint."""
 
 
 _TRUNCATIONS = frozenset(
@@ -89,6 +93,10 @@ class Details:
 
     def update(self, response: Detailed) -> None:
         """Add the response's details."""
+        queued = response.time_queued
+        if queued is not None and -LIMIT < queued < LIMIT and _read_rare(response) == _NOTHING_RARE:
+            self._column("time_queued").append(queued)
+            return
         self.resent += response.resent
         self.stalls += response.stalls
         self.reasoning_in_text += response.reasoning_in_text
@@ -101,9 +109,12 @@ class Details:
             self.fields_left_out.update(response.fields_left_out)
         for name, value in zip(DETAILS, _read_details(response), strict=True):
             if value is not None and -LIMIT < value < LIMIT:
-                if name not in self._values:
-                    self._values[name] = Blocks()
-                self._values[name].append(value)
+                self._column(name).append(value)
+
+    def _column(self, name: str) -> Blocks:
+        if name not in self._values:
+            self._values[name] = Blocks()
+        return self._values[name]
 
     def seal(self) -> None:
         """Put recent values away; to be called every thousand or so."""
