@@ -407,7 +407,7 @@ class HttpReply(msgspec.Struct, gc=False):
 
 
 class ReplyReceiver(Protocol):
-    """Gets a reply as it arrives. Called while libcurl reads: it must neither raise nor call the transport."""
+    """Gets a reply as it arrives. Called while the transport reads: it must neither raise nor call the transport."""
 
     def on_head(self, status: int, headers: dict[str, str]) -> None: ...
 
