@@ -1,6 +1,6 @@
 """The providers behind the gateway: which routes are passed on, with which headers and key, and how replies are read.
 
-Routes and headers are allow lists. A reply is passed to the agent chunk by chunk while the transport reads it; replies with
+Routes and headers are allow lists. A reply is passed to the agent chunk by chunk as it is read; replies with
 an error status are held until they are whole, as the key is masked in them. Nothing is retried: agents do that. Two
 requests are sent a second time because of what the gateway itself added: one whose key has expired, and one whose
 server refuses `stream_options`, by which a chat stream is asked for its token counts.
