@@ -39,6 +39,7 @@ def post(url: str, body: bytes = b"{}", **options: object) -> HttpRequest:
         ("http://localhost:8000/v1", "http://proxy:3128", False),
         ("http://b\u00fccher.example/v1", None, False),
         ("http://[fe80::1%25eth0]:8000/v1", None, False),
+        ("http://[no-address", None, False),
     ],
 )
 def test_only_requests_without_tls_and_proxy_are_plain(url: str, proxy: str | None, expected: bool) -> None:

@@ -1,8 +1,8 @@
 """HTTP/1.1 over plain TCP, without TLS or a proxy: for servers on this machine or in its network.
 
-libcurl opens the connections, as it knows names, several addresses for a name, and time limits. Requests and replies
-then go over the sockets themselves: libcurl calls Python for each header and part, and prepares a transfer for each
-request, which takes more CPU than all the rest of a request.
+libcurl opens the connections (`steelyard.transport.opener`). Requests and replies then go over the sockets themselves:
+libcurl calls Python for each header and part of a reply, and prepares a transfer for each request, which takes twice
+as much CPU.
 
 What is known of an endpoint's connections, and when a request may be sent again, is as in
 `steelyard.transport.event_loop`.
@@ -15,11 +15,8 @@ import base64
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
 from time import perf_counter
 from urllib.parse import unquote_to_bytes, urlsplit
-
-import pycurl
 
 from steelyard.errors import ConfigurationError, TargetError, TransportError
 from steelyard.protocols import HttpReply, HttpRequest, ReplyReceiver
@@ -28,20 +25,16 @@ from steelyard.transport.event_loop import (
     READ,
     WATCH_SECONDS,
     WRITE,
-    Bridge,
     Endpoint,
-    OpenedSocket,
     new_poller,
-    opened_socket,
     request_was_not_read,
     unacknowledged,
 )
+from steelyard.transport.opener import Opener
 from steelyard.transport.replies import BadReply, Handover, ReplyReader
 from steelyard.transport.settings import MAX_IDLE_SECONDS, Settings, check_method, checked_url, plain_headers
 
 _PROXY_VARIABLES = ("http_proxy", "all_proxy", "ALL_PROXY")
-_MAX_STARTS = 64
-"""Connections whose opening begins per event-loop iteration: a thousand at once would block the loop."""
 _READ_BYTES = 1 << 16
 
 _RECV_ERROR, _KEPT_CONNECTION_DIED = 56, 65
@@ -51,9 +44,12 @@ _RECV_ERROR, _KEPT_CONNECTION_DIED = 56, 65
 def is_plain(url: str, proxy: str | None) -> bool:
     """Whether requests to a URL go over plain TCP, without TLS or a proxy. An empty proxy is none."""
     by_proxy = any(map(os.environ.get, _PROXY_VARIABLES)) if proxy is None else bool(proxy)
+    try:
+        host = urlsplit(url).netloc.rpartition("@")[2]
+    except ValueError:  # libcurl says what is wrong with it
+        return False
     # Names in other scripts, and addresses that name an interface, are for libcurl.
-    is_simple = url.isascii() and "%" not in urlsplit(url).netloc.rpartition("@")[2]
-    return url[:7].lower() == "http://" and is_simple and not by_proxy
+    return url[:7].lower() == "http://" and url.isascii() and "%" not in host and not by_proxy
 
 
 class _Call:
@@ -153,8 +149,8 @@ class PlainTransport:
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._handover = Handover(self._loop)
-        self._opener = Opener(connections, settings, self._on_opened)
-        self._poller = new_poller(_fail)
+        self._opener: Opener[Place] = Opener(connections, settings, self._on_opened)
+        self._poller = new_poller(_raise)
         self._loop.add_reader(self._poller.fileno(), self._on_ready)
         self._open: dict[int, Connection] = {}
         """By descriptor."""
@@ -267,7 +263,7 @@ class PlainTransport:
         while place.opening < len(place.fresh) + len(place.waiting) and self._has_room():
             place.opening += 1
             self._opening += 1
-            self._opener.open(place)
+            self._opener.open(place.url, place)
 
     def _has_room(self) -> bool:
         """Whether one more connection may be opened; an idle one is closed for it."""
@@ -470,7 +466,7 @@ class PlainTransport:
                     queue.remove(call)
             return self._handover.reply_to(call.done)
         call.connection = None
-        if connection.sent:
+        if connection.sent or connection.is_closed:
             self._drop(connection)
         else:
             connection.call = connection.unsent = None
@@ -479,106 +475,5 @@ class PlainTransport:
         return connection.reader.reply(connection.sent, call.called, call.resent)
 
 
-def _fail(error: Exception) -> None:
+def _raise(error: Exception) -> None:
     raise error
-
-
-class Opener:
-    """Opens connections with libcurl, without a request; calls `opened` with the socket, or with why there is none."""
-
-    def __init__(
-        self, connections: int, settings: Settings, opened: Callable[[Place, socket.socket | TargetError], None]
-    ) -> None:
-        self._connections = connections
-        self._settings = settings
-        self._opened = opened
-        self._loop = asyncio.get_running_loop()
-        self._bridge = Bridge(connections, self._on_finished, self._on_broken)
-        self._queue: deque[Place] = deque()
-        self._running: dict[pycurl.Curl, tuple[Place, list[OpenedSocket]]] = {}
-        self._starting: asyncio.Handle | None = None
-
-    def open(self, place: Place) -> None:
-        """Begin to open a connection, in this iteration of the event loop or one of the next."""
-        self._queue.append(place)
-        if self._starting is None:
-            self._starting = self._loop.call_soon(self._start)
-
-    def close(self) -> None:
-        """Give up all that is being opened."""
-        if self._starting is not None:
-            self._starting.cancel()
-        self._bridge.close()
-        for handle, (_, sockets) in self._running.items():
-            _close_all(sockets)
-            handle.close()
-        self._running.clear()
-
-    def _start(self) -> None:
-        handles = []
-        for _ in range(min(_MAX_STARTS, len(self._queue))):
-            place = self._queue.popleft()
-            sockets: list[OpenedSocket] = []
-            handle = _opening_handle(self._settings, place.url, sockets)
-            self._running[handle] = (place, sockets)
-            handles.append(handle)
-        self._bridge.start(handles)
-        self._starting = self._loop.call_soon(self._start) if self._queue else None
-
-    def _on_finished(self, handle: pycurl.Curl, code: int, words: str) -> None:
-        place, sockets = self._running.pop(handle)
-        opened: socket.socket | TargetError
-        if code:
-            opened = curl_error(code, words, place.url, None)
-        else:
-            opened = _connected(sockets) or TransportError(f"the connection to {origin(place.url)} was closed at once")
-        _close_all(sockets)
-        handle.close()
-        self._opened(place, opened)
-
-    def _on_broken(self, words: str) -> None:
-        running, self._running = self._running, {}
-        self._bridge.close()
-        self._bridge = Bridge(self._connections, self._on_finished, self._on_broken)
-        for handle, (place, sockets) in running.items():
-            _close_all(sockets)
-            handle.close()
-            self._opened(place, TransportError(f"libcurl failed for all connections being opened: {words}"))
-
-
-def _opening_handle(settings: Settings, url: str, sockets: list[OpenedSocket]) -> pycurl.Curl:
-    """Prepare a handle that connects and sends nothing. The sockets it opens are copied, as it closes its own."""
-
-    def on_opened(descriptor: int, _purpose: int) -> int:
-        sockets.append(opened_socket(descriptor, copied=True))
-        return pycurl.SOCKOPT_OK
-
-    handle = pycurl.Curl()
-    for option, value in settings.options():
-        handle.setopt(option, value)
-    handle.setopt(pycurl.URL, url)
-    handle.setopt(pycurl.CONNECT_ONLY, 1)
-    handle.setopt(pycurl.FRESH_CONNECT, 1)
-    handle.setopt(pycurl.SOCKOPTFUNCTION, on_opened)
-    return handle
-
-
-def _connected(sockets: list[OpenedSocket]) -> socket.socket | None:
-    """Take over the copy of the socket that is connected; the others were for addresses that were slower."""
-    for one in reversed(sockets):
-        if one.copy is not None:
-            copy = socket.socket(fileno=one.copy)
-            try:
-                copy.getpeername()
-            except OSError:
-                copy.detach()
-                continue
-            one.copy = None
-            copy.setblocking(False)
-            return copy
-    return None
-
-
-def _close_all(sockets: list[OpenedSocket]) -> None:
-    for one in sockets:
-        one.close()
