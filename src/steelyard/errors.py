@@ -82,21 +82,19 @@ class SuiteError(ConfigurationError):
         *,
         path: str | Path | None = None,
         line: int | None = None,
-        key: str | None = None,
         topic: str | None = None,
     ) -> None:
-        self.path = None if path is None else str(path)
-        self.key = key
-        """The key that is wrong, such as `run.paralelism`, where its line is yet to be found."""
-        self._message = message
+        self.message = message
+        """What is wrong, without the place."""
         super().__init__(message, topic=topic)
-        self.set_line(line)
+        self.set_place(path, line)
 
-    def set_line(self, line: int | None) -> None:
-        """Name the line of the mistake."""
+    def set_place(self, path: str | Path | None, line: int | None) -> None:
+        """Name the file and the line of the mistake."""
+        self.path = None if path is None else str(path)
         self.line = line
         where = ":".join(str(part) for part in (self.path, line) if part is not None)
-        self.args = (f"{where}: {self._message}" if where else self._message,)
+        self.args = (f"{where}: {self.message}" if where else self.message,)
 
 
 _REMEDIES = {
@@ -330,4 +328,4 @@ def reject_unknown(
         if key not in known:
             where = f"{path}.{key}" if path else str(key)
             message = f"unknown key {where}; {suggestion(key, known)}"
-            raise SuiteError(message, path=file, line=line, key=where, topic="unknown-key")
+            raise SuiteError(message, path=file, line=line, topic="unknown-key")

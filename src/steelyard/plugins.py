@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from steelyard._version import __version__
-from steelyard.errors import ConfigurationError, describe, nearest, suggestion
+from steelyard.errors import ConfigurationError, describe, nearest, reject_unknown, suggestion
 from steelyard.protocols import SandboxProvider
 
 if TYPE_CHECKING:
@@ -295,12 +295,17 @@ def make_sandbox(raw: object, where: str = "sandbox", folder: Path | None = None
     if not isinstance(raw, Mapping) or len(raw) != 1:
         raise ConfigurationError(f"{where} must be a name, or a mapping from one name to its arguments, got {raw!r}")
     ((name, options),) = raw.items()
+    try:
+        kind = find("sandboxes", str(name))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
     if options is not None and not isinstance(options, Mapping):
         raise ConfigurationError(f"{where}.{name} takes a mapping of arguments, got {options!r}")
-    kind = find("sandboxes", str(name))
-    given = dict(options or {})
-    if folder is not None and "folder" in (takes(kind) or ()):
-        given["folder"] = folder
+    given, known = dict(options or {}), takes(kind)
+    if known is not None:
+        reject_unknown(given, [option for option in known if option != "folder"], f"{where}.{name}")
+        if folder is not None and "folder" in known:
+            given["folder"] = folder
     try:
         made = kind(**given)
     except TypeError as error:

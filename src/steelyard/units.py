@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from steelyard.errors import ConfigurationError, suggestion
+from steelyard.errors import ConfigurationError, reject_unknown
 from steelyard.records import CaseLimits
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -104,11 +104,7 @@ def read_case_limits(given: Any, where: str = "case_limits") -> CaseLimits | Non
         given = {name: getattr(given, name) for name in CaseLimits.__struct_fields__}
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"{where} must be a mapping such as {{time: 30m, turns: 50}}, got {given!r}")
-    for key in given:
-        if key not in CaseLimits.__struct_fields__:
-            raise ConfigurationError(
-                f"unknown key {where}.{key}; {suggestion(key, CaseLimits.__struct_fields__)}", topic="unknown-key"
-            )
+    reject_unknown(given, CaseLimits.__struct_fields__, where)
     read = {name: _read(name, value, f"{where}.{name}") for name, value in given.items() if value is not None}
     return CaseLimits(**read) if read else None
 

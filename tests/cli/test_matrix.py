@@ -149,7 +149,10 @@ def test_what_does_not_go_with_a_matrix_is_refused(shop, words, message) -> None
         ({"targets": {}}, "targets must be a mapping of names to targets"),
         ({"targets": {"a": {"simulated": {}, "echo": {}}}}, "targets.a must be a name or a mapping with one key"),
         ({"targets": {"a": None}}, "targets.a must be a name or a mapping with one key"),
-        ({"targets": {"a": "simulated", "b": {"simulated": {"modle": 1}}}}, "b: suite.yaml:18: unknown key"),
+        (
+            {"targets": {"a": "simulated", "b": {"simulated": {"modle": 1}}}},
+            "suite.yaml:18: b: unknown key targets.b.simulated.modle",
+        ),
         ({"prompts": {"a": {"system_prompt": "x"}}}, "has no target"),
         ({"target": "simulated", "prompts": {"a": "gone.txt"}}, "prompts.a: cannot read gone.txt"),
         ({"target": "simulated", "params": {"temperature": 1}}, "params.temperature must be a list of values"),

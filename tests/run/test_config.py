@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -163,14 +164,14 @@ def test_a_suite_error_carries_its_path(tmp_path: Path) -> None:
 def test_a_bad_price_is_named_with_its_file(tmp_path: Path) -> None:
     with pytest.raises(SuiteError) as caught:
         build_suite(write(tmp_path, prices={"input": "two", "output": 1}))
-    assert str(caught.value) == f"{tmp_path}/suite.yaml: prices.input must be a number at least 0, got 'two'"
+    assert str(caught.value) == f"{tmp_path}/suite.yaml:7: prices.input must be a number at least 0, got 'two'"
 
 
 def test_times_in_run_may_have_a_unit(tmp_path: Path) -> None:
     assert build_suite(write(tmp_path, run={"timeout": "2m", "duration": "500ms"})).options["timeout"] == 120
     with pytest.raises(SuiteError) as caught:
         build_suite(write(tmp_path, run={"timeout": "soon"}))
-    assert str(caught.value).startswith(f"{tmp_path}/suite.yaml: run.timeout must be a length of time like")
+    assert str(caught.value).startswith(f"{tmp_path}/suite.yaml:7: run.timeout must be a length of time like")
 
 
 @pytest.mark.parametrize(
@@ -179,24 +180,81 @@ def test_times_in_run_may_have_a_unit(tmp_path: Path) -> None:
         ("run:\n  timeout: 5s\n  paralelism: 3", 6),
         ("target:\n  simulated:\n    modle: x", 6),
         ("scorers:\n- exact\n- contains:\n    ignore_cases: true", 7),
-        ("targets:\n  one: simulated\n  two:\n    simulated: {modle: x}", 7),
+        ("targets:\n  one:\n    simulated: {accuracy: 1}\n  two:\n    simulated: {modle: x}", 8),
         ("run: {retries: 1}\ngate:\n  retries: 2", 6),
+        ("fields:\n  prompt: x\n  expcted: x", 6),
+        ("examples:\n  from: x.jsonl\n  count: 2", 6),
+        ("prompts:\n  short: {system_prompt: x}\n  long:\n    promt: x", 7),
+        ("prices:\n  input: 1\n  outptu: 2", 6),
+        ("prices:\n  gpt-4.1 mini:\n    input: 1\n    outptu: 2", 7),
+        ("case_limits:\n  time: 5m\n  tuns: 2", 6),
+        ("workspace:\n  form: x", 5),
+        ("workspace:\n  from:\n    git: x\n    rev: y", 7),
+        ("workspace:\n  sandbox:\n    bubblewrap:\n      memry: 1G", 7),
+        ("target:\n  agent:\n    argv: 'true'\n    gateway:\n      openai:\n        url: x", 9),
+        ("target:\n  agent:\n    argv: 'true'\n    gateway:\n      opnai: {}", 8),
+        ("target:\n  agent:\n    argv: 'true'\n    sandbox:\n      bubblewrap:\n        memry: 1G", 9),
+        ("scorers:\n- judge:\n    model: m\n    target:\n      simulated:\n        modle: x", 9),
+        ("hooks:\n- webhook:\n    url: http://127.0.0.1\n    ulr: x", 7),
+        ("run_metrics:\n- accuracy\n- classification:\n    lables: x", 7),
     ],
 )
 def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, wrong: str, line: int) -> None:
+    assert re.search(rf"suite.yaml:{line}: (two: )?unknown key ", _refused(tmp_path, wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("by: 5", "4: by must be a list"),
+        ("run:\n  retries: 1\n  parallelism: -1", "6: run: parallelism must be"),
+        ("gate:\n  min_pass_rate: 3", "5: gate.min_pass_rate must be within 0..1"),
+        ("gate:\n  rules:\n  - cost<2\n  - cots<2", "7: gate.rules[1]: rule 'cots<2': no run has a metric 'cots'"),
+        ("gate:\n  rules: []\n  allow: [all]", "6: gate.allow: 'all' cannot be allowed"),
+        ("case_limits:\n  time: soon", "5: case_limits.time must be"),
+        ("prices:\n  m:\n    input: 1", "5: prices.m must say what output tokens cost"),
+        ("workspace:\n  setup: 5", "5: workspace.setup must be a list of commands"),
+        ("workspace:\n  artifacts: 5", "5: workspace.artifacts must be a list"),
+        ("workspace:\n  sandbox: dock", "5: workspace.sandbox: no sandbox is named 'dock'"),
+        ("workspace:\n  sandbox:\n    memory: 1G", "5: workspace.sandbox: no sandbox is named 'memory'"),
+        ("hooks:\n- mlflow\n- webhok: {}", "6: hooks[1]: no hook is named 'webhok'"),
+        ("scorers:\n- exact\n- contians", "6: scorers[1]: no scorer is named 'contians'"),
+        ("scorers:\n- exact:\n    ignore_case: 5", "6: scorers[0].exact: ignore_case must be true or false"),
+        ("scorers:\n- exact:\n    threshold: 1\n    extract: 5", "7: scorers[0].exact: extract takes"),
+        ("target:\n  openai-chat:\n    base_url: http://127.0.0.1:9", "5: target.openai-chat needs a model"),
+        (
+            "scorers:\n- judge:\n    model: m\n    target: simulated\n    examples:\n"
+            "    - {answer: a, expected: b, score: 1}\n    - {answer: a, scor: 1}",
+            "10: scorers[0].judge: examples[1]: unknown key scor; did you mean",
+        ),
+        ("target:\n  openai-chat: my-model", "5: target.openai-chat takes a mapping of arguments"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_line(tmp_path: Path, wrong: str, message: str) -> None:
+    assert f"suite.yaml:{message}" in _refused(tmp_path, wrong)
+
+
+def _refused(folder: Path, wrong: str) -> str:
+    """What is said of a suite file whose fourth line is where the wrong part begins."""
     target = "" if wrong.startswith("target") else "target: simulated"
-    (tmp_path / "suite.yaml").write_text(f"id: s\n{target}\ncases: [{{prompt: p}}]\n{wrong}\n")
-    ended = run_cli(tmp_path, "run", "suite.yaml")
+    (folder / "suite.yaml").write_text(f"id: s\n{target}\ncases: [{{prompt: p}}]\n{wrong}\n")
+    ended = run_cli(folder, "run", "suite.yaml")
     assert ended.code == 2
-    assert f"suite.yaml:{line}: unknown key " in ended.err
+    return ended.err
 
 
-def test_an_unknown_key_of_a_flag_has_no_line(tmp_path: Path) -> None:
-    write(tmp_path)
-    assert (
-        "suite.yaml: unknown key run.paralelism"
-        in run_cli(tmp_path, "run", "suite.yaml", "--set", "run.paralelism=3").err
-    )
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("run.paralelism=3", "suite.yaml: unknown key run.paralelism"),
+        ("run.parallelism=-1", "suite.yaml: run: parallelism must be"),
+        ("gate.min_pass_rate=3", "suite.yaml: gate.min_pass_rate must be"),
+        ("scorers.0=contians", "suite.yaml: scorers[0]: no scorer is named"),
+    ],
+)
+def test_what_a_flag_sets_has_no_line(tmp_path: Path, flag: str, message: str) -> None:
+    write(tmp_path, run={"retries": 1}, gate={"min_pass_rate": 0.5}, scorers=["exact"])
+    assert message in run_cli(tmp_path, "run", "suite.yaml", "--set", flag).err
 
 
 def test_a_name_that_a_file_does_not_have_is_answered_with_what_it_defines(tmp_path: Path) -> None:

@@ -126,7 +126,9 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, name: str, content
 
 def test_an_unknown_ending_names_those_that_are_known(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("cases: cases.xlsx")
-    with pytest.raises(SuiteError, match=r"s\.yaml: cases must be a file whose name ends in \.jsonl.*got 'cases.xlsx'"):
+    with pytest.raises(
+        SuiteError, match=r"s\.yaml:1: cases must be a file whose name ends in \.jsonl.*got 'cases.xlsx'"
+    ):
         read_suite_file(tmp_path / "s.yaml")
 
 

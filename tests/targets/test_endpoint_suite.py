@@ -55,8 +55,8 @@ def test_each_kind_can_be_named(tmp_path: Path, kind: str, made: type) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"base_url": "http://x"}, "with at least a model"),
-        (None, "with at least a model"),
+        ({"base_url": "http://x"}, "needs a model"),
+        (None, "needs a model"),
         ({"modle": "m"}, "target.openai-chat.modle; did you mean 'model'?"),
         ({"model": "m", "base_ulr": "http://x"}, "target.openai-chat.base_ulr; did you mean 'base_url'?"),
         ({"model": "m", "transport": 1}, "unknown key target.openai-chat.transport"),

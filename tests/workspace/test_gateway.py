@@ -642,7 +642,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     ("apis", "message"),
     [
         ({}, "must name an API"),
-        ({"gemini": {}}, "unknown API 'gemini'; it takes openai and anthropic"),
+        ({"gemini": {}}, "unknown key gateway.gemini; known here: openai, anthropic"),
         ({"openai": {"url": "x"}}, "gateway.openai"),
         ({"openai": 3}, "takes a mapping"),
         ({"openai": {"base_url": "ftp://x"}}, "base_url must begin with http"),

@@ -105,7 +105,7 @@ def _allowance(flags: GateFlags) -> Allowance:
 def _suite_gate(run: Path, suite: Path | None) -> tuple[list[Rule], frozenset[str]]:
     """The rules and waivers of the suite that was named, or of the run's own where its file is at hand."""
     from steelyard.journal.manifest import read_manifest
-    from steelyard.report.gate import parse_rule, parse_waivers
+    from steelyard.report.gate import check_gate, parse_rule, parse_waivers
     from steelyard.run.matrix import is_matrix, read_matrix
     from steelyard.stats.metrics import FAILURE_RATE
 
@@ -121,19 +121,18 @@ def _suite_gate(run: Path, suite: Path | None) -> tuple[list[Rule], frozenset[st
             )
             return [], frozenset()
     from steelyard.run.config import build_gate
-    from steelyard.suite.suite_file import read_suite_file
+    from steelyard.suite.suite_file import locating, read_suite_file
 
     raw = read_suite_file(suite).gate
-    gate = build_gate(raw, suite)
+    with locating(suite):
+        gate = build_gate(raw)
+        check_gate(gate)
     written = [*gate.rules]
     if raw.get("max_error_rate") is not None:
         written.insert(0, f"{FAILURE_RATE}<={gate.max_error_rate}")
     if gate.min_pass_rate is not None:
         written.insert(0, f"pass_rate>={gate.min_pass_rate}")
-    try:
-        return [parse_rule(rule) for rule in written], parse_waivers(gate.allow)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{suite}: gate: {error}") from error
+    return [parse_rule(rule) for rule in written], parse_waivers(gate.allow)
 
 
 def _print(gated: Gated, flags: GateFlags) -> None:

@@ -29,7 +29,7 @@ from steelyard.engine.local import LocalEngine
 from steelyard.errors import ConfigurationError, SuiteError, WorkersLost, describe, nearest
 from steelyard.plugins import load_object
 from steelyard.protocols import Scorer
-from steelyard.report.gate import gated_keys, parse_rule
+from steelyard.report.gate import check_gate, gated_keys, parse_rule
 from steelyard.report.summary import summary
 from steelyard.run.config import BuiltMatrix, BuiltSuite, EngineChoice, Gate, build_any, target_flag
 from steelyard.run.directory import OpenMode
@@ -40,6 +40,7 @@ from steelyard.run.runner import Runner
 from steelyard.run.send_policy import SendPolicy
 from steelyard.shutdown import CALLS_SECONDS
 from steelyard.suite.evalset import EvalSet
+from steelyard.suite.suite_file import locating
 
 log = logging.getLogger("steelyard")
 
@@ -337,9 +338,14 @@ def _from_yaml(
         hint = "steelyard init writes a suite to start from" if near is None else f"did you mean {suites[near]!r}?"
         raise SuiteError(f"no such file; {hint}", path=path)
     built = build_any(path, target, settings, models)
+    runner: Runner | MatrixRunner
     if isinstance(built, BuiltMatrix):
-        return _matrix_from(path, built, engine, variants)
-    return _runner_from(path, built, built.scorers, engine), built.gate
+        runner, gate = _matrix_from(path, built, engine, variants)
+    else:
+        runner, gate = _runner_from(path, built, built.scorers, engine), built.gate
+    with locating(Path(path), settings):
+        check_gate(gate)
+    return runner, gate
 
 
 def _runner_from(path: str, built: BuiltSuite, scorers: Sequence[Scorer], engine: Mapping[str, Any]) -> Runner:
@@ -381,10 +387,7 @@ def _matrix_from(
             )
         return _runner_from(path, one, first.scorers, {"engine": "local", "workers": None, "ray_address": None})
 
-    try:
-        options = _options_of(first)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: run: {error}") from error
+    options = _options_of(first)
     workers = first.engine.replace(**engine).make(Path(path).parent, CALLS_SECONDS)
     prompts = built.file.prompts or {}
     matrix = MatrixRunner.of_runners(

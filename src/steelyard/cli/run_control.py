@@ -31,7 +31,7 @@ from steelyard.daemon_threads import LoopThread
 from steelyard.engine.base import CancellationToken
 from steelyard.errors import ConfigurationError, RunCancelled, SteelyardError
 from steelyard.journal.files import PARTIAL, read_json_object, write_json
-from steelyard.report.gate import check_caveats, check_rule, parse_rule, parse_waivers, refuse_misspelt
+from steelyard.report.gate import check_caveats, check_rule, parse_rule, parse_waivers
 from steelyard.run.config import Gate, build_gate
 from steelyard.run.result import Result
 from steelyard.shutdown import (
@@ -342,10 +342,8 @@ def log_to_stderr(*, quiet: bool, verbose: bool) -> None:
 
 def with_flags(gate: Gate, allow: Sequence[str] = (), **flags: float | None) -> Gate:
     """Return the suite's gate, overridden by the flags of the command line."""
-    for rule in gate.rules:
-        refuse_misspelt(parse_rule(rule))  # a mistake to report before any call
+    parse_waivers(allow)
     allowed = [*gate.allow, *allow]
-    parse_waivers(allowed)
     given = {name: value for name, value in flags.items() if value is not None}
     return build_gate({**msgspec.structs.asdict(gate), "allow": allowed, **given})
 

@@ -19,6 +19,7 @@ from steelyard.report.compare.pairs import Pairs, RunCases, Values
 from steelyard.report.junit import attribute, content
 from steelyard.report.markdown import code, markdown_table, words
 from steelyard.run.analysis import add_slices
+from steelyard.run.config import Gate
 from steelyard.run.matrix import is_matrix, read_matrix
 from steelyard.run.result import Result
 from steelyard.stats.figures import SECONDS, nearest_figure
@@ -83,6 +84,19 @@ def refuse_misspelt(rule: Rule) -> None:
     if figure_of(rule.name) is None:
         hint = _hint(rule.name, fixed_figures())
         raise ConfigurationError(f"rule {rule.text!r}: no run has a metric {rule.name!r}; {hint}", topic="rule")
+
+
+def check_gate(gate: Gate) -> None:
+    """Refuse a rule or a waiver of a suite's `gate` that no run could be checked against, naming its place."""
+    for number, rule in enumerate(gate.rules):
+        try:
+            refuse_misspelt(parse_rule(rule))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"gate.rules[{number}]: {error}") from error
+    try:
+        parse_waivers(gate.allow)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"gate.allow: {error}") from error
 
 
 def _nonsense(rule: Rule) -> str | None:

@@ -13,7 +13,7 @@ import msgspec
 
 from steelyard.engine.base import Engine
 from steelyard.errors import ConfigurationError, SuiteError, describe, reject_unknown
-from steelyard.plugins import BUILT_IN, Kind, find, load_object, takes
+from steelyard.plugins import BUILT_IN, Kind, find, load_object, make_sandbox, takes
 from steelyard.protocols import Scorer, Target
 from steelyard.records import CaseLimits
 from steelyard.run.hooks import as_hooks
@@ -35,7 +35,7 @@ from steelyard.stats.prices import read_prices
 from steelyard.stats.rules import read_rule
 from steelyard.stats.slices import parse_keys
 from steelyard.suite.evalset import EvalSet
-from steelyard.suite.suite_file import SuiteFile, naming_lines, read_suite_file
+from steelyard.suite.suite_file import SuiteFile, locating, read_suite_file
 from steelyard.targets.function import CallableTarget, as_target
 from steelyard.units import read_case_limits
 from steelyard.workspace.template import Workspace
@@ -183,10 +183,12 @@ class BuiltMatrix(msgspec.Struct, frozen=True, kw_only=True):
     def build(self, at: Mapping[str, str]) -> BuiltSuite:
         """The suite of one variant, without its prompt; what is wrong with it is said with its name."""
         try:
-            with naming_lines(self.file.path):
-                return _build(_variant_of(self, at))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{'/'.join(at.values())}: {error}") from error
+            with locating(self.file.path, self.file.settings):
+                own = self.file.targets is not None and not self.models
+                return _build(_variant_of(self, at), f"targets.{at[TARGET]}" if own else "target")
+        except SuiteError as error:
+            message = f"{'/'.join(at.values())}: {error.message}"
+            raise SuiteError(message, path=error.path, line=error.line) from error
 
 
 def build_suite(path: str | Path, target: Mapping[str, Any] | None = None, settings: Sequence[str] = ()) -> BuiltSuite:
@@ -212,7 +214,7 @@ def build_any(
     file = read_suite_file(path, settings)
     if file.is_matrix or len(models) > 1:
         return _matrix_of(file, target or {}, models)
-    with naming_lines(file.path):
+    with locating(file.path, file.settings):
         return _build(_with_target(file, _required_target(file), target))
 
 
@@ -267,17 +269,18 @@ def _with_target(file: SuiteFile, target: Any, changes: Mapping[str, Any] | None
     return dataclasses.replace(file, target=_changed_target(file, changes, by)) if changes else file
 
 
-def _build(file: SuiteFile) -> BuiltSuite:
+def _build(file: SuiteFile, target: str = "target") -> BuiltSuite:
+    """What the suite file names; `target` is the place of its target."""
     assert file.target is not None
-    reject_unknown(file.run, RUN_KEYS, "run", file=file.path)
+    reject_unknown(file.run, RUN_KEYS, "run")
     return BuiltSuite(
         suite=file.cases,
-        target=_build_target(file, file.target),
+        target=_build_target(file, file.target, target),
         scorers=_build_scorers(file),
         options=_run_options(file),
         gate=build_gate(file.gate, file.path),
         workspace=_build_workspace(file),
-        case_limits=_case_limits(file),
+        case_limits=read_case_limits(file.case_limits),
         engine=_engine_choice(file),
         hooks=_build_hooks(file),
         run_metrics=_build_run_metrics(file),
@@ -290,38 +293,30 @@ def _build_workspace(file: SuiteFile) -> Workspace | None:
         return None
     given = {("template" if key == "from" else key): value for key, value in file.workspace.items()}
     known = ["from", *(name for name in takes(Workspace) or () if name not in ("template", "folder"))]
-    reject_unknown(file.workspace, known, "workspace", file=file.path)
-    try:
-        return Workspace(**given, folder=file.path.parent.resolve())
-    except (ConfigurationError, TypeError) as error:
-        raise SuiteError(str(error), path=file.path) from error
-
-
-def _case_limits(file: SuiteFile) -> CaseLimits | None:
-    try:
-        return read_case_limits(file.case_limits)
-    except ConfigurationError as error:
-        raise SuiteError(str(error), path=file.path) from error
+    reject_unknown(file.workspace, known, "workspace")
+    return Workspace(**given, folder=file.path.parent.resolve())
 
 
 def _engine_choice(file: SuiteFile) -> EngineChoice:
+    given = read_suite_options(file.run, EngineChoice, file.path.parent)
     try:
-        return EngineChoice(**read_suite_options(file.run, EngineChoice, file.path.parent))
+        return EngineChoice(**given)
     except ConfigurationError as error:
-        raise SuiteError(f"run: {error}", path=file.path) from error
+        raise ConfigurationError(f"run: {error}") from error
 
 
 def _run_options(file: SuiteFile) -> dict[str, Any]:
     """The suite's own options; paths are relative to its folder, and times may have a unit."""
+    options = read_suite_options(file.run, RunOptions, file.path.parent)
+    if file.prices:
+        read_prices(file.prices, None)
+        options["prices"] = file.prices
+    if by := parse_keys([*file.by, *_gated_keys(file)], "by"):
+        options["by"] = by
     try:
-        options = read_suite_options(file.run, RunOptions, file.path.parent)
-        if file.prices:
-            read_prices(file.prices, None)
-            options["prices"] = file.prices
-        if by := parse_keys([*file.by, *_gated_keys(file)], "by"):
-            options["by"] = by
+        RunOptions(**{**options, "low_memory": False})  # which needs an output_path, that is not known here
     except ConfigurationError as error:
-        raise SuiteError(str(error), path=file.path) from error
+        raise ConfigurationError(f"run: {error}") from error
     return options
 
 
@@ -385,12 +380,12 @@ def _target_arguments(file: SuiteFile, kind: str, arguments: Mapping[str, Any]) 
     return takes(found) if inspect.isclass(found) else []
 
 
-def _build_target(file: SuiteFile, raw: str | dict[str, Any]) -> Target:
-    name, arguments = _name_and_arguments(raw, "target", file.path)
+def _build_target(file: SuiteFile, raw: str | dict[str, Any], place: str) -> Target:
+    name, arguments = _name_and_arguments(raw, place, file.path)
+    where = f"{place}.{name}"
     if name in _READERS:
-        return _READERS[name](file.path, arguments)
-    where = f"target.{name}"
-    return _as_target(_found("targets", name, "target", file.path), arguments, where, file.path)
+        return _READERS[name](file.path, arguments, where)
+    return _as_target(_found("targets", name, place, file.path), arguments, where, file.path)
 
 
 def _as_target(found: Any, arguments: Any, where: str, path: Path) -> Target:
@@ -558,7 +553,8 @@ def _build_judge(file: SuiteFile, arguments: Any, where: str) -> Scorer:
         raise SuiteError(f"{where}: name its model; a judge has no default", path=file.path)
     if isinstance(given.get("calibration"), str):
         given["calibration"] = calibration_file(given["calibration"], file.path.parent)
-    given["target"] = _build_target(file, _judge_target(file, given, where))
+    place = f"{where}.target" if "target" in given else where
+    given["target"] = _build_target(file, _judge_target(file, given, where), place)
     made: Scorer = _make(Judge, given, where, file.path, known_too=("models", "extract"))
     return made
 
@@ -597,7 +593,7 @@ def _judge_target(file: SuiteFile, given: dict[str, Any], where: str) -> Any:
     return {kind: {**arguments, "model": given["model"]}}
 
 
-def _command(path: Path, arguments: Any) -> Target:
+def _command(path: Path, arguments: Any, where: str) -> Target:
     """A program; `cwd` and a program named by a relative path are relative to the suite file's folder.
 
     The folder is part of the target's identity: resolved, it is the same from wherever the suite is run.
@@ -609,17 +605,16 @@ def _command(path: Path, arguments: Any) -> Target:
     if isinstance(arguments, dict):
         cwd = arguments.get("cwd", ".")
         if not isinstance(cwd, str):
-            raise SuiteError(f"target.command: cwd must be a folder's path, got {cwd!r}", path=path)
+            raise SuiteError(f"{where}: cwd must be a folder's path, got {cwd!r}", path=path)
         arguments = {**arguments, "cwd": (path.parent / cwd).resolve()}
-    made: Target = _make(Command, arguments, "target.command", path)
+    made: Target = _make(Command, arguments, where, path)
     return made
 
 
-def _agent(path: Path, arguments: Any) -> Target:
+def _agent(path: Path, arguments: Any, where: str) -> Target:
     """An agent's program; `{{ suite }}` in its words is the suite file's folder."""
     from steelyard.targets.agent import Agent
 
-    where = "target.agent"
     if isinstance(arguments, (str, list)):
         arguments = {"argv": arguments}
     if isinstance(arguments, dict):
@@ -630,13 +625,17 @@ def _agent(path: Path, arguments: Any) -> Target:
         if isinstance(output, dict):
             reject_unknown(output, ("python",), f"{where}.output", file=path)
             arguments["output"] = _load_argument(path, output.get("python"), f"{where}.output.python")
-    made: Target = _make(Agent, arguments, where, path)
+    made: Agent = _make(Agent, arguments, where, path)
+    if made.gateway is not None:
+        from steelyard.workspace.gateway import check_apis
+
+        check_apis(made.gateway, f"{where}.gateway")
+    make_sandbox(made.sandbox, f"{where}.sandbox", path.parent.resolve())  # its names; the run makes and checks it
     return made
 
 
-def _python(path: Path, arguments: Any) -> Target:
+def _python(path: Path, arguments: Any, where: str) -> Target:
     """Your own function, class or target: `python: agent.py:answer`, or a mapping with `class` or `function`."""
-    where = "target.python"
     reference, options = _own_object(path, arguments, where)
     loaded = _load_argument(path, reference, where)
     if isinstance(loaded, Target) and not inspect.isclass(loaded):
@@ -644,16 +643,17 @@ def _python(path: Path, arguments: Any) -> Target:
     return _as_target(loaded, options, where, path)
 
 
-def _endpoint(kind: str, path: Path, arguments: Any) -> Target:
+def _endpoint(kind: str, path: Path, arguments: Any, where: str) -> Target:
     """A model's endpoint; its functions and its CA bundle are relative to the suite file's folder."""
-    where = f"target.{kind}"
     make = find("targets", kind)
     known = [name for name in takes(make) or () if name != "transport"]
     if isinstance(arguments, dict):
         reject_unknown(arguments, known, where, file=path)
-    if not isinstance(arguments, dict) or not arguments.get("model"):
-        raise SuiteError(f"{where} takes a mapping of arguments, with at least a model", path=path)
-    given = dict(arguments)
+    if not isinstance(arguments, dict | None):
+        raise SuiteError(f"{where} takes a mapping of arguments, with at least a model, got {arguments!r}", path=path)
+    if not (arguments or {}).get("model"):
+        raise SuiteError(f"{where} needs a model: {where}.model", path=path)
+    given = dict(arguments or {})
     if isinstance(given.get("ca_bundle"), str):
         given["ca_bundle"] = str(path.parent / given["ca_bundle"])
     if isinstance(key := given.get("api_key"), dict):
@@ -668,15 +668,15 @@ def _endpoint(kind: str, path: Path, arguments: Any) -> Target:
     return made
 
 
-def _answers(path: Path, arguments: Any) -> Target:
+def _answers(path: Path, arguments: Any, where: str) -> Target:
     """Answers from a file: its path alone, or with arguments; relative to the suite's folder."""
     given = {"path": arguments} if isinstance(arguments, str) else arguments
     if isinstance(given, dict) and isinstance(given.get("path"), str):
         given = {**given, "path": str(path.parent / given["path"])}
-    return _as_target(_found("targets", "answers", "target", path), given, "target.answers", path)
+    return _as_target(find("targets", "answers"), given, where, path)
 
 
-_READERS: Mapping[str, Callable[[Path, Any], Target]] = {
+_READERS: Mapping[str, Callable[[Path, Any, str], Target]] = {
     "command": _command,
     "agent": _agent,
     "answers": _answers,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from steelyard.errors import ConfigurationError, TargetError, suggestion
+from steelyard.errors import ConfigurationError, TargetError, reject_unknown
 from steelyard.protocols import InvocationContext, RemoteTarget, Target, TargetWrapper
 from steelyard.records import EvalCase, InvocationResponse
 
@@ -282,9 +282,7 @@ def read_prices(raw: Mapping[str, Any] | None, model_id: str | None) -> PriceBoo
 
 
 def _read_set(raw: Mapping[str, Any], where: str) -> Prices:
-    for key in raw:
-        if key not in _KEYS:
-            raise ConfigurationError(f"unknown key {where}.{key}; {suggestion(key, _KEYS)}", topic="unknown-key")
+    reject_unknown(raw, _KEYS, where)
     for key in ("input", "output"):
         if raw.get(key) is None:
             raise ConfigurationError(f"{where} must say what {key} tokens cost: {where}.{key}")

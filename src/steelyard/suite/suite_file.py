@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,10 @@ _EXPANDED = (
     "attachments_from", "scorers", "run", "prices", "gate", "hooks", "run_metrics",
 )  # fmt: skip
 """The keys in which `${NAME}` is replaced; not in the words of prompts and inline cases, which may have their own."""
+_index = re.compile(r"\[(\d+)\]")
+_more_of_a_key = re.compile(r"[\w\-\[/]|\.\w")
+"""What follows a key's name where the message names a longer one."""
+_MAX_PARTS = 4
 _variable = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_][A-Za-z0-9_]*)(:-((?:[^{}]|\{[^{}]*\})*))?\}|\$\{[^}]*\}?")
 
 _TAG = "tag:yaml.org,2002:"
@@ -71,6 +75,8 @@ class SuiteFile:
     run_metrics: list[Any] = field(default_factory=list)
     by: list[Any] = field(default_factory=list)
     """The metadata keys whose slices reports show."""
+    settings: tuple[str, ...] = ()
+    """What took the place of values in the file, like `run.parallelism=5`."""
 
     @property
     def is_matrix(self) -> bool:
@@ -94,38 +100,50 @@ def read_suite_file(path: str | Path, settings: Sequence[str] = ()) -> SuiteFile
         _set(document, setting)
         if setting.startswith("cases"):
             lines = []
-    with naming_lines(path):
-        reject_unknown(document, KEYS, file=path)
-        try:
-            return _suite_file(path, document, lines)
-        except SuiteError:
-            raise
-        except ConfigurationError as error:
-            raise SuiteError(str(error), path=path) from error
+    with locating(path, settings):
+        reject_unknown(document, KEYS)
+        return replace(_suite_file(path, document, lines), settings=tuple(settings))
 
 
 @contextmanager
-def naming_lines(path: Path) -> Iterator[None]:
-    """Add the line to an error about a key of this suite file."""
+def locating(path: Path, settings: Sequence[str] = ()) -> Iterator[None]:
+    """Name this suite file in errors about what it says, and the line of the key that their messages begin with.
+
+    `settings` take the place of what the file says: a value of theirs has no line.
+    """
     try:
         yield
     except SuiteError as error:
-        if error.key is not None and error.line is None and error.path == str(path):
-            error.set_line(_line_of(path, error.key))
+        if error.line is None and error.path in (None, str(path)):
+            error.set_place(path, _line_of(path, error.message, settings))
         raise
+    except ConfigurationError as error:
+        raise SuiteError(str(error), path=path, line=_line_of(path, str(error), settings)) from error
 
 
-def _line_of(path: Path, key: str) -> int | None:
-    """The line of a key such as `run.paralelism`; None where it is not in the file, but set by a flag."""
+def _line_of(path: Path, message: str, settings: Sequence[str]) -> int | None:
+    """The line of the key that a message is about: `gate.rules[0]: …`, `unknown key run.paralelism; …`.
+
+    None where the message begins with no key of the file, or with one that is set by a flag.
+    """
     with open_file(path) as file:
         root = yaml.compose(file.read().decode("utf-8-sig"), Loader=_SuiteLoader)
-    named = [(where, line) for where, line in _key_lines(root) if where.rpartition(".")[2] == key.rpartition(".")[2]]
-    # The target of a variant, for one, is not where a single target would be: a key that is there once is the one.
-    return next((line for where, line in named if where == key), named[0][1] if len(named) == 1 else None)
+    # `scorers[0].judge: examples[1]: …` is about `scorers[0].judge.examples[1]`.
+    parts = message.replace("unknown key ", "").split(": ")
+    abouts = [".".join(parts[: number + 1]) for number in range(min(len(parts), _MAX_PARTS))]
+    named = [
+        (where, line)
+        for where, line in _key_lines(root)
+        if any(about.startswith(where) and not _more_of_a_key.match(about, len(where)) for about in abouts)
+    ]
+    given = tuple(setting.partition("=")[0] for setting in settings)
+    if any(_index.sub(r".\1", about).startswith(given) for about in abouts):
+        return None
+    return max(named, key=lambda one: len(one[0]), default=("", None))[1]
 
 
 def _key_lines(root: yaml.Node | None) -> Iterator[tuple[str, int]]:
-    """Yield the place of each key, such as `scorers[0].judge`, and its line."""
+    """Yield the place of each key and each item of a list, such as `scorers[0].judge`, and its line."""
     waiting: list[tuple[str, yaml.Node | None]] = [("", root)]
     visited: set[int] = set()
     while waiting:
@@ -134,7 +152,9 @@ def _key_lines(root: yaml.Node | None) -> Iterator[tuple[str, int]]:
             continue
         visited.add(id(node))
         if isinstance(node, yaml.SequenceNode):
-            waiting += [(f"{place}[{number}]", item) for number, item in enumerate(node.value)]
+            for number, item in enumerate(node.value):
+                yield f"{place}[{number}]", item.start_mark.line + 1
+                waiting.append((f"{place}[{number}]", item))
         elif isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 where = f"{place}.{key.value}" if place else str(key.value)

@@ -14,7 +14,7 @@ from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, meta, nodes
 from jinja2.sandbox import SandboxedEnvironment
 
 from steelyard.case_templates import bounded_environment
-from steelyard.errors import ConfigurationError, suggestion
+from steelyard.errors import ConfigurationError, reject_unknown
 from steelyard.suite.identity import BadCase
 from steelyard.suite.sources import CASE_FIELDS, JSON_FIELDS, CaseColumns, json_text
 
@@ -38,11 +38,8 @@ class FieldTemplates:
         environment = bounded_environment(undefined=StrictUndefined)
         self._renders: dict[str, Render] = {}
         self._mentioned: set[str] = set()
+        reject_unknown(fields, CASE_FIELDS, "fields")
         for name, source in fields.items():
-            if name not in CASE_FIELDS:
-                raise ConfigurationError(
-                    f"unknown key fields.{name}; {suggestion(name, CASE_FIELDS)}", topic="unknown-key"
-                )
             self._renders[name] = self._compile(environment, name, source)
         left_out = {_ALTERNATIVE[name] for name in fields if name in _ALTERNATIVE}
         self._by_name = [name for name in CASE_FIELDS if name not in fields and name not in left_out]

@@ -22,7 +22,8 @@ from typing import Any
 import msgspec
 
 from steelyard.daemon_threads import DaemonThreads
-from steelyard.errors import ConfigurationError, TargetError, TransportError, describe
+from steelyard.errors import ConfigurationError, TargetError, TransportError, describe, reject_unknown
+from steelyard.plugins import takes
 from steelyard.protocols import GatewayAddresses, InvocationContext, LimitSignal, Target
 from steelyard.records import STOP_REASONS, CaseLimits, InvocationResponse
 from steelyard.stats.prices import PriceBook, Prices, cost_of
@@ -41,6 +42,7 @@ from steelyard.workspace.recording import (
     lost_cost,
 )
 from steelyard.workspace.upstream import (
+    API_KINDS,
     Forwarded,
     ForwardedCase,
     Route,
@@ -64,9 +66,8 @@ class Gateway:
     """Gives each attempt an address and a key, and passes its calls to the providers. One for each process of a run."""
 
     def __init__(self, apis: Mapping[str, Mapping[str, Any] | None]) -> None:
-        if not isinstance(apis, Mapping) or not apis:
-            raise ConfigurationError(f"gateway must name an API, such as {{anthropic: {{}}}}, got {apis!r}")
-        self.upstreams = {name: _upstream(name, options) for name, options in apis.items()}
+        check_apis(apis)
+        self.upstreams = {name: Upstream(name, **(options or {})) for name, options in apis.items()}
         self._calls: dict[str, Target] = dict(self.upstreams)
         self._price_book = PriceBook()
         self._prices: dict[tuple[str, str | None], Prices | None] = {}
@@ -130,13 +131,16 @@ class Gateway:
         return response.cost if response.cost is not None or prices is None else cost_of(response, prices)
 
 
-def _upstream(name: str, options: Mapping[str, Any] | None) -> Upstream:
-    if options is not None and not isinstance(options, Mapping):
-        raise ConfigurationError(f"gateway.{name} takes a mapping of arguments, got {options!r}")
-    try:
-        return Upstream(name, **(options or {}))
-    except TypeError as error:
-        raise ConfigurationError(f"gateway.{name}: {error}") from error
+def check_apis(apis: object, where: str = "gateway") -> None:
+    """Refuse what is no mapping of APIs to the arguments of each, or has a name that is not known."""
+    if not isinstance(apis, Mapping) or not apis:
+        raise ConfigurationError(f"{where} must name an API, such as {{anthropic: {{}}}}, got {apis!r}")
+    reject_unknown(apis, API_KINDS, where)
+    known = [option for option in takes(Upstream) or () if option != "api"]
+    for name, options in apis.items():
+        if not isinstance(options, Mapping | None):
+            raise ConfigurationError(f"{where}.{name} takes a mapping of arguments, got {options!r}")
+        reject_unknown(options or {}, known, f"{where}.{name}")
 
 
 class GatewaySession:

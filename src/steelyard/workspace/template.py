@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 
 from steelyard.case_templates import CaseTemplate, PathTemplate, ValueTemplate
-from steelyard.errors import ConfigurationError, suggestion
+from steelyard.errors import ConfigurationError, reject_unknown
 from steelyard.plugins import make_sandbox
 from steelyard.records import EvalCase
 from steelyard.units import parse_duration, parse_size
@@ -497,10 +497,7 @@ def _read_template(given: Any) -> tuple[str, dict[str, Any]]:
         return "folder", {"folder": PathTemplate(os.fspath(given), where)}
     if not isinstance(given, Mapping) or not ("files" in given) ^ ("git" in given):
         raise ConfigurationError(f"{where} must be a folder, {{files: …}} or {{git: …, ref: …}}, got {given!r}")
-    known = ("files",) if "files" in given else _GIT_KEYS
-    for key in given:
-        if key not in known:
-            raise ConfigurationError(f"unknown key {where}.{key}; {suggestion(key, known)}")
+    reject_unknown(given, ("files",) if "files" in given else _GIT_KEYS, where)
     if "files" in given:
         files = given["files"]
         if isinstance(files, str):
@@ -518,7 +515,7 @@ def _read_template(given: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _commands(given: Any, where: str) -> list[list[CaseTemplate]]:
-    if isinstance(given, str) or not all(isinstance(words, (list, tuple)) and words for words in given):
+    if not isinstance(given, (list, tuple)) or not all(isinstance(words, (list, tuple)) and words for words in given):
         raise ConfigurationError(f"{where} must be a list of commands, each a list of words, got {given!r}")
     return [[CaseTemplate(str(word), where, ("workspace",)) for word in words] for words in given]
 
@@ -530,7 +527,7 @@ def _environment(given: Any, where: str) -> dict[str, CaseTemplate]:
 
 
 def _patterns(given: Any) -> tuple[str, ...]:
-    if isinstance(given, str) or not all(isinstance(pattern, str) and pattern for pattern in given):
+    if not isinstance(given, (list, tuple)) or not all(isinstance(pattern, str) and pattern for pattern in given):
         raise ConfigurationError(f"workspace.artifacts must be a list of file patterns such as logs/**, got {given!r}")
     for pattern in given:
         if os.path.isabs(pattern) or ".." in pattern.split("/"):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from steelyard.errors import ConfigurationError, TargetError, TransportError
+from steelyard.errors import TargetError, TransportError
 from steelyard.masking import Masker, Secret
 from steelyard.protocols import HttpReply, HttpRequest, Identity, InvocationContext
 from steelyard.records import EvalCase, InvocationResponse
@@ -244,9 +244,7 @@ class Upstream:
         ca_bundle: str | None = None,
         verify: bool = True,
     ) -> None:
-        kind = _KINDS.get(api)
-        if kind is None:
-            raise ConfigurationError(f"gateway has an unknown API {api!r}; it takes {' and '.join(_KINDS)}")
+        kind = API_KINDS[api]
         check_texts(model=api, api_key_env=api_key_env, proxy=proxy, ca_bundle=ca_bundle)
         check_switches(verify=verify)
         self.api = api
@@ -418,7 +416,7 @@ class Upstream:
         return EndpointConnection(transport, (), is_ours=True)
 
 
-_KINDS: Mapping[str, type[EndpointTarget]] = {"openai": OpenAIChat, "anthropic": AnthropicMessages}
+API_KINDS: Mapping[str, type[EndpointTarget]] = {"openai": OpenAIChat, "anthropic": AnthropicMessages}
 
 
 def _usual_base_url(kind: type[EndpointTarget]) -> str:

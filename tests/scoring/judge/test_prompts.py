@@ -242,7 +242,7 @@ def test_examples_become_earlier_turns_with_their_verdicts() -> None:
         ([{"answer": "x", "expected": "y"}], r"examples\[0\]: has no score"),
         ([{"expected": "x", "score": 1}], "has no answer"),
         ([{"answer": "x", "expected": "y", "score": 2}], "score must be a number within 0..1, got 2"),
-        ([{"answer": "x", "expected": "y", "score": 1, "reson": "z"}], "unknown key 'reson'; did you mean 'reason'"),
+        ([{"answer": "x", "expected": "y", "score": 1, "reson": "z"}], "unknown key reson; did you mean 'reason'"),
         ([{"answer": "x", "score": 1}], "correctness_v1 needs expected"),
     ],
 )

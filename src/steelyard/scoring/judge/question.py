@@ -25,7 +25,7 @@ from jinja2.runtime import Context
 
 from steelyard.attachments import shown
 from steelyard.case_templates import bounded_environment
-from steelyard.errors import ConfigurationError, suggestion
+from steelyard.errors import ConfigurationError, reject_unknown, suggestion
 from steelyard.plugins import BUILT_IN, find
 from steelyard.records import EvalCase, InvocationResponse
 from steelyard.scoring.base import check_share
@@ -224,9 +224,7 @@ def example_turns(prompt: Prompt, examples: Sequence[Mapping[str, Any]], thresho
 def _turns(prompt: Prompt, example: Mapping[str, Any], threshold: float) -> list[dict[str, Any]]:
     if not isinstance(example, Mapping):
         raise ConfigurationError(f"must be a mapping, got {example!r}")
-    for name in example:
-        if name not in _EXAMPLE_FIELDS:
-            raise ConfigurationError(f"unknown key {name!r}; {suggestion(name, _EXAMPLE_FIELDS)}", topic="unknown-key")
+    reject_unknown(example, _EXAMPLE_FIELDS)
     for name in ("answer", "score"):
         if name not in example:
             raise ConfigurationError(f"has no {name}")
