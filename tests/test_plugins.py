@@ -189,9 +189,11 @@ def test_a_broken_plugin_is_named_and_breaks_nothing_else(tmp_path: Path, acme: 
     assert finish(start(tmp_path, "--help", **environment)).code == 0
     listing = finish(start(tmp_path, "plugins", **environment))
     assert listing.code == 0, listing.err
-    assert "vowels       steelyard-acme 1.0, steelyard_acme:Vowels" in listing.out
+    assert "vowels       steelyard_acme:Vowels, of steelyard-acme 1.0" in listing.out
     assert "cannot be used: the scorer 'bad' of steelyard-broken 1.0" in listing.out
     assert "cannot be used: the scorer 'gone' of steelyard-broken 1.0" in listing.out
+    assert max(map(len, listing.out.splitlines())) <= 80
+    assert "steelyard.scoring.judge.prompts:INSTRUCTION_FOLLOWING_V1\n" in listing.out
 
 
 def test_the_list_says_of_everything_where_it_came_from(tmp_path: Path, acme: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import get_args
 
 import click
@@ -10,6 +11,7 @@ from steelyard.cli.output import show, show_json
 from steelyard.plugins import Kind, Plugin, plugins_of
 from steelyard.stats.formatting import safe_text
 
+_WIDTH = 80
 _TITLES: dict[Kind, str] = {"run_metrics": "run metrics", "reports": "report formats", "prompts": "judge prompts"}
 
 
@@ -33,8 +35,20 @@ def _section(kind: Kind, plugins: list[Plugin]) -> str:
     lines = [_TITLES.get(kind, kind)]
     width = max((len(plugin.name) for plugin in plugins), default=0)
     for plugin in plugins:
-        source = "built in" if plugin.package == "steelyard" else f"{plugin.package} {plugin.version or ''}".rstrip()
-        lines.append(safe_text(f"  {plugin.name:<{width}}  {source}, {plugin.object}"))
+        source = "" if plugin.package == "steelyard" else f", of {plugin.package} {plugin.version or ''}".rstrip()
+        lines += _wrapped(f"{plugin.name:<{width}}  {plugin.object}{source}", "  ")
         if plugin.problem is not None:
-            lines.append(safe_text(f"  {'':<{width}}  cannot be used: {plugin.problem}"))
+            lines += _wrapped(f"cannot be used: {plugin.problem}", " " * 4)
     return "\n".join(lines if plugins else [*lines, "  none"])
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    """The text in lines, between words: a name to copy stays whole."""
+    return textwrap.wrap(
+        safe_text(text),
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
