@@ -240,7 +240,46 @@ def test_file_names_with_spaces_and_other_scripts_work_throughout(tmp_path: Path
     assert "läufe 1" in run_cli(tmp_path, "ls", folder).out
 
 
-def test_a_misspelt_flag_is_answered_with_the_one_that_is_most_like_it(tmp_path: Path) -> None:
-    ended = run_cli(tmp_path, "run", "suite.yaml", "--paralelism", "2")
-    assert ended.code == 2
-    assert ended.err.endswith("No such option '--paralelism'. Did you mean '--parallelism'?\n")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rnu"], "no command is named 'rnu'; did you mean 'run'?"),
+        (["run"], "SUITE is missing; usage: steelyard run [OPTIONS] SUITE"),
+        (
+            ["run", "suite.yaml", "--paralelism", "2"],
+            "no option is named '--paralelism'; did you mean '--parallelism'?",
+        ),
+        (["run", "suite.yaml", "-j"], "option '-j' requires an argument"),
+        (["run", "suite.yaml", "-j", "many"], "-j/--parallelism: 'many' is neither a whole number nor auto"),
+        (["run", "suite.yaml", "-j", "0"], "-j/--parallelism must be >= 1, got 0"),
+        (["run", "suite.yaml", "more"], "got unexpected extra argument (more)"),
+        (["run", "suite.yaml", "--engine", "car"], "--engine: 'car' is not one of 'local', 'ray'"),
+        (["run", "suite.yaml", "--max-cost", "x"], "--max-cost: 'x' is not a number"),
+        (["run", "suite.yaml", "--timeout", "x"], "--timeout must be a length of time like 500ms, 60s or 2m, got 'x'"),
+        (["run", "suite.yaml", "--min-pass-rate", "3"], "--min-pass-rate must be within 0..1, or 0%..100%, got '3'"),
+        (["run", "suite.yaml", "-p", "x"], "-p/--param: write NAME=VALUE, such as temperature=0.2, got 'x'"),
+        (
+            ["run", "suite.yaml", "--new", "--out", "x"],
+            "--new cannot be used with --out: it chooses a directory itself",
+        ),
+        (["import", "log.json"], "-o/--out is missing; usage: steelyard import [OPTIONS] FILE"),
+        (["cache", "stats"], "no command is named 'stats'; known here: clear, info"),
+        (["mock", "--port", "x"], "--port: 'x' is not an integer"),
+        (["check", "suite.yaml", "--repeat", "0"], "--repeat: 0 is not in the range 1<=x<=100"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_on_the_command_line_has_the_form_of_all_messages(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    ended = run_cli(tmp_path, *words)
+    command = "" if words == ["rnu"] else f"{words[0]} "
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == f"steelyard: {said}\nMore: steelyard {command}--help\n"
+
+
+def test_a_share_may_be_a_percentage_on_the_command_line(tmp_path: Path) -> None:
+    Workshop(tmp_path)
+    ended = run_cli(tmp_path, "run", "suite.yaml", "--no-progress", "--min-pass-rate", "101%")
+    assert "--min-pass-rate must be within 0..1" in ended.err
+    assert run_cli(tmp_path, "run", "suite.yaml", "--no-progress", "--min-pass-rate", "0%").code == 0

@@ -54,7 +54,7 @@ def test_a_busy_port_is_exit_2() -> None:
     ("flags", "named"),
     [
         (["--latency", "soon"], "latency must be a length of time"),
-        (["--error-rate", "2"], "error_rate must be a number from 0 to 1, got 2.0"),
+        (["--error-rate", "2"], "--error-rate must be within 0..1, or 0%..100%, got '2'"),
         (["--answers", "nowhere.jsonl"], "nowhere.jsonl: cannot read the answers"),
         (["--tokens-per-second", "5", "--chunk-interval", "1ms"], "give one of them"),
     ],

@@ -182,4 +182,4 @@ def test_a_usage_error_is_broken_between_words_too(monkeypatch, tmp_path: Path) 
     monkeypatch.setattr("tests.support.cli.io.StringIO", Screen)
     ended = run_cli(tmp_path, "gate", "runs/a", "--max-regression", "pass_rate=0.1")
     assert ended.code == 2
-    assert ended.err.endswith("Error: --max-regression and --max-slowdown need a\n  --baseline\n")
+    assert ended.err.startswith("steelyard: --max-regression and --max-slowdown need a\n  --baseline\nMore: ")

@@ -10,6 +10,7 @@ import click
 
 from steelyard.cache.store import ManagedStore, StoreError, open_store, parse_store, path_of
 from steelyard.cli.click_types import Parsed
+from steelyard.cli.group import CommandGroup
 from steelyard.cli.main import BROKEN
 from steelyard.cli.output import say, show, show_json, with_topic
 from steelyard.errors import ConfigurationError
@@ -21,7 +22,7 @@ _SQLITE_ENDINGS = (".sqlite", ".db")
 _place = click.argument("place", metavar="[DIR]", type=Parsed(parse_store), default=CACHE)
 
 
-@click.group("cache")
+@click.group("cache", cls=CommandGroup)
 def command() -> None:
     """Show or clear a cache of answers.
 

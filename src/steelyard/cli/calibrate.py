@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from steelyard.cli.click_types import SHARE
 from steelyard.cli.main import FAILED_GATE
 from steelyard.cli.output import say, show, show_json
 from steelyard.errors import ConfigurationError
@@ -64,7 +65,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--seed", type=int, default=0, help="Seed of the draw of --audit [default: 0].")
 @click.option(
     "--min-agreement",
-    type=click.FloatRange(0, 1),
+    type=SHARE,
     metavar="RATE",
     default=MIN_RATE,
     help="The sensitivity and specificity, or rho for graded labels, from which a judge is trusted "

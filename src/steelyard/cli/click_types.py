@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import click
 import msgspec
 
+from steelyard.cli.group import named
 from steelyard.errors import ConfigurationError
 from steelyard.run.options import OptionField, Parse, options_of
+from steelyard.units import parse_percentage
 
 F = TypeVar("F", bound=Callable[..., Any])
 CommandName = Literal["run", "sweep", "score"]
@@ -35,9 +37,12 @@ class Parsed(_ParamType):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return self._parse(value, "it" if param is None or param.name is None else param.name)
+            return self._parse(value, self.name if param is None else named(param))
         except ConfigurationError as error:
-            self.fail(str(error), param, ctx)
+            raise click.UsageError(str(error), ctx) from error
+
+
+SHARE = Parsed(parse_percentage, "share")
 
 
 class Format(_Choice):
@@ -67,10 +72,13 @@ def given_options(kind: type[msgspec.Struct], command: CommandName, given: dict[
     for field, _ in _fields(kind, command):
         value, option = given.pop(field.name), field.option
         if value is not None and value != ():
-            if option.parse is not None and _is_several(field):
-                value = option.parse(",".join(value), option.flags[0])
-            if option.check is not None:
-                option.check("/".join(option.flags), value)
+            try:
+                if option.parse is not None and _is_several(field):
+                    value = option.parse(",".join(value), option.flags[0])
+                if option.check is not None:
+                    option.check("/".join(option.flags), value)
+            except ConfigurationError as error:
+                raise click.UsageError(str(error)) from error
             values[field.name] = value
     return values
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from importlib import import_module
 
@@ -10,11 +9,25 @@ import click
 
 from steelyard._version import __version__
 from steelyard.cli.main import ABOUT, BROKEN, COMMANDS, EXIT_CODES, INTERRUPTED, REFUSED, WIDEST
-from steelyard.cli.output import fitted, say, with_topic
+from steelyard.cli.output import say, with_topic
 from steelyard.errors import SpeakFlags
 
 
-class _LazyGroup(click.Group):
+class CommandGroup(click.Group):
+    """A command with commands of its own, which refuses any other name with the nearest."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in names:
+            from steelyard.errors import suggestion
+
+            ctx.fail(f"no command is named {args[0]!r}; {suggestion(args[0], names)}")
+        return super().resolve_command(ctx, args)
+
+
+class _LazyGroup(CommandGroup):
     """Knows its commands by name and one line of help, and imports one when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -25,15 +38,6 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"steelyard.cli.{cmd_name}").command
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            from steelyard.errors import suggestion
-
-            ctx.fail(f"no command is named {args[0]!r}; {suggestion(args[0], COMMANDS)}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
@@ -60,8 +64,11 @@ def _run(args: list[str] | None) -> int:
     try:
         code = group.main(args=args, prog_name="steelyard", standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except click.ClickException as error:
-        _show_usage_error(error)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return REFUSED
+    except click.UsageError as error:
+        say(_usage_error(error, sys.argv[1:] if args is None else args))
         return REFUSED
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -69,14 +76,37 @@ def _run(args: list[str] | None) -> int:
         return _exit_code(error)
 
 
-def _show_usage_error(error: click.ClickException) -> None:
-    from steelyard.stats.formatting import without_commands
+def _usage_error(error: click.UsageError, args: list[str]) -> str:
+    """What is wrong with a command line, and where its rules are, in the form of all our messages."""
+    from steelyard.errors import topic_of
 
-    if isinstance(error, click.NoSuchOption) and error.possibilities:
-        error.possibilities[1:] = []  # click sorts them by name: the best match need not be the first
-    shown = io.StringIO()
-    error.show(shown)
-    click.echo(fitted(without_commands(shown.getvalue()), sys.stderr), err=True, nl=False)
+    topic = topic_of(error)
+    if topic is not None:
+        return with_topic(str(error), topic)
+    if error.ctx is not None:
+        command = error.ctx.command_path
+    else:  # an option without its value
+        command = " ".join(["steelyard", *(word for word in args[:1] if word in COMMANDS)])
+    return f"{_said(error)}\nMore: {command} --help"
+
+
+def _said(error: click.UsageError) -> str:
+    message = error.message.rstrip(".")
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        usage = "" if error.ctx is None else f"; usage: {error.ctx.get_usage().removeprefix('Usage: ')}"
+        return f"{named(error.param)} is missing{usage}"
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        message = message.replace("a valid float", "a number").replace("a valid integer", "an integer")
+        return f"{named(error.param)}: {message}"
+    if isinstance(error, click.NoSuchOption):
+        near = f"; did you mean {error.possibilities[0]!r}?" if error.possibilities else ""
+        return f"no option is named {error.option_name!r}{near}"
+    return message[:1].lower() + message[1:]  # click's own begin with a capital
+
+
+def named(param: click.Parameter) -> str:
+    """A flag as messages call it, `-j/--parallelism`, or an argument, `SUITE`."""
+    return "/".join(param.opts) if isinstance(param, click.Option) else param.human_readable_name
 
 
 def _exit_code(error: Exception) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from steelyard.cli.click_types import SHARE
 from steelyard.cli.output import say, show
 from steelyard.cli.run_control import SERVER, loop_factory, raise_limit
 from steelyard.mock.options import MockOptions
@@ -45,22 +46,22 @@ _SNIPPET = """serving; Ctrl-C ends it, {url}/stats shows what it received. In a 
     metavar="SECONDS",
     help="The wait that a 429 asks for [default: until the rate allows a call, or 1].",
 )
-@click.option("--error-rate", type=float, default=0.0, help="Share of requests answered with 500.")
-@click.option("--drop-rate", type=float, default=0.0, help="Share whose connection is closed without a byte.")
-@click.option("--torn-rate", type=float, default=0.0, help="Share of answers that break off in the middle.")
-@click.option("--slow-first-rate", type=float, default=0.0, help="Share whose first token takes --slow-first longer.")
+@click.option("--error-rate", type=SHARE, default=0.0, help="Share of requests answered with 500.")
+@click.option("--drop-rate", type=SHARE, default=0.0, help="Share whose connection is closed without a byte.")
+@click.option("--torn-rate", type=SHARE, default=0.0, help="Share of answers that break off in the middle.")
+@click.option("--slow-first-rate", type=SHARE, default=0.0, help="Share whose first token takes --slow-first longer.")
 @click.option("--slow-first", default="5s", show_default=True, help="How much longer.")
 @click.option(
-    "--tool-call-rate", type=float, default=0.0, help="Share answered with a tool call, if the request has tools."
+    "--tool-call-rate", type=SHARE, default=0.0, help="Share answered with a tool call, if the request has tools."
 )
-@click.option("--refusal-rate", type=float, default=0.0, help="Share that is refused.")
+@click.option("--refusal-rate", type=SHARE, default=0.0, help="Share that is refused.")
 @click.option("--no-usage", is_flag=True, help="Report no token counts.")
 @click.option("--key", help="The API key that requests must have; otherwise 401.")
 @click.option("-m", "--model", "models", multiple=True, help="Name of a model; others are 404. Repeatable.")
 @click.option(
     "--answers", type=click.Path(path_type=Path), help="JSONL of prompts and answers, such as a suite's cases."
 )
-@click.option("--right-rate", type=float, default=1.0, show_default=True, help="Share of --answers that are right.")
+@click.option("--right-rate", type=SHARE, default=1.0, show_default=True, help="Share of --answers that are right.")
 def command(no_usage: bool, **options: Any) -> int:
     """Serve the APIs of OpenAI, Anthropic, Gemini and Bedrock on this machine, with a simulated model behind them.
 

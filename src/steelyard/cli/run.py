@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from steelyard.cli.click_types import flags_of, given_options, target_changes, target_flags
+from steelyard.cli.click_types import SHARE, flags_of, given_options, target_changes, target_flags
 from steelyard.cli.main import BROKEN, TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json, with_topic
 from steelyard.cli.output_dir import choose_place, command_again, does_again, remove_if_unused
@@ -102,10 +102,8 @@ class RunFlags(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--salvage", is_flag=True, help="Continue a run with damaged records: keep what can be read.")
 @click.option("--accept-edits", is_flag=True, help="Accept records that were edited.")
-@click.option("--min-pass-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 1 below this pass rate.")
-@click.option(
-    "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
-)
+@click.option("--min-pass-rate", type=SHARE, metavar="RATE", help="Exit 1 below this pass rate: 0.8 or 80%.")
+@click.option("--max-error-rate", type=SHARE, metavar="RATE", help="Exit 4 above this error rate [default: 0].")
 @click.option(
     "--allow", multiple=True, metavar="NAME", help="Do not fail the gate for this; see `steelyard gate --allow`."
 )

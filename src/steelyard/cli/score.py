@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from steelyard.cli.click_types import flags_of, given_options
+from steelyard.cli.click_types import SHARE, flags_of, given_options
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import command_again
@@ -35,10 +35,8 @@ _NOTHING_WAITS = 4
 @click.option("--suite", help="Another suite file, for its scorers and expected answers [default: the run's own].")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="New run directory [default: RUN-scored-TIME].")
 @flags_of(RunOptions, "score")
-@click.option("--min-pass-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 1 below this pass rate.")
-@click.option(
-    "--max-error-rate", type=click.FloatRange(0, 1), metavar="RATE", help="Exit 4 above this error rate [default: 0]."
-)
+@click.option("--min-pass-rate", type=SHARE, metavar="RATE", help="Exit 1 below this pass rate: 0.8 or 80%.")
+@click.option("--max-error-rate", type=SHARE, metavar="RATE", help="Exit 4 above this error rate [default: 0].")
 @click.option(
     "--allow", multiple=True, metavar="NAME", help="Do not fail the gate for this; see `steelyard gate --allow`."
 )
