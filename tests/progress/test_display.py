@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import logging
 import os
 import pty
 import re
@@ -403,3 +404,65 @@ def test_without_scorers_and_prices_neither_is_shown(monkeypatch):
     display(stream, "bar").refresh(120, some_stats(), BUSY, 50)
     assert "passed" not in stream.getvalue()
     assert "cost" not in stream.getvalue()
+
+
+# --- log lines while a bar is shown ----------------------------------------------------------------------
+
+
+OUR_LOG = logging.getLogger("steelyard")
+
+
+def without_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our log as a program has it that configures no logging. Not a fixture: pytest adds its handlers after those."""
+    for logger in (OUR_LOG, logging.root):
+        monkeypatch.setattr(logger, "handlers", [])
+
+
+def logged(monkeypatch: pytest.MonkeyPatch, displays: int = 1) -> list[str]:
+    """What is on the screen after a warning and a notice during a run, and another warning after it."""
+    at_width(monkeypatch, 80)
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    shown = [display(screen, "bar", total=10) for _ in range(displays)]
+    shown[0].refresh(5, some_stats(), BUSY, 50)
+    OUR_LOG.warning("the cache is full")
+    OUR_LOG.info("5 cases are left")
+    shown[0].refresh(6, some_stats(), BUSY, 50)
+    for one in shown:
+        one.close(10, some_stats())
+    OUR_LOG.warning("done")
+    return screen_of(screen)
+
+
+def test_a_warning_has_a_line_of_its_own_above_the_bar(monkeypatch):
+    without_handlers(monkeypatch)
+    rows = logged(monkeypatch)
+    assert (rows[0], rows[2:]) == ("the cache is full", ["done", ""])
+    assert rows[1].startswith("capitals 100%|")
+    assert OUR_LOG.handlers == []
+
+
+@pytest.mark.parametrize("name", ["steelyard", None])
+def test_the_programs_own_handler_writes_each_line_once_above_the_bar(monkeypatch, name):
+    without_handlers(monkeypatch)
+    screen = types.SimpleNamespace(write=lambda text: sys.stderr.write(text), flush=lambda: None)
+    handler = logging.StreamHandler(screen)
+    handler.setFormatter(logging.Formatter("LOG %(message)s"))
+    logging.getLogger(name).addHandler(handler)
+    rows = logged(monkeypatch)
+    assert (rows[0], rows[2:]) == ("LOG the cache is full", ["LOG done", ""])
+    assert rows[1].startswith("capitals 100%|")
+
+
+def test_two_bars_at_once_write_a_warning_once(monkeypatch):
+    without_handlers(monkeypatch)
+    rows = logged(monkeypatch, displays=2)
+    assert rows.count("the cache is full") == 1
+
+
+@pytest.mark.parametrize("mode", ["lines", "off"])
+def test_the_log_is_left_alone_where_there_is_no_bar(monkeypatch, mode):
+    without_handlers(monkeypatch)
+    shown = display(io.StringIO(), mode)
+    assert OUR_LOG.handlers == []
+    shown.close(0, RunningStats())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TextIO
@@ -24,6 +26,8 @@ from steelyard.stats.formatting import (
     without_commands,
 )
 from steelyard.stats.running import RunningStats
+
+log = logging.getLogger("steelyard")
 
 
 class LiveDisplay:
@@ -61,6 +65,9 @@ class LiveDisplay:
         self._grew_at = self._started
         self._stream = sys.stderr if stream is None else stream
         self._output = choose_output(mode, self._stream)
+        self._log_above = _LogAbove(self._output) if isinstance(self._output, TerminalBar) else None
+        if self._log_above is not None:
+            log.handlers.insert(0, self._log_above)  # before those that write
 
     def refresh(
         self,
@@ -86,6 +93,9 @@ class LiveDisplay:
         if self._output is not None:
             self._output.close(self._frame(done, stats, self._clock(), outcomes))
             self._output = None
+        if self._log_above is not None:
+            log.removeHandler(self._log_above)
+            self._log_above = None
 
     def _frame(
         self,
@@ -228,8 +238,21 @@ class TerminalBar:
         self._output = _Stream(stream)
         self._columns = 0
         self._height = 0
+        self.lock = threading.RLock()
+        """Held while it is drawn, and by what writes a line above it."""
 
     def draw(self, frame: Frame) -> None:
+        with self.lock:
+            self._draw(frame)
+
+    def clear(self) -> None:
+        """Take the bar off the screen until it is drawn again."""
+        with self.lock:
+            if self._height:
+                self._height = 0
+                self._output.write(_CLEAR_BELOW)
+
+    def _draw(self, frame: Frame) -> None:
         columns = self._output.columns()
         # The last column stays free: a character there makes some terminals wrap.
         lines = [self._bar(frame, columns - 1)]
@@ -245,7 +268,8 @@ class TerminalBar:
     def close(self, frame: Frame) -> None:
         """Leave the finished bar alone on its line, the cursor below."""
         bar = self._bar(frame, self._output.columns() - 1)
-        self._output.write(_CLEAR_BELOW + bar + "\n")
+        with self.lock:
+            self._output.write(_CLEAR_BELOW + bar + "\n")
 
     def _bar(self, frame: Frame, width: int) -> str:
         # The formatter alone: an instance would bring a lock, a monitor thread and the wall clock.
@@ -261,6 +285,35 @@ class TerminalBar:
             bar_format="{desc} {percentage:3.0f}%|{bar}| "
             f"{frame.done:,}/{frame.total:,} [{{elapsed}}<{{remaining}}, {frame.rate}]{waiting}",
         )
+
+
+class _LogAbove(logging.Handler):
+    """While a bar is shown, clears it for each line of our log; the bar is drawn again below.
+
+    The line is written by whatever handles the log; where nothing does, by Python's last resort, as without a bar.
+    """
+
+    def __init__(self, bar: TerminalBar) -> None:
+        super().__init__()
+        self._bar = bar
+
+    def emit(self, record: logging.LogRecord) -> None:
+        last = logging.lastResort
+        with self._bar.lock:
+            self._bar.clear()
+            if last is not None and record.levelno >= last.level and self._is_alone(record.name):
+                last.handle(record)
+
+    def _is_alone(self, name: str) -> bool:
+        """Whether no other handler gets the records of this logger, and of several bars this is the last to clear."""
+        if [handler for handler in log.handlers if isinstance(handler, _LogAbove)][-1:] != [self]:
+            return False
+        logger: logging.Logger | None = logging.getLogger(name)
+        while logger is not None:
+            if not all(isinstance(handler, _LogAbove) for handler in logger.handlers):
+                return False
+            logger = logger.parent if logger.propagate else None
+        return True
 
 
 class PlainLines:
