@@ -14,8 +14,10 @@ from steelyard import EvalCase, EvalSet, InvocationResponse, Result, Runner
 from steelyard.errors import ConfigurationError
 from steelyard.protocols import InvocationContext
 from steelyard.report.gate import Allowance, CheckedRule, check_rule, hold_to, parse_drop, parse_rule
+from steelyard.scoring import Judge
 from steelyard.stats.intervals import clopper_pearson
 from steelyard.stats.metrics import figures
+from steelyard.targets import CallableTarget
 from tests.support.cli import Ended, Workshop, run_cli
 from tests.support.compare import finished, journal, outcome
 from tests.support.journal import CountedModel, write_journal
@@ -261,10 +263,19 @@ def test_answers_that_could_not_be_scored_break_a_gate_on_quality(tmp_path: Path
     ended = gate(tmp_path, "run", "--rule", "pass_rate>=0.8")
     assert ended.code == 1
     assert ended.out.startswith(
-        "scoring errors: 1 of 10 answers could not be scored, and are in no pass rate (--allow "
+        "scoring errors: a scorer failed on 1 of 10 answers; no pass rate counts the 1 without a verdict (--allow "
     )
     assert gate(tmp_path, "run", "--rule", "pass_rate>=0.8", "--allow", "scoring-errors").code == 0
     assert gate(tmp_path, "run", "--rule", "pass_rate>=0.8", "--rule", "failure_rate<=10%").code == 0
+
+
+def test_an_answer_that_a_judge_could_not_rescue_is_not_said_to_be_in_no_pass_rate(tmp_path: Path) -> None:
+    """With `when: failed` the case stays failed, as the other scorers say."""
+    suite = EvalSet("s", [EvalCase(id=str(n), prompt="p", expected="wrong" if n < 2 else "P") for n in range(10)])
+    judge = Judge(model="m", target=CallableTarget(lambda case: "no verdict"), when="failed")
+    Runner(lambda case: "P", suite, ["exact", judge], output_path=tmp_path / "run").run_sync()
+    ended = gate(tmp_path, "run", "--rule", "pass_rate>=0.8")
+    assert (ended.code, ended.out.partition(" (")[0]) == (1, "scoring errors: a scorer failed on 2 of 10 answers")
 
 
 def test_what_may_pass_can_be_said_in_the_suite(tmp_path: Path) -> None:

@@ -171,7 +171,9 @@ def _caveats(metrics: Metrics) -> Iterator[tuple[str, str, str, tuple[str, ...]]
     """Each condition that a run is in: its waiver, a title, what is so, and the figures whose rules decide instead."""
     ok = metrics.counts.ok
     if metrics.scoring_errors:
-        reason = f"{metrics.scoring_errors:,} of {counted(ok, 'answer')} could not be scored, and are in no pass rate"
+        reason = f"a scorer failed on {metrics.scoring_errors:,} of {counted(ok, 'answer')}"
+        if metrics.unscored:
+            reason += f"; no pass rate counts the {metrics.unscored:,} without a verdict"
         yield "scoring-errors", "scoring errors", reason, ("scoring_errors", "failure_rate", "unscored")
     if metrics.truncated:
         reason = f"{metrics.truncated:,} of {counted(ok, 'answer')} were cut off at the limit of tokens"

@@ -228,9 +228,9 @@ def test_rows_are_corrected_for_their_number_and_a_row_twice_counts_once(tmp_pat
     assert (rate.p_adjusted, two.outcome) == (pytest.approx(2 * rate.p), "no difference")
     assert rate.ci95[0] > 0
     assert "(Holm)" in two.verdict
-    note = "the interval of passed leaves out 0, but p, corrected for the number of rows, does not show it"
-    assert two.verdict.endswith(f"; {note}")
-    assert "leaves out 0" not in alone.verdict
+    note = "the interval of passed is for that row alone, p is raised for the number of rows: where it excludes 0 and p"
+    assert two.verdict.endswith(f"; {note} is not below 0.05, no difference is shown")
+    assert "excludes 0" not in alone.verdict
 
 
 def test_cases_that_fail_now_come_first(tmp_path: Path) -> None:

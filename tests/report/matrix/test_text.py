@@ -77,7 +77,7 @@ def test_an_interval_that_leaves_out_0_where_nothing_is_shown_is_explained(tmp_p
     assert [(one.ci95[1] < 0, one.p_adjusted > 0.05, one.outcome) for one in changes] == [
         (True, True, "no difference")
     ] * 2
-    note = "an interval is that of its pair alone, and may leave out 0 where the corrected p shows nothing"
+    note = "An interval is for its pair alone: where it excludes 0 and p is not below 0.05, no difference is shown"
     assert note in " ".join(leaderboard_text(board).split())
     assert note not in " ".join(plain.split())
 

@@ -199,7 +199,7 @@ def _of_passes(one: Against, *, raised: bool) -> str:
 
 
 def _of_corrected(one: Against) -> Iterator[str]:
-    """Name the rows whose interval leaves out 0 and which are still not shown, for the number of rows."""
+    """Name the rows whose interval excludes 0 and which are still not shown, for the number of rows."""
     rows = {"errors": one.error_rate, **{f"score {name}": change for name, change in one.scores.items()}}
     if one.pass_rate is not None:
         same = one.pass_rate.difference, one.pass_rate.ci95
@@ -208,7 +208,10 @@ def _of_corrected(one: Against) -> Iterator[str]:
     found = [name for name, change in rows.items() if is_corrected_away(change)]
     if found:
         named = ", ".join(found[:_MAX_NAMED]) + (f" and {len(found) - _MAX_NAMED:,} more" * (len(found) > _MAX_NAMED))
-        yield f"the interval of {named} leaves out 0, but p, corrected for the number of rows, does not show it"
+        yield f"the interval of {named} is for that row alone, p is raised for the number of rows: {GO_BY_P}"
+
+
+GO_BY_P = "where it excludes 0 and p is not below 0.05, no difference is shown"
 
 
 def is_corrected_away(change: Change) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from steelyard._version import __version__
 from steelyard.records import Record
-from steelyard.report.compare.comparison import Change, format_p, is_corrected_away, signed
+from steelyard.report.compare.comparison import GO_BY_P, Change, format_p, is_corrected_away, signed
 from steelyard.report.csv import csv_line
 from steelyard.report.markdown import code, markdown_table, words
 from steelyard.report.matrix.leaderboard import Leaderboard, Standing
@@ -109,7 +109,7 @@ def how_tested(board: Leaderboard) -> str:
     note = f"Holm's correction counts all {board.pairs_tested:,} pairs that differ, as any variant could have been best"
     compared = [one.against_best.change for one in board.variants if one.against_best is not None]
     if any(is_corrected_away(change) for change in compared):
-        note += "; an interval is that of its pair alone, and may leave out 0 where the corrected p shows nothing"
+        note += f". An interval is for its pair alone: {GO_BY_P}"
     return note
 
 
