@@ -194,6 +194,16 @@ def test_a_load_run_of_a_duration_is_estimated_once_round(tmp_path: Path) -> Non
     assert "once round the cases:" in planned.describe()
 
 
+def test_no_line_of_a_plan_is_wider_than_80_columns(tmp_path: Path) -> None:
+    planned = ahead(Answers(), tmp_path / "run")
+    lines = msgspec.structs.replace(planned, can_show=can_show(10, RunOptions())).describe().splitlines()
+    assert max(map(len, lines[1:])) <= 80  # the first names a path
+    assert lines[-2:] == [
+        "  10 cases show a change of the pass rate by 68 points or more, 4 times in 5, if",
+        "    all changes go the same way",
+    ]
+
+
 def test_the_budget_is_part_of_the_plan(tmp_path: Path) -> None:
     assert "max_cost: the run stops at 2.50 USD" in ahead(Answers(), tmp_path / "r", max_cost=2.5).describe()
 

@@ -13,6 +13,7 @@ from steelyard.report.case import (
     MAX_FILES,
     CaseFile,
     _score,
+    _times,
     beginning,
     case_files,
     ending,
@@ -133,3 +134,12 @@ def test_beginnings_and_endings_are_bounded(tmp_path: Path) -> None:
     file = CaseFile("logs/x", 0)
     assert beginning(tmp_path, file, 12) == "é" * 10 + "zz"
     assert ending(tmp_path, file, 5) == "zend\n"
+
+
+def test_times_and_tokens_of_an_attempt_fit_80_columns() -> None:
+    times = {"elapsed": 0.277, "time_to_first_token": 0.088, "time_to_last_token": 0.276}
+    record = a_record(num_tokens_input=21, num_tokens_output=16, cost=0.0001234, **times)
+    assert _times(record).splitlines() == [
+        "  attempts 1, in all 277ms, first token 88ms, last token 276ms, tokens in 21,",
+        "    out 16, cost 0.0001234",
+    ]

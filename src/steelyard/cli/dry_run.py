@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -77,8 +78,8 @@ class PlannedRun(msgspec.Struct, kw_only=True):
         if self.judge_calls:
             calls = "1 call, which is" if self.judge_calls == 1 else f"{self.judge_calls:,} calls, which are"
             lines.append(f"  judges: at most {calls} not in the estimate")
-        lines += [f"  {line}" for line in self._estimated()]
-        lines += [f"  {safe_text(line)}" for line in self.can_show]
+        lines += [indented(line) for line in self._estimated()]
+        lines += [indented(safe_text(line)) for line in self.can_show]
         return "\n".join(lines)
 
     def _estimated(self) -> list[str]:
@@ -95,6 +96,16 @@ class PlannedRun(msgspec.Struct, kw_only=True):
         if self.max_cost is not None:
             lines.append(f"max_cost: the run stops at {format_money(self.max_cost, currency)}")
         return lines
+
+
+def indented(text: str) -> str:
+    """A line below a plan's first, broken between words where it is longer than the narrowest usual terminal."""
+    return textwrap.fill(
+        text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+_WIDTH = 80
 
 
 def at_once(parallelism: int | str) -> str:
@@ -342,7 +353,7 @@ class Estimate(msgspec.Struct, kw_only=True):
 
     def describe(self) -> list[str]:
         """The estimate in words."""
-        output = "not known: no answer so far, and no limit in the target's params"
+        output = "not known: no answer so far, no limit in the target's params"
         if self.output_tokens is not None:
             output = f"{self.output_tokens:,}, {self.output_tokens_from}"
         cost = f"not known: {safe_text(self.prices_from)}"

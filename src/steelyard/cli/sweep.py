@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from steelyard.cli.click_types import Parsed, flags_of, given_options, target_changes, target_flags
-from steelyard.cli.dry_run import UNKNOWN_OUTPUT, Estimate, Estimator, once_round
+from steelyard.cli.dry_run import UNKNOWN_OUTPUT, Estimate, Estimator, indented, once_round
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
 from steelyard.cli.output_dir import choose_sweep_place, command_again, remove_if_unused
@@ -154,7 +154,7 @@ class PlannedSweep(msgspec.Struct, frozen=True, kw_only=True):
             cost = f"once round the cases, {cost}"
         elif self.cost_at_most is not None and self.requests.most != self.requests.least:
             cost += f", up to {format_money(self.cost_at_most, estimate.currency)}"
-        return f"{self.suite}: {self.requests.says}\n  {cost}"
+        return f"{self.suite}: {self.requests.says}\n{indented(cost)}"
 
 
 def _look_ahead(sweep: Sweep) -> PlannedSweep:

@@ -6,6 +6,7 @@ What the run directory has on disk of an agent's case (logs, the patch, what was
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +36,7 @@ from steelyard.workspace.keeping import KEPT_WORKSPACE, PATCH, SUMMARY
 from steelyard.workspace.patch import PatchSummary
 from steelyard.workspace.places import safe_name
 
+_WIDTH = 80
 _IDS_TO_SUGGEST = 5_000
 
 
@@ -97,7 +99,7 @@ class OneCase:
         for line in () if found is None else trajectory_lines(found):
             yield f"  {line}"
         yield from self._file_lines(record)
-        yield f"  {_times(record)}"
+        yield _times(record)
         yield f"  {self.run}/outputs.jsonl, byte {offset}"
 
     def _file_lines(self, record: Record) -> Iterator[str]:
@@ -165,7 +167,7 @@ def _times(record: Record) -> str:
     for name, label in {"num_tokens_input": "tokens in", "num_tokens_output": "out", "cost": "cost"}.items():
         if (value := getattr(record, name)) is not None:
             parts.append(f"{label} {value:,}")
-    return ", ".join(parts)
+    return textwrap.fill(", ".join(parts), _WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 _TEXTS = ("text", "content", "output", "summary", "thinking", "refusal")
