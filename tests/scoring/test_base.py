@@ -102,10 +102,16 @@ def test_a_keyboard_interrupt_is_not_a_score() -> None:
         run(Given(KeyboardInterrupt()))
 
 
+@pytest.mark.parametrize(("answer", "value", "passed"), [(True, 1.0, True), (0.4, 0.4, False), (1, 1.0, True)])
+def test_a_class_may_return_a_number_or_a_bool_as_a_function_does(answer, value, passed) -> None:
+    (score,) = run(Given(answer))
+    assert (score.name, score.value, score.passed) == (Given(answer).name, value, passed)
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (1.0, "returned float"),
+        (1.5, "not within 0..1"),
         ("pass", "returned str"),
         ([Score("a", 1.0), 1.0], "returned list"),
         (Score("a"), "neither a value, a label nor errors"),

@@ -151,10 +151,16 @@ class FunctionScorer:
             answer = await answer
         if isinstance(answer, (Score, list)) or answer is None:
             return answer
-        if isinstance(answer, numbers.Real) or type(answer).__name__ in ("bool", "bool_"):
-            value = float(answer)
-            return Score(self.name, value, value >= self._threshold)
-        raise TypeError(f"scorer {self.name!r} returned {type(answer).__name__}, not a Score, number, bool or None")
+        return _score_of(answer, self.name, self._threshold)
+
+
+def _score_of(answer: Any, name: str, threshold: float = 0.5) -> Score:
+    """The score that a number or a bool is; TypeError for anything else."""
+    if isinstance(answer, numbers.Real) or type(answer).__name__ in ("bool", "bool_"):  # NumPy's is no number
+        value = float(answer)
+        return Score(name, value, value >= threshold)
+    kind = type(answer).__name__
+    raise TypeError(f"scorer {name!r} returned {kind}, not a Score, a list of Scores, a number, a bool or None")
 
 
 class ObjectScorer:
@@ -332,7 +338,7 @@ def _checked(answer: object, name: str) -> list[Score]:
         return [_plain(answer, name)]
     if isinstance(answer, list) and all(isinstance(score, Score) for score in answer):
         return [_plain(score, name) for score in answer]
-    raise TypeError(f"scorer {name!r} returned {type(answer).__name__}, not a Score, a list of Scores or None")
+    return [_plain(_score_of(answer, name), name)]
 
 
 def _is_plain(score: Score) -> bool:
