@@ -253,6 +253,24 @@ def test_only_levels_that_are_there_are_linked(folder: Path) -> None:
         assert f'<a href="/run/{ids[f"swept/level-{level}"]}">{level}</a>' in found[1]
 
 
+def test_the_levels_of_a_sweep_are_on_its_page_and_not_among_the_runs(folder: Path) -> None:
+    run_in(folder / "swept" / "level-4" / "judged", CountedModel(), cases(2))
+    run_in(folder / "alone", CountedModel(), cases(2))
+    runs = Runs(folder)
+    inside = Sweeps(runs).inside()
+    assert [one.name for one in runs.headlines() if one.id not in inside] == ["alone"]
+    assert Sweeps(Runs(folder / "swept")).inside() == set()
+
+
+def test_a_level_that_is_running_is_among_the_runs(folder: Path) -> None:
+    level = folder / "swept" / "level-16"
+    (level / "metrics.json").unlink()
+    with RunLock(level):
+        runs = Runs(folder)
+        inside = Sweeps(runs).inside()
+        assert [one.name for one in runs.headlines() if one.id not in inside] == ["swept/level-16"]
+
+
 @pytest.mark.parametrize("broken", ["", "{}", "[]", '{"levels": 3}', json.dumps({**mixed_sweep(), "levels": [{}]})])
 def test_what_cannot_be_understood_is_left_out(folder: Path, broken: str) -> None:
     (folder / "swept" / "sweep.json").write_text(broken, encoding="utf-8")

@@ -305,6 +305,12 @@ class Sweeps:
                 return sweep_title(sweep), sweep_markup(sweep, self._runs.name_of(place), links)
         return None
 
+    def inside(self) -> set[str]:
+        """The ids of the runs of a sweep, which its own page leads to; one that is running is not yet on that page."""
+        places = [place for place in self._places() if place != self._runs.root and _read(place) is not None]
+        ended = ((one.id, self._runs.find(one.id)) for one in self._runs.headlines() if one.state != "running")
+        return {run_id for run_id, run in ended if run is not None and any(place in run.parents for place in places)}
+
     def _places(self) -> dict[Path, list[Path]]:
         """The folders that hold levels, and their levels."""
         found: dict[Path, list[Path]] = {}

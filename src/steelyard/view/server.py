@@ -45,7 +45,18 @@ from steelyard.view.cases import (
 from steelyard.view.label import Labelling
 from steelyard.view.live import Watches
 from steelyard.view.pages import charts, in_case_order
-from steelyard.view.runs import MAX_COMPARED, Comparisons, Matrices, Overviews, Runs, Suites, Sweeps, batch, stat_of
+from steelyard.view.runs import (
+    MAX_COMPARED,
+    Comparisons,
+    ListedRun,
+    Matrices,
+    Overviews,
+    Runs,
+    Suites,
+    Sweeps,
+    batch,
+    stat_of,
+)
 from steelyard.view.security import Guard, is_loopback
 
 _BACKLOG = 128
@@ -243,7 +254,12 @@ class View:
     # Data
 
     async def _headlines(self, request: Request) -> Response:
-        return _json(await self._read(self._matrices.listed), request)
+        return _json(await self._read(self._listed), request)
+
+    def _listed(self) -> list[ListedRun]:
+        """The runs that are on no page of a matrix or a sweep."""
+        inside = self._sweeps.inside()
+        return [run for run in self._matrices.listed() if run.id not in inside]
 
     async def _matrix_headlines(self, request: Request) -> Response:
         return _json(await self._read(self._matrices.headlines), request)
