@@ -147,6 +147,7 @@ def test_messages_in_python_name_no_command(tmp_path: Path) -> None:
     ("kinds", "topic"),
     [
         ({"404 not found": 60}, "not-found"),
+        ({"503 unavailable": 3}, "retries"),
         ({"cannot connect": 3, "timeout": 2}, "connection"),
         ({"timeout": 1, "404 not found": 1}, "errors"),
         ({"ValueError": 5}, "errors"),

@@ -319,8 +319,10 @@ def _document(path: Path, text: str, kind: type[yaml.Node]) -> tuple[Any, list[i
     try:
         root = loader.get_single_node()
         if not isinstance(root, kind):
-            wanted = f"a mapping with the keys {', '.join(KEYS)}" if kind is yaml.MappingNode else "a list of cases"
-            raise SuiteError(f"{'is empty: it ' if root is None else ''}must be {wanted}", path=path)
+            is_suite = kind is yaml.MappingNode
+            wanted = "a mapping with keys such as target, cases and scorers" if is_suite else "a list of cases"
+            hint = "; steelyard init writes a suite to start from" if is_suite and root is None else ""
+            raise SuiteError(f"{'is empty: it ' if root is None else ''}must be {wanted}{hint}", path=path)
         _refuse_expansion(path, root)
         for line, key in _repeated_keys(root):
             raise SuiteError(f"the key {key!r} is duplicated in one mapping", path=path, line=line)

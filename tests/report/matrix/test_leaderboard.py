@@ -315,3 +315,10 @@ def test_equal_variants_are_called_different_at_most_one_time_in_twenty() -> Non
     ours, naive = alarms(8, 60, 0.5, 1000, np.random.default_rng(5))
     assert ours <= 0.05
     assert naive > 0.07
+
+
+def test_a_variant_whose_scorer_failed_says_so(tmp_path: Path) -> None:
+    scores = [Score("exact", 0.0, False), Score("judge", errors=["no JSON in the reply"])]
+    board = rank(matrix_of(tmp_path, {"a": [outcome("p", 0)], "b": [outcome("f", 0, scores=scores)]}))
+    note = "a scorer failed on 1 of 1 answer"
+    assert {one.name: note in one.notes for one in board.variants} == {"a": False, "b": True}

@@ -304,6 +304,8 @@ def _notes(field: _Field, number: int) -> Iterator[str]:
         yield f"not complete: {metrics.n:,} of {metrics.counts.planned:,} done"
     if number not in field.order:
         yield "not ranked: " + ("too few of the cases are done" if _has_verdicts(run) else "no case has a verdict")
+    if metrics.scoring_errors:
+        yield f"a scorer failed on {metrics.scoring_errors:,} of {counted(metrics.counts.ok, 'answer')}"
     if metrics.unscored:
         yield f"{counted(metrics.unscored, 'answer')} without a verdict count as not passed"
     advisory = [name for name, score in metrics.scores.items() if score.advisory]
