@@ -530,7 +530,7 @@ def test_a_run_without_figures_yet_is_listed_with_the_mark(tmp_path: Path) -> No
     [
         (["judge"], "the judge is not calibrated"),
         (["tone"], "judge tone is not calibrated"),
-        (["judge", "tone"], "judges judge, tone are not calibrated"),
+        (["judge", "tone"], "2 judges (judge, tone) are not calibrated"),
     ],
 )
 def test_a_judge_is_named_once(judges: list[str], sentence: str) -> None:

@@ -508,7 +508,7 @@ def uncalibrated_judges(metrics: Metrics) -> list[str]:
 def not_calibrated(judges: Sequence[str]) -> str:
     """Say of these judges that they are not calibrated. One that is simply named `judge` is "the judge"."""
     if len(judges) > 1:
-        return f"judges {', '.join(judges)} are not calibrated"
+        return f"{len(judges)} judges ({', '.join(judges)}) are not calibrated"
     return "the judge is not calibrated" if judges[0] == "judge" else f"judge {judges[0]} is not calibrated"
 
 

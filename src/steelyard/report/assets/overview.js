@@ -75,7 +75,7 @@ function tiles(page) {
 function uncalibratedNote(metrics) {
   const open = metrics.uncalibrated || Object.entries(metrics.scores || {})
     .filter(([, score]) => score.by && !score.advisory && !score.calibrated).map(([name]) => name);
-  if (open.length > 1) return `judges ${escapeInvisible(open.join(", "))} are not calibrated`;
+  if (open.length > 1) return `${open.length} judges (${escapeInvisible(open.join(", "))}) are not calibrated`;
   if (open[0] === "judge") return "the judge is not calibrated";
   return open.length ? `judge ${escapeInvisible(open[0])} is not calibrated` : "";
 }
