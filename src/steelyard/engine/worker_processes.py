@@ -210,6 +210,7 @@ class ProcessPool:
     """The processes of an engine, by worker number."""
 
     failure = None
+    start_seconds = _START_SECONDS
 
     def __init__(self, size: int) -> None:
         self.size = size

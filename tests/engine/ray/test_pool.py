@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 
+from steelyard._version import __version__
+from steelyard.engine.workers.messages import WorkerInfo
 from steelyard.errors import ConfigurationError
 
 pytestmark = pytest.mark.ray
@@ -20,7 +24,7 @@ def node(name: str, cpus: float, alive: bool = True) -> dict[str, Any]:
 
 @pytest.fixture
 def pool(monkeypatch) -> Any:
-    """A pool without a cluster; `nodes` is what Ray would report."""
+    """A pool without a cluster; `nodes` and `free` are what Ray would report."""
     import ray
 
     from steelyard.engine.ray import engine as engine_module
@@ -30,8 +34,11 @@ def pool(monkeypatch) -> Any:
     made._lock, made._strict = threading.Lock(), False
     made.nodes = [node("head", 0), node(A, 2), node(B, 4), node("gone", 8, alive=False)]
     monkeypatch.setattr(ray, "nodes", lambda: made.nodes)
-    monkeypatch.setattr(engine_module, "_can_grow", lambda cpus: made.can_grow)
-    made.can_grow = False
+    made.free = {A: 2.0, B: 4.0}
+    monkeypatch.setattr(engine_module, "can_grow", lambda cpus: made.can_grow)
+    monkeypatch.setattr(engine_module, "free_cpus", lambda: made.free)
+    made.can_grow = made._can_grow = False
+    made._cpus_each = 1.0
     return made
 
 
@@ -58,13 +65,90 @@ def test_a_cluster_without_cpus_is_asked_for_one(pool) -> None:
 
 def test_nodes_that_join_are_counted_and_workers_stay_when_nodes_leave(pool) -> None:
     pool._count_cpus()
-    pool._infos[0] = object()
+    pool._infos = dict.fromkeys(range(6), object())
     pool.nodes.append(node("new", 4))
+    pool.free = {A: 0.0, B: 0.0, "new": 4.0}
     pool._count_cpus()
     assert pool.size == 10
     pool.nodes.pop()
     pool._count_cpus()
     assert pool.size == 10
+
+
+def test_cpus_that_something_else_uses_are_not_counted(pool) -> None:
+    """A worker that waits for one would make an autoscaler add a node, and its CPUs would be counted next."""
+    pool.free = {A: 1.0, B: 2.5}
+    pool._count_cpus()
+    assert pool.size == 3
+    pool._infos, pool.free = dict.fromkeys(range(3), object()), {A: 0.0, B: 0.5}
+    pool._count_cpus()
+    assert pool.size == 3
+    pool.free = {A: 1.0, B: 0.5}
+    pool._count_cpus()
+    assert pool.size == 4
+
+
+def test_a_cluster_that_can_grow_has_more_time_for_its_first_worker(pool) -> None:
+    pool._count_cpus()
+    fixed = pool.start_seconds
+    pool.can_grow = True
+    pool._count_cpus()
+    assert pool.start_seconds > fixed
+
+
+class Introduced:
+    """An actor, whose introduction ends as told."""
+
+    def __init__(self, ending: Any) -> None:
+        self.ending = ending
+        self.introduce = self
+
+    def remote(self) -> Introduced:
+        return self
+
+
+@pytest.fixture
+def starting(pool, monkeypatch) -> Any:
+    """A pool whose next actors end as `endings` say."""
+    import ray
+
+    def get(call: Introduced) -> Any:
+        if isinstance(call.ending, Exception):
+            raise call.ending
+        return msgspec.to_builtins(call.ending)
+
+    def actor(number: int) -> Introduced:
+        pool._actors.setdefault(number, Introduced(pool.endings.pop(0)))
+        return pool._actors[number]
+
+    monkeypatch.setattr(ray, "wait", lambda calls, timeout: (calls[:1], calls[1:]))
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(pool, "_actor", actor, raising=False)
+    monkeypatch.setattr(pool, "_kill", lambda actors: None, raising=False)
+    pool._workers, pool.size, pool._nodes, pool._lost = 2, 2, 2, {}
+    pool._closed = threading.Event()
+    return pool
+
+
+def ready() -> WorkerInfo:
+    return WorkerInfo("n", 1, platform.python_version(), __version__)
+
+
+def test_a_worker_whose_node_is_lost_while_it_starts_is_started_again(starting) -> None:
+    import ray
+
+    starting.endings = [ray.exceptions.ActorDiedError(), ready(), ready()]
+    starting.start()
+    assert set(starting._infos) == {0, 1}
+    assert not starting._left_out
+
+
+def test_workers_that_die_again_and_again_while_they_start_are_an_error(starting) -> None:
+    import ray
+
+    starting.endings = [ray.exceptions.ActorDiedError() for _ in range(8)]
+    with pytest.raises(ConfigurationError, match="no worker could be started"):
+        starting.start()
 
 
 def test_a_node_that_is_left_out_gets_no_worker(pool) -> None:

@@ -74,6 +74,7 @@ class Pool:
     """Workers of this process; those of `late` are ready when they are told, those of `never` have no place."""
 
     failure = None
+    start_seconds = 60.0
 
     def __init__(self, size: int, lost: Callable[[], bool] = lambda: False) -> None:
         self.size = size

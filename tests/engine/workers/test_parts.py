@@ -862,6 +862,7 @@ class FakeActor:
 class FakePool:
     size = 1
     failure = None
+    start_seconds = 60.0
 
     def __init__(self, dies: bool) -> None:
         self.actor = FakeActor(dies)

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from typing import Any
 import msgspec
 
 from steelyard.daemon_threads import DaemonThreads
+from steelyard.engine.ray.autoscaler import can_grow, free_cpus
 from steelyard.engine.ray.connect import RayConnection, check_installed, probe
 from steelyard.engine.workers.driver import NoPlaceForWorker
 from steelyard.engine.workers.engine import WorkersEngine, check_workers
@@ -40,6 +42,14 @@ from steelyard.subprocesses import ending_of
 log = logging.getLogger("steelyard")
 
 _FIRST_WORKER_SECONDS = 60.0
+_GROWTH_SECONDS = 600.0
+"""The same for a cluster with an autoscaler, which may have to start a machine first."""
+_MAX_LOST_STARTS = 3
+"""How often a worker that dies while it starts, with its node perhaps, is started again before a run."""
+_GROWTH_REPORTED_SECONDS = 10.0
+"""How long there may be no worker before the log says that the cluster has to grow."""
+_WAIT_SECONDS = 1.0
+"""How often a start that waits for workers checks whether it was given up."""
 _OTHER_WORKERS_SECONDS = 10.0
 """How long the other workers of a cluster may take before a run begins without having checked their versions."""
 _MAX_CONCURRENT_CALLS = 1000
@@ -58,6 +68,7 @@ _CAUSES = (
     ("NODE_OUT_OF_MEMORY", "Ray killed it because its node ran out of memory"),
     ("memory monitor", "Ray killed it because its node ran out of memory"),
     ("its node has died", "its node is gone"),
+    ("cancelled before it started", "its node is gone"),
     ("node was terminated", "its node is gone"),
     ("killed by `ray.kill`", "it was ended by ray.kill"),
     ("INTENDED_USER_EXIT", "its code called exit()"),
@@ -98,8 +109,8 @@ class RayEngine(WorkersEngine):
     """Runs work on the actors of a Ray cluster; the same contract as LocalEngine.
 
     `address` is `host:port` or `auto`; without it a cluster is started on this machine. `workers` is how many actors;
-    when None, one for each CPU of the cluster, those of nodes that join later included. A case whose worker dies is
-    assigned again at most `max_reschedules` times. `working_dir` is sent along to a cluster at an address: a suite's
+    when None, one for each free CPU of the cluster, those of nodes that join later included. A case whose worker dies
+    is assigned again at most `max_reschedules` times. `working_dir` is sent along to a cluster at an address: a suite's
     module and the files next to it, without those that may hold keys. `runtime_env` is Ray's, merged with that of a
     job. A node that does not match this process is left out with a warning; with `strict_workers` it is an error.
 
@@ -211,7 +222,7 @@ class ActorConnection:
 
 
 class RayWorkerPool:
-    """The actors of an engine, by worker number. Without a number of `workers`, one for each CPU of the cluster.
+    """The actors of an engine, by worker number. Without a number of `workers`, one for each free CPU of the cluster.
 
     A node whose versions differ, or on which no worker starts, is left out with a warning; with `strict`, an error.
     """
@@ -232,12 +243,18 @@ class RayWorkerPool:
         self._lost: dict[tuple[str | None, int], str] = {}
         """The names of workers that were lost, by node and process: how each ended may be known later."""
         self._nodes = 1
+        self._can_grow = False
         self._lock = threading.Lock()
         self._threads = DaemonThreads()
         self._closed = threading.Event()
         self._count_cpus()
         for watch in (self._follow_cluster, self._watch_head):
             threading.Thread(target=watch, name="steelyard-ray-watch", daemon=True).start()
+
+    @property
+    def start_seconds(self) -> float:
+        """How long the cluster may take for a worker when there is none."""
+        return _GROWTH_SECONDS if self._can_grow else _FIRST_WORKER_SECONDS
 
     # Before a run
 
@@ -247,16 +264,21 @@ class RayWorkerPool:
 
         if self._infos:
             return
-        began = time.monotonic()
+        began, reported = time.monotonic(), False
         calls = {self._actor(number).introduce.remote(): number for number in range(self.size)}
-        waiting, first_error = list(calls), None
-        while waiting:
-            patience = _FIRST_WORKER_SECONDS if not self._infos else min(_FIRST_WORKER_SECONDS, _OTHER_WORKERS_SECONDS)
+        waiting, first_error, lost = list(calls), None, Counter[int]()
+        while waiting and not self._closed.is_set():
+            patience = self.start_seconds if not self._infos else _OTHER_WORKERS_SECONDS
             if self._infos and self._nodes == 1:
                 break
-            ready, waiting = ray.wait(waiting, timeout=max(0.1, began + patience - time.monotonic()))
+            left = began + patience - time.monotonic()
+            ready, waiting = ray.wait(waiting, timeout=min(max(0.1, left), _WAIT_SECONDS))
             if not ready:
-                break
+                if left <= 0:
+                    break
+                if not (self._infos or reported) and time.monotonic() - began > _GROWTH_REPORTED_SECONDS:
+                    reported = True
+                    log.info("no worker could be started yet: waiting up to %.0f s for a CPU", self.start_seconds)
             for call in ready:
                 try:
                     self._register(calls[call], msgspec.convert(ray.get(call), WorkerInfo))
@@ -265,11 +287,20 @@ class RayWorkerPool:
                         log.warning("%s", error)
                     first_error = str(error)
                 except ray.exceptions.RayError as error:
-                    first_error = first_error or self._left_out_after(calls[call], error)
+                    number = calls[call]
+                    if self._died(error) and lost[number] < _MAX_LOST_STARTS:
+                        log.warning("a worker was lost while it started: %s; starting another", self.why_lost(error))
+                        lost[number] += 1
+                        self.lose(number)
+                        again = self._actor(number).introduce.remote()
+                        calls[again] = number
+                        waiting.append(again)
+                    else:
+                        first_error = first_error or self._left_out_after(number, error)
         if not self._infos:
             raise ConfigurationError(
                 first_error
-                or f"the cluster started no worker within {_FIRST_WORKER_SECONDS:.0f} s: are all its CPUs taken?",
+                or f"the cluster started no worker within {self.start_seconds:.0f} s: are all its CPUs taken?",
                 topic="ray",
             )
         if self._left_out:
@@ -407,21 +438,34 @@ class RayWorkerPool:
 
         return isinstance(error, ray.exceptions.RayTaskError) or bool(getattr(error, "_actor_init_failed", False))
 
+    def _died(self, error: BaseException) -> bool:
+        """Whether an actor is gone for another reason than that it could not be made."""
+        import ray
+
+        return isinstance(error, ray.exceptions.RayActorError) and not self._is_unfit(error)
+
     def _count_cpus(self) -> None:
         """Find how many workers there are to be, and how much of a CPU each asks for.
 
         Where the cluster can grow, whole ones: those that find no place make it grow. Elsewhere a fixed number of
-        workers shares what there is.
+        workers shares what there is. Without a number, a CPU that something else uses is not counted: a worker
+        that waits for one would make an autoscaler add a node, whose CPUs would be counted next, and so on.
         """
         import ray
 
         used = [node for node in ray.nodes() if self._is_used(node)]
         cpus = sum(node["Resources"]["CPU"] for node in used)
         self._nodes = max(1, len(used))
-        self.size = self._workers or max(1, int(cpus), self.size if self._infos else 1)
-        shared = 0 < cpus < self.size and not _can_grow(cpus)
+        if not self._infos:
+            self._can_grow = can_grow(cpus)
+        if self._workers is None:
+            free = free_cpus()
+            self.size = max(self.size, len(self._infos) + sum(int(free.get(node["NodeID"], 0)) for node in used))
+            return
+        self.size = self._workers
+        shared = 0 < cpus < self.size and not self._can_grow
         self._cpus_each = cpus / self.size if shared else 1.0
-        if self._left_out and self._workers is not None:
+        if self._left_out:
             self._cpus_each = 0.0  # those on the other nodes have taken all there is
 
     def _follow_cluster(self) -> None:
@@ -466,17 +510,6 @@ class RayWorkerPool:
         thread = threading.Thread(target=kill, name="steelyard-ray-kill", daemon=True)
         thread.start()
         return thread
-
-
-def _can_grow(cpus: float) -> bool:
-    """Whether an autoscaler may add CPUs to the cluster."""
-    try:
-        from ray._private.state import state
-
-        most = state.get_max_resources_from_cluster_config() or {}
-    except Exception:  # noqa: BLE001 - not in every version of Ray
-        return False
-    return bool(most.get("CPU", 0) > cpus)
 
 
 def _node_of(actor: Any) -> str | None:

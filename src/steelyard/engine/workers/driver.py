@@ -49,8 +49,6 @@ from steelyard.stats.formatting import counted
 
 log = logging.getLogger("steelyard")
 
-_START_SECONDS = 60.0
-"""How long a run without a single worker waits for one."""
 _MAX_FALSE_STARTS = 3
 EXPECTED_SECONDS = 3.0
 """How long a share is kept for a worker that is being started; after that the other workers use it meanwhile."""
@@ -92,6 +90,10 @@ class WorkerPool(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def start_seconds(self) -> float:
+        """How long a run without a single worker waits for one."""
 
     @property
     def failure(self) -> Exception | None:
@@ -214,8 +216,8 @@ class DriverRun:
                     self._fail(self._pool.failure)
                 if any(worker.is_live for worker in self._workers):
                     without_since = now
-                elif now - without_since > _START_SECONDS:
-                    self._fail(WorkersLost(f"the cluster started no worker within {_START_SECONDS:.0f} s"))
+                elif now - without_since > self._pool.start_seconds:
+                    self._fail(WorkersLost(f"the cluster started no worker within {self._pool.start_seconds:.0f} s"))
                 self._dispatch.warn_about_missing(now)
                 self._dispatch.check_silence(now)
                 self._follow_pool()
@@ -682,12 +684,18 @@ class Dispatch:
             self.out_of_reach(worker)
 
     def warn_about_missing(self, now: float) -> None:
-        """Warn, once each time, that a worker could not be started and the others do its part."""
-        for worker in self._workers:
-            is_late = now > worker.starting_since + _MISSING_SECONDS and not worker.has_no_place
-            if not worker.is_live and is_late and not worker.missing_reported:
-                worker.missing_reported = True
-                log.warning("a worker has not been started for %.0f s: has the cluster a CPU for it?", _MISSING_SECONDS)
+        """Warn, once each time, that workers could not be started and the others do their part."""
+        missing = [
+            worker
+            for worker in self._workers
+            if not (worker.is_live or worker.has_no_place or worker.missing_reported)
+            and now > worker.starting_since + _MISSING_SECONDS
+        ]
+        for worker in missing:
+            worker.missing_reported = True
+        if missing:
+            what = f"{counted(len(missing), 'worker')} could not be started for {_MISSING_SECONDS:.0f} s"
+            log.warning("%s: has the cluster CPUs for all? The others do the work until then", what)
 
     def guarded(self, act: Callable[[], None]) -> Callable[[], None]:
         """Wrap a callback so that an exception ends the run."""
