@@ -191,6 +191,33 @@ def test_a_worker_has_few_jobs_waiting_and_none_when_the_run_nears_its_end() -> 
     assert handle.jobs_wanted(ahead=True) == 0
 
 
+def test_calls_that_end_in_the_same_moment_do_not_count_as_a_fast_pace(monkeypatch) -> None:
+    """20 calls of a second each: a worker that dies, or is stopped, must not have hundreds waiting."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    handle = WorkerHandle(0)
+    handle.share.set_limit(20)
+    most = 0
+    for _ in range(10):
+        now += 1.0
+        for _ in range(10):  # batches that come right after one another
+            now += 0.0001
+            handle.update(Batch([], 20, 20, 1), 2)
+            most = max(most, handle.jobs_wanted(ahead=True) - 20)
+    assert most < 10
+
+
+def test_a_fast_pace_has_a_tenth_of_a_seconds_work_waiting(monkeypatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    handle = WorkerHandle(0)
+    handle.share.set_limit(20)
+    for _ in range(100):
+        now += 0.02
+        handle.update(Batch([], 20, 20, 1), 100)
+    assert handle.jobs_wanted(ahead=True) - 20 == pytest.approx(500, abs=5)
+
+
 def test_a_queue_gives_batches_in_order_and_reports_when_it_has_room_again() -> None:
     async def main() -> None:
         emptied = []

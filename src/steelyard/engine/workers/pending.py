@@ -25,7 +25,8 @@ _AHEAD_SECONDS = 0.1
 _AHEAD_SHARE = 1 / 4
 """A worker has jobs waiting for this long at its pace, or this part of its share if that is more: many calls that end
 at once must not wait for the driver. At the end of a run waiting jobs are recalled where other workers are idle."""
-_RATE_SMOOTHING = 0.3
+_RATE_SECONDS = 0.3
+"""Over how long a worker's pace is averaged: calls that began together also end together."""
 _LEAD_SECONDS = 0.2
 """From the moment that all workers are ready to the first arrival: their first jobs have to reach them."""
 _HORIZON_SECONDS = 1.0
@@ -294,8 +295,8 @@ class WorkerHandle:
     def update(self, batch: Batch, ended: int) -> None:
         """Take in the state that a batch reports, with the number of jobs it ended."""
         now = time.monotonic()
-        rate = ended / max(now - self._last_batch_at, 1e-3)
-        self._rate += _RATE_SMOOTHING * (rate - self._rate)
+        passed = max(now - self._last_batch_at, 1e-6)
+        self._rate += (1 - math.exp(-passed / _RATE_SECONDS)) * (ended / passed - self._rate)
         self._last_batch_at = now
         self._batches = batch.number
         while self.unconfirmed and self.unconfirmed[0].number <= batch.received:
