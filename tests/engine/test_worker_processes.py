@@ -190,6 +190,24 @@ def test_a_process_that_cannot_start_says_how_it_ended(monkeypatch, capfd) -> No
     assert workers_of(os.getpid()) == []
 
 
+def test_a_run_goes_on_without_a_worker_that_cannot_be_started_again(board, monkeypatch, caplog) -> None:
+    """Steelyard is updated during the run, say, and a process that dies then would be replaced by the other version."""
+    with ProcessEngine(2) as engine:
+        watched = Watched(engine, board)
+
+        def disturb() -> None:
+            wait_for(lambda: watched.taken > 100, seconds=60)
+            monkeypatch.setattr(messages, "__version__", "9.9.9")
+            os.kill(int(board.lines("called")[-1][1]), signal.SIGKILL)
+
+        disturbing = threading.Thread(target=disturb, daemon=True)
+        disturbing.start()
+        result = run(Asking(board, 0.03), make_suite(600), watched, parallelism=20)
+        disturbing.join()
+    assert result.metrics["counts"] == {"planned": 600, "ok": 600, "error": 0, "cancelled": 0, "not_started": 0}
+    assert "9.9.9 here; the run goes on without it" in caplog.text
+
+
 # What comes back
 
 

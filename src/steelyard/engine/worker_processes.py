@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from steelyard.daemon_threads import DaemonThreads
+from steelyard.engine.workers.driver import NoPlaceForWorker
 from steelyard.engine.workers.engine import WorkersEngine, check_workers
 from steelyard.engine.workers.messages import Batch, Message, WorkerInfo, check_same_versions
 from steelyard.engine.workers.pickling import pickle_item
@@ -238,9 +239,16 @@ class ProcessPool:
             raise ConfigurationError("the engine was closed")
 
     async def worker(self, number: int) -> tuple[ProcessConnection, WorkerInfo]:
-        """Return a connection to the process of a number, started if it is not there."""
+        """Return a connection to the process of a number, started if it is not there.
+
+        One that cannot be started again, because Steelyard was updated meanwhile, say, leaves its part to the others.
+        """
         if number not in self._processes:
-            await DaemonThreads().run(self.start, [number])
+            try:
+                await DaemonThreads().run(self.start, [number])
+            except ConfigurationError as error:
+                self._check_open()
+                raise NoPlaceForWorker(f"{error}; the run goes on without it") from error
         process = self._processes[number]
         assert process.info is not None
         return ProcessConnection(process), process.info
