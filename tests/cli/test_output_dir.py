@@ -292,3 +292,12 @@ def test_a_folder_that_cannot_be_made_is_refused_and_nothing_is_said_to_be_there
     assert ended.code == 2
     assert ended.err.splitlines()[0] == "steelyard: cannot create /proc/x: No such file or directory"
     assert shop.asked() == []
+
+
+def test_a_run_directory_in_the_folder_of_a_ray_job_is_warned_about(tmp_path: Path) -> None:
+    folder = tmp_path / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    folder.mkdir(parents=True)
+    shop = Workshop(folder)
+    kept = str(tmp_path / "kept")
+    assert "which Ray deletes: give --out a path that stays" in go(shop, "--out", "mine").err
+    assert "which Ray deletes" not in go(shop, "--out", kept).err

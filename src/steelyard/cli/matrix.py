@@ -10,7 +10,7 @@ import msgspec
 
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
-from steelyard.cli.output_dir import choose_matrix_place, command_again, does_again, remove_if_unused
+from steelyard.cli.output_dir import choose_matrix_place, command_again, does_again, remove_if_unused, warn_if_temporary
 from steelyard.cli.run_control import allow_calls, partial_result, run_interruptibly, verdict_code
 from steelyard.errors import ConfigurationError
 from steelyard.journal.files import RunState, run_state
@@ -32,6 +32,7 @@ def run_matrix(matrix: MatrixRunner, gate: Gate, flags: RunFlags, entry: OpenMod
     if matrix.options.is_load:
         raise ConfigurationError("a matrix evaluates: measure one of its variants under load with a separate suite")
     place = choose_matrix_place(matrix, flags)
+    warn_if_temporary(place)
     matrix = matrix.with_changes(output_path=place, low_memory=True)
     if flags.dry_run:
         planned = look_ahead(matrix, entry)

@@ -28,6 +28,8 @@ from steelyard.run.plan import manifest_of, read_session
 from steelyard.run.runner import Runner
 
 RUNS = Path("runs")
+_JOB_FOLDERS = "runtime_resources/working_dir_files"
+"""Below this Ray unpacks the working directories of jobs, and deletes them again."""
 
 log = logging.getLogger("steelyard")
 
@@ -67,6 +69,14 @@ def choose_place(runner: Runner, flags: PlaceFlags) -> Path:
         return place
     _refuse_errors(place, metrics.counts.error, metrics.scoring_errors)
     return new_place(runner.suite.id, make=not flags.dry_run)
+
+
+def warn_if_temporary(place: Path) -> None:
+    """Warn of a run directory in the working directory of a Ray job: it is gone when the job's folder is."""
+    if _JOB_FOLDERS in place.absolute().as_posix():
+        log.warning(
+            "%s is in the folder of a Ray job, which Ray deletes: give --out a path that stays, on a shared disk", place
+        )
 
 
 def choose_matrix_place(matrix: MatrixRunner, flags: PlaceFlags) -> Path:

@@ -15,7 +15,7 @@ import msgspec
 from steelyard.cli.click_types import SHARE, flags_of, given_options, target_changes, target_flags
 from steelyard.cli.main import BROKEN, TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json, with_topic
-from steelyard.cli.output_dir import choose_place, command_again, does_again, remove_if_unused
+from steelyard.cli.output_dir import choose_place, command_again, does_again, remove_if_unused, warn_if_temporary
 from steelyard.cli.run_control import (
     allow_calls,
     log_to_stderr,
@@ -141,6 +141,7 @@ def command(**given: Any) -> int:
     if flags.variants:
         raise ConfigurationError(f"{flags.suite} describes one run, not a matrix: --variant has nothing to choose from")
     place = choose_place(runner, flags)
+    warn_if_temporary(place)
     # Nothing here needs the responses in memory: the summary comes from the statistics.
     runner = runner.with_changes(output_path=place, low_memory=True)
     _tell(runner, place)

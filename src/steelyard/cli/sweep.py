@@ -12,7 +12,7 @@ from steelyard.cli.click_types import Parsed, flags_of, given_options, target_ch
 from steelyard.cli.dry_run import UNKNOWN_OUTPUT, Estimate, Estimator, indented, once_round
 from steelyard.cli.main import TOO_MANY_ERRORS
 from steelyard.cli.output import say, show, show_json
-from steelyard.cli.output_dir import choose_sweep_place, command_again, remove_if_unused
+from steelyard.cli.output_dir import choose_sweep_place, command_again, remove_if_unused, warn_if_temporary
 from steelyard.cli.run import load_suite
 from steelyard.cli.run_control import allow_calls, log_to_stderr, run_interruptibly
 from steelyard.journal.files import disk_errors
@@ -102,6 +102,7 @@ def command(**given: Any) -> int:
         show_json(ahead) if flags.as_json else show(ahead.describe())
         return 0
     place = choose_sweep_place(runner, out=flags.out, new=flags.new, force=flags.force)
+    warn_if_temporary(place)
     try:
         sweep = _sweep(runner, flags, place)
         searches = sweep.levels == "auto" or not sweep.levels
