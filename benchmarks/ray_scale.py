@@ -1,4 +1,4 @@
-"""What a second Ray worker brings, how near 2,000 calls at once come to ideal, and what a case costs the driver.
+"""What a second Ray worker brings, how exact calls in flight are, and what a case costs the driver.
 
 The cluster is started on this machine and its workers are greeted before a clock runs: starting takes seconds, once.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.low_memory import ANSWER_BYTES, FEW, MANY, write_cases
 from benchmarks.memory import peak_bytes
 from benchmarks.rows import Row
+from benchmarks.worker_processes import in_flight
 from steelyard import EvalCase, EvalSet, InvocationResponse, Runner
 from steelyard.engine.ray.engine import RayEngine
 
@@ -58,7 +59,7 @@ def suite(count: int) -> EvalSet:
     return EvalSet("ray", [EvalCase(id=f"c{number}", prompt=f"{number}?") for number in range(count)])
 
 
-def seconds(engine: RayEngine, target: object, count: int, parallelism: int) -> float:
+def seconds(engine: RayEngine | None, target: object, count: int, parallelism: int) -> float:
     """How long a run was active, journal included."""
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(target, suite(count), engine=engine, parallelism=parallelism, progress="off")
@@ -147,6 +148,7 @@ def memory() -> Row:
 def measure() -> list[Row]:
     """Ratios within this run; the memory of the driver in separate processes."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("OPENAI_API_KEY", "nobody")
     try:
         import ray
     except ImportError:
@@ -159,7 +161,10 @@ def measure() -> list[Row]:
         with RayEngine(workers=1) as one, RayEngine(workers=2) as two:
             for engine in (one, two):
                 seconds(engine, slow, 20, 4)
-            rows = [*second_worker(one, two), many_in_flight(two), driver_cost(two)]
+            rows = [*second_worker(one, two), many_in_flight(two), in_flight(two, 2), driver_cost(two)]
+        with RayEngine(workers=5) as five:
+            five.check()
+            rows.append(in_flight(five, 5))
     finally:
         ray.shutdown()
     return [*rows, memory()]
