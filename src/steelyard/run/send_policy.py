@@ -267,9 +267,11 @@ class SendPolicy:
             return load
         first, last = stats["time_to_first_token-p50"], stats["time_to_last_token-p50"]
         judged = judge_client(load, last if first is None else first)
-        if judged.bottleneck or self._driver is None:
+        if self._driver is None:
             return judged
         driver = judge_driver(self._driver, last)
+        if driver.bottleneck and judged.bottleneck:  # the one that was later has made the other wait, too
+            return max(judged, driver, key=lambda load: load.loop_lag_sustained)
         return driver if driver.bottleneck else judged
 
     def _load_metrics(self, tally: Tally, warmed_up: int) -> LoadMetrics:
