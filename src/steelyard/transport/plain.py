@@ -357,32 +357,35 @@ class PlainTransport:
             self._poller.on_socket(READ | WRITE if waits else READ, connection.descriptor, None, None)
 
     def _on_ready(self) -> None:
-        connections = self._open
+        """Read the sockets that are ready, and then what came: the last one's data is not timed after all the others'
+        was looked at."""
+        arrived = []
         for descriptor, events in self._poller.ready():
-            connection = connections.get(descriptor)
-            if connection is None:
-                continue
+            connection = self._open[descriptor]
             if events & WRITE and connection.unsent is not None:
                 self._send(connection, connection.unsent)
             if events & READ:
-                self._read(connection)
+                try:
+                    data: bytes | OSError = connection.socket.recv(_READ_BYTES)
+                except (BlockingIOError, InterruptedError):
+                    continue
+                except OSError as error:
+                    data = error
+                arrived.append((connection, data, perf_counter()))
+        for connection, data, at in arrived:
+            if not connection.is_closed:
+                self._take(connection, data, at)
 
-    def _read(self, connection: Connection) -> None:
-        data, reset = b"", None
-        try:
-            data = connection.socket.recv(_READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            reset = error
-        at = perf_counter()
+    def _take(self, connection: Connection, data: bytes | OSError, at: float) -> None:
+        """Take in what came on a connection: bytes, its end (no bytes), or how it broke."""
         call = connection.call
         if call is None or not connection.sent:  # closed by the server, or something that nobody asked for
             self._drop_unused(connection, call)
             return
+        was_reset = isinstance(data, OSError)
         try:
-            if reset is not None:
-                raise BadReply(_RECV_ERROR, f"Recv failure: {os.strerror(reset.errno or 0)}")
+            if isinstance(data, OSError):
+                raise BadReply(_RECV_ERROR, f"Recv failure: {os.strerror(data.errno or 0)}")
             if data:
                 if not connection.reader.feed(data, at):
                     return
@@ -390,7 +393,7 @@ class PlainTransport:
                 connection.reader.end()
                 connection.reader.keeps_connection = False
         except BadReply as bad:
-            self._fail(connection, call, bad, was_reset=reset is not None)
+            self._fail(connection, call, bad, was_reset=was_reset)
             return
         self._finish(connection, call)
 
