@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from steelyard.cli.main import COMMANDS
 from tests.support.cli import STEELYARD
 from tests.support.paths import ROOT
+from tests.support.scripts import script
 
 pytestmark = pytest.mark.slow
-
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cli_reference", ROOT / "scripts" / "cli_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(*words: str | Path, **environment: str) -> str:
@@ -38,11 +28,11 @@ def run(*words: str | Path, **environment: str) -> str:
 
 def test_the_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert page == script().reference(), "docs/cli.md is out of date: make docs"
+    assert page == script("cli_reference").reference(), "docs/cli.md is out of date: make docs"
 
 
 def test_the_script_writes_the_page_and_notices_an_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = script()
+    module = script("cli_reference")
     monkeypatch.setattr(module, "PAGE", tmp_path / "cli.md")
     assert module.main([]) == 0
     assert module.main(["--check"]) == 0
@@ -51,7 +41,7 @@ def test_the_script_writes_the_page_and_notices_an_old_one(tmp_path: Path, monke
 
 
 def test_the_page_has_every_command_and_the_ones_inside_them() -> None:
-    headings = re.findall(r"^## (.+)$", script().reference(), flags=re.M)
+    headings = re.findall(r"^## (.+)$", script("cli_reference").reference(), flags=re.M)
     assert headings[0] == "steelyard"
     assert {f"steelyard {name}" for name in COMMANDS} <= set(headings)
     assert {"steelyard cache info", "steelyard cache clear"} <= set(headings)
@@ -60,7 +50,7 @@ def test_the_page_has_every_command_and_the_ones_inside_them() -> None:
 @pytest.mark.parametrize("words", [[], ["run"], ["gate"], ["cache", "clear"]], ids=" ".join)
 def test_the_page_has_what_the_program_prints(words: list[str]) -> None:
     printed = run(STEELYARD, *words, "--help", COLUMNS="100")
-    assert f"```text\n{printed.rstrip()}\n```" in script().reference()
+    assert f"```text\n{printed.rstrip()}\n```" in script("cli_reference").reference()
 
 
 def completed(shell: str, *words: str) -> list[str]:
