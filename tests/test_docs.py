@@ -1,13 +1,10 @@
-"""What the docs say is run: their Python, their suite files and their commands, and their lists are complete.
+"""What the docs say is run: their Python, their suite files and their commands; and their lists are complete.
 
-A block after `<!-- file: NAME -->` is written to that file. Python blocks of a page share one namespace, and an
-expression before `# → VALUE` must have that value. In a console block the lines after `$ command` are its output,
-where `…` stands for anything. A YAML block that is no file is laid over a small suite, which must then build.
+How a block is run: `tests.support.docs`.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import itertools
 import json
@@ -15,131 +12,271 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import pytest
 import yaml
 
+import steelyard.scoring.text
 from steelyard import EvalCase, EvalSet, Record, Runner, RunOptions
 from steelyard.cli.group import group
-from steelyard.run.config import RUN_KEYS, Gate, build_suite
+from steelyard.run.config import RUN_KEYS, Gate
 from steelyard.run.schema import suite_schema
 from steelyard.suite.suite_file import KEYS
 from steelyard.targets import AnthropicMessages, CallableTarget, Command, OpenAIChat, OpenAIResponses, Simulated
+from tests.support.cli import run_cli
+from tests.support.docs import (
+    EXIT_CODES,
+    INSTEAD,
+    NOT_ASKED,
+    NOT_RUN,
+    SECOND_TIME,
+    Reader,
+    blocks,
+    page_text,
+)
 from tests.support.mock import running_mock
+from tests.support.paths import DOCS, ROOT
+from tests.support.ray import cluster_of_nodes
 
-ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
-NOT_ON_EVERY_MACHINE = ("jq",)
-ONCE = ("runs.md",)
-"""Pages whose commands damage a run on purpose: what Python reads of it afterwards is told of the first time alone."""
-NEEDED = {"integrations.md": ("mlflow", "opentelemetry.sdk"), "results.md": ("pandas",), "cookbook.md": ("openai",)}
+README = "../README.md"
+CONTRIBUTING = "../CONTRIBUTING.md"
+ALL = [*PAGES, README, CONTRIBUTING, "../CHANGELOG.md", "../SECURITY.md"]
+FRESH = ("cookbook.md", "labels.md", "quickstart.md", "runs.md")
+"""Pages that are read in a new folder the second time too. In the old one their commands would do something else: a
+suite has another target or address by then, and there are more labels and more lines of a file."""
+VIEW = ("starlette", "uvicorn")
+NEEDED = {
+    "cookbook.md": ("openai",),
+    "hooks.md": ("mlflow",),
+    "import.md": ("zstandard",),
+    "integrations.md": ("mlflow", "opentelemetry.sdk"),
+    "matrix.md": VIEW,
+    "ray.md": ("ray",),
+    "results.md": ("pandas",),
+    "runs.md": ("pandas",),
+    "view.md": VIEW,
+    README: VIEW,
+}
+SUITE = ("suite.yaml", "cases.jsonl")
+RUN = (*SUITE, "runs")
+STAGE: dict[str, tuple[str, ...]] = {
+    "agents.md": ("fixtures",),
+    "calibration.md": RUN,
+    "cancellation.md": SUITE,
+    "cookbook.md": RUN,
+    "costs.md": SUITE,
+    "import.md": ("logs",),
+    "integrations.md": RUN,
+    "limits.md": SUITE,
+    "load.md": SUITE,
+    "matrix.md": SUITE,
+    "ray.md": SUITE,
+    "results.md": RUN,
+    "suites.md": ("scans", "terms.pdf", "voice.wav"),
+    "view.md": (*RUN, "sweeps"),
+    "workers.md": SUITE,
+    README: ("capitals.jsonl",),
+}
+"""What must be there before a page is read. `suite.yaml` and `runs/first` are those of the quick start."""
+MODEL: dict[str, dict[str, Any]] = {
+    "cancellation.md": {"slow_first_rate": 0.5, "slow_first": "100s", "slots": None},
+    "quickstart.md": {"right_rate": 1.0},
+    README: {"right_rate": 1.0},
+}
+"""What the simulated model of a page does in another way: for a gate, and for Ctrl-C before all answers have come."""
 
-_BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-class Block(NamedTuple):
-    """A fenced block of a page."""
+@pytest.fixture(scope="session")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of somebody who has read the quick start and then added an endpoint and a judge; the files that
+    fragments of suites name; and programs that readers would have installed."""
+    place = tmp_path_factory.mktemp("stage")
+    capitals = {"France": "Paris", "Norway": "Oslo", "Peru": "Lima", "Kenya": "Nairobi", "Japan": "Tokyo"}
+    cases = [{"id": name, "prompt": f"Capital of {name}?", "expected": capital} for name, capital in capitals.items()]
+    (place / "capitals.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases))
+    assert run_cli(place, "init").code == 0
+    (place / "answers.jsonl").write_text(
+        "".join((place / f"{name}.jsonl").read_text() for name in ("cases", "capitals"))
+    )
+    verdict = {"x-mock": 'answer={"score": 0.2%2C "reason": "not what was asked"}'}
+    judge = {"model": "my-judge", "target": {"openai-chat": {"model": "my-judge", "headers": verdict}}}
+    suite = {
+        **yaml.safe_load((place / "suite.yaml").read_text()),
+        "target": {"openai-chat": {"model": "my-model"}},
+        "scorers": ["exact", {"judge": {**judge, "prompt": "correctness_v1", "when": "failed"}}],
+        "gate": {"rules": ["ttft_p50<1min"], "allow": ["uncalibrated-judge"]},
+    }
+    (place / "suite.yaml").write_text(yaml.safe_dump(suite))
+    for file in ("fixtures/hello/README.md", "scans/receipt.png", "terms.pdf", "voice.wav"):
+        (place / file).parent.mkdir(parents=True, exist_ok=True)
+        (place / file).write_text("hello")
+    (place / "logs").mkdir()
+    log = ROOT / "tests" / "integrations" / "logs" / "inspect_capitals.eval"
+    shutil.copy(log, place / "logs" / "2026-11-18_capitals.eval")
+    (place / "programs").mkdir()
+    for name in ("aider", "az", "claude", "codex", "gcloud", "gemini", "goose", "mini", "opencode", "openhands"):
+        (place / "programs" / name).write_text("#!/bin/sh\necho done\n")
+        (place / "programs" / name).chmod(0o755)
+    with simulated_model(place) as model, pytest.MonkeyPatch.context() as patch:
+        set_environment(patch, place, model)
+        assert run_cli(place, "run", "suite.yaml", "--out", "runs/first", "--no-progress").code == 0
+        assert run_cli(place, "sweep", "suite.yaml", "-j", "1,2", "-n", "4", "-o", "sweeps/gpt", "-q").code == 0
+    return place
 
-    language: str
-    file: str | None
-    text: str
+
+@contextmanager
+def simulated_model(stage: Path, **options: Any) -> Iterator[str]:
+    """The host and port of a model that answers one question in four wrong."""
+    options = {"answers": stage / "answers.jsonl", "right_rate": 0.75, "latency": "5ms", "slots": 8, **options}
+    with running_mock(**options) as mock:
+        yield urlsplit(mock.url).netloc
 
 
-def page_text(page: str) -> str:
-    return (DOCS / page).read_text(encoding="utf-8")
-
-
-def blocks(page: str) -> list[Block]:
-    return [Block(found["language"], found["file"], found["text"]) for found in _BLOCK.finditer(page_text(page))]
+def set_environment(patch: pytest.MonkeyPatch, place: Path, model: str, keys: Iterable[str] = ()) -> None:
+    """An environment in which the simulated model is every provider, and everything is written below `place`."""
+    for name, path in (("OPENAI", "/v1"), ("ANTHROPIC", ""), ("GEMINI", "")):
+        patch.setenv(f"{name}_BASE_URL", f"http://{model}{path}")
+    for name in {"OPENAI_API_KEY", *keys}:
+        patch.setenv(name, "any")
+    patch.setenv("STEELYARD_WORK", str(place / "work"))
+    patch.setenv("MLFLOW_TRACKING_URI", f"file:{place / 'mlruns'}")
+    patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path: Path, stage: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder to run a page in; what its suites import is forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    programs = [str(stage / "programs"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    monkeypatch.setenv("PATH", os.pathsep.join(programs))
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # a page starts Python many times
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(stage / "bytecode"))
     yield tmp_path
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]
 
 
+def set_up(folder: Path, stage: Path, names: Iterable[str]) -> None:
+    """A new folder with these files and folders of the stage."""
+    folder.mkdir()
+    for name in names:
+        (shutil.copytree if (stage / name).is_dir() else shutil.copy)(stage / name, folder / name)
+
+
+def page_param(page: str) -> Any:
+    return pytest.param(page, marks=[pytest.mark.ray] if page == "ray.md" else [])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
-def test_the_examples_of_a_page_do_what_it_says(page: str, place: Path) -> None:
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", [page_param(page) for page in (*PAGES, README)])
+def test_the_examples_of_a_page_do_what_it_says(
+    page: str, place: Path, stage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice: readers start a script again, or a cell of a notebook, and repeat commands in the same folder."""
     for package in NEEDED.get(page, ()):
         pytest.importorskip(package)
-    names: dict[str, Any] = {"__name__": "docs_" + page.removesuffix(".md")}
-    found = blocks(page)
-    passes = (False,) if page in ONCE else (False, True)
-    for block, again in ((block, again) for again in passes for block in found):
-        if again and block.language == "console":
-            continue  # it names the folder that it writes to: a second time, a complete run is refused on purpose
-        if block.file is not None:
-            (place / block.file).parent.mkdir(parents=True, exist_ok=True)
-            (place / block.file).write_text(block.text, encoding="utf-8")
-        elif block.language == "python":
-            run_python(block.text, names)
-        elif block.language == "console":
-            run_console(block.text)
-        elif block.language == "yaml":
-            build_fragment(block.text, place)
+    with ExitStack() as stack:
+        model = stack.enter_context(simulated_model(stage, **MODEL.get(page, {})))
+        set_environment(monkeypatch, place, model, re.findall(r"\b[A-Z_]+_(?:API_KEY|BEDROCK)\b", page_text(page)))
+        cluster = stack.enter_context(cluster_of_nodes(1)).address if page == "ray.md" else ""
+        for folder in (place / "one", place / ("two" if page in FRESH else "one")):
+            again = folder.exists()
+            if not again:
+                set_up(folder, stage, STAGE.get(page, ()))
+            monkeypatch.chdir(folder)
+            with Reader(model, {"10.0.0.5:6379": cluster, "localhost:4318": model}, again=again) as reader:
+                reader.read(blocks(page))
 
 
-def run_python(text: str, names: dict[str, Any]) -> None:
-    lines = text.splitlines()
-    for statement in ast.parse(text).body:
-        code = ast.unparse(statement)
-        _, arrow, said = lines[(statement.end_lineno or 1) - 1].partition("# → ")
-        if isinstance(statement, ast.Expr) and arrow:
-            assert repr(eval(code, names)) == said.strip(), code
-        else:
-            assert not arrow, f"only an expression can have a value: {code}"
-            exec(compile(ast.Module([statement], []), "<docs>", "exec"), names)
+def commands_of_jobs(workflow: str) -> Iterator[str]:
+    """What the jobs of a workflow of GitHub or GitLab run."""
+    document = yaml.safe_load(workflow)
+    for job in document.get("jobs", document).values():
+        yield from job.get("script", ())
+        yield from (step["run"] for step in job.get("steps", ()) if "run" in step)
 
 
-def run_console(text: str) -> None:
-    for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
-        command, _, said = part.partition("\n")
-        program = command.split()[0]
-        if program in NOT_ON_EVERY_MACHINE and shutil.which(program) is None:
-            continue
-        got = run_command(command)
-        pattern = re.escape(said.rstrip()).replace("…", ".*")
-        assert re.fullmatch(pattern, got.rstrip(), flags=re.S), f"$ {command}\n{got}\n--- the page says\n{said}"
+WORKFLOWS = [
+    pytest.param(page, block.text, id=page)
+    for page in PAGES
+    for block in blocks(page)
+    if block.file is not None and re.match(r"\.github/workflows/|\.gitlab-ci\.yml", block.file)
+]
 
 
-def run_command(command: str) -> str:
-    """What a command prints, with this environment's programs first; both streams, as on a terminal."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    ended = subprocess.run(
-        ["sh", "-c", command],
-        env={**os.environ, "PATH": path, "PYTHONUTF8": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=60,
-        check=False,
-    )
-    return ended.stdout.decode("utf-8")
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("page", "workflow"), WORKFLOWS)
+def test_the_commands_of_a_workflow_pass(
+    page: str, workflow: str, place: Path, stage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice, each time in a new folder, as in CI. With 200 cases: a margin of 2 points needs 183."""
+    cases = [{"id": f"n{number}", "prompt": f"Say {number}.", "expected": str(number)} for number in range(200)]
+    (place / "answers.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases))
+    with simulated_model(place, right_rate=1.0) as model:
+        set_environment(monkeypatch, place, model)
+        for folder in (place / "one", place / "two"):
+            set_up(folder, stage, SUITE)
+            shutil.copy(place / "answers.jsonl", folder / "cases.jsonl")
+            monkeypatch.chdir(folder)
+            with Reader(model, {}) as reader:
+                for command in ("steelyard run suite.yaml --out runs/main", *commands_of_jobs(workflow)):
+                    reader.do(command)
 
 
-def build_fragment(text: str, place: Path) -> None:
-    suite = {"target": "simulated", "cases": [{"prompt": "hello"}], **yaml.safe_load(text)}
-    path = place / "fragment.yaml"
-    path.write_text(yaml.safe_dump(suite), encoding="utf-8")
-    built = build_suite(path)
-    Runner(built.target, built.suite, built.scorers, options=RunOptions().replace(**built.options))
+def test_the_example_in_contributing_passes_its_test() -> None:
+    scorer, test = (block.text for block in blocks(CONTRIBUTING) if block.language == "python")
+    for _ in range(2):
+        names = {**vars(steelyard.scoring.text), "pytest": pytest}
+        exec(scorer, names)
+        exec(test, names)
+        passes = names["test_an_answer_that_starts_with_the_expected_text_passes"]
+        (mark,) = passes.pytestmark
+        assert len(mark.args[1]) == 3
+        for arguments in mark.args[1]:
+            passes(*arguments)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "../CHANGELOG.md", "../CONTRIBUTING.md", "../README.md", "../SECURITY.md"])
+def test_the_entry_points_of_the_page_are_those_of_the_example() -> None:
+    (block,) = (block for block in blocks("plugins.md") if block.language == "toml")
+    example = tomllib.loads((ROOT / "examples" / "plugin" / "pyproject.toml").read_text())["project"]["entry-points"]
+    for kind, names in tomllib.loads(block.text)["project"]["entry-points"].items():
+        assert names.items() <= example[kind].items()
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_every_block_of_a_page_is_run_or_there_is_a_reason(page: str) -> None:
+    for block in blocks(page):
+        if block.language == "text":
+            assert not re.search(r"^\$ ", block.text, flags=re.M), "commands are in a `console` block, which is run"
+        elif block.file is None and block.is_run:
+            assert block.language in ("console", "sh", "python", "yaml"), block.text
+
+
+def test_each_exception_is_about_something_that_there_is() -> None:
+    found = [block for page in ALL for block in blocks(page)]
+    text = "".join(block.text for block in found)
+    assert [said for said in (*NOT_ASKED, *INSTEAD, *SECOND_TIME, *EXIT_CODES) if said not in text] == []
+    commands = [command for block in found for command, _ in block.commands()]
+    commands += [command for workflow in WORKFLOWS for command in commands_of_jobs(workflow.values[1])]
+    run = (*commands, *(block.text for block in found))
+    assert [said for said in NOT_RUN if not any(one.startswith(said) for one in run)] == []
+
+
+@pytest.mark.parametrize("page", ALL)
 def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
     for link in _LINK.findall(page_text(page)):
         if "://" in link:
@@ -151,9 +288,10 @@ def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
             assert anchor in anchors(target.read_text(encoding="utf-8")), link
 
 
-@pytest.mark.parametrize("page", [*PAGES, "../CHANGELOG.md", "../CONTRIBUTING.md", "../README.md", "../SECURITY.md"])
+@pytest.mark.parametrize("page", ALL)
 def test_every_block_of_a_page_names_its_language_and_is_closed(page: str) -> None:
     """One that lost its first line would be shown as text, and not run."""
+    assert not re.search(r"^[ \t]+```", page_text(page), flags=re.M), "an indented block is not found"
     fences = re.findall(r"^```(\w*)$", page_text(page), flags=re.M)
     assert all(fences[::2]), "a block that begins without a language, or is closed but never opened"
     assert not any(fences[1::2]), "a block inside another"
@@ -257,57 +395,19 @@ def test_architecture_names_every_folder_of_the_package_and_keeps_its_glossary_s
     assert 1 <= len(re.findall(r"^\| ", glossary, flags=re.M)) - 1 <= 25
 
 
-def test_the_first_example_of_the_readme_prints_what_it_says(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.search(r"^```python\n(.*?)^```\n\n^```text\n(.*?)^```", text, re.M | re.S)
-    assert found is not None
-    for _ in range(2):  # as a script that is started again, or a cell of a notebook
-        exec(compile(found[1], "README.md", "exec"), {"__name__": "readme"})
-        assert capsys.readouterr().out == found[2]
-    assert (place / "runs" / "capitals" / "metrics.json").is_file()
-
-
-@pytest.mark.slow
-def test_the_suite_of_the_readme_runs_and_keeps_its_gate(place: Path) -> None:
-    text = page_text("../README.md")
-    (suite,) = re.findall(r"^```yaml\n(# capitals\.yaml.*?)^```", text, re.M | re.S)
-    (shell,) = re.findall(r"^```sh\n(steelyard run.*?)^```", text, re.M | re.S)
-    capitals = {"France": "Paris", "Norway": "Oslo", "Peru": "Lima", "Kenya": "Nairobi", "Japan": "Tokyo"}
-    cases = [{"id": name, "prompt": f"Capital of {name}?", "expected": capital} for name, capital in capitals.items()]
-    (place / "capitals.jsonl").write_text("\n".join(map(json.dumps, cases)))
-    with running_mock(answers="capitals.jsonl") as mock:
-        assert "http://localhost:8000/v1" in suite
-        (place / "capitals.yaml").write_text(suite.replace("http://localhost:8000/v1", mock.base_url))
-        run, matrix, gate = (
-            next(line for line in shell.splitlines() if line.startswith(start)).partition("#")[0]
-            for start in ("steelyard run capitals.yaml --out", "steelyard run capitals.yaml -m", "steelyard gate")
-        )
-        assert re.search(r"passed +100\.0%", run_command(run))
-        assert "complete" in run_command(run)  # a second time it is refused: nothing is paid for again
-        assert mock.stats()["requests"] == 3 * len(cases)
-        for _ in range(2):
-            assert "b  0.0 points" in run_command(matrix)
-            assert run_command(f"{gate} && echo kept").endswith("kept\n")
-
-
 def shell_commands(page: str) -> Iterator[list[str]]:
     """The words of each call of steelyard in a page's blocks for a shell."""
-    for text in re.findall(r"^```(?:sh|console)\n(.*?)^```", page_text(page), re.M | re.S):
-        for line in text.replace("\\\n", " ").splitlines():
-            lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=True)
-            lexer.wordchars += "{}$%!:=,.@+[]"
-            try:
-                words = list(lexer)
-            except ValueError:  # what a command prints may have one quote
-                continue
-            for ends, part in itertools.groupby(words, key=lambda word: bool(re.fullmatch(r"[|&;()]+", word))):
-                called = [word for word in part if not re.fullmatch(r"[A-Z_]+=.*", word)]
-                redirected = next((at for at, word in enumerate(called) if word[0] in "<>"), len(called))
-                if not ends and called[:1] == ["steelyard"] and redirected > 1:
-                    yield called[1:redirected]
+    for command, _ in (command for block in blocks(page) for command in block.commands()):
+        lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+        lexer.wordchars += "{}$%!:=,.@+[]"
+        for ends, part in itertools.groupby(lexer, key=lambda word: bool(re.fullmatch(r"[|&;()]+", word))):
+            called = [word for word in part if not re.fullmatch(r"[A-Z_]+=.*", word)]
+            redirected = next((at for at, word in enumerate(called) if word[0] in "<>"), len(called))
+            if not ends and called[:1] == ["steelyard"] and redirected > 1:
+                yield called[1:redirected]
 
 
-@pytest.mark.parametrize("page", [*PAGES, "../README.md", "../CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", [*PAGES, README, CONTRIBUTING])
 def test_every_command_of_a_page_has_flags_and_arguments_that_there_are(page: str) -> None:
     for words in shell_commands(page):
         command: click.Command = group
@@ -317,7 +417,7 @@ def test_every_command_of_a_page_has_flags_and_arguments_that_there_are(page: st
             assert found is not None
             command = found
         try:
-            command.make_context("steelyard", list(rest))
+            command.make_context("steelyard", list(rest), **group.context_settings)  # commands keep what it makes
         except click.exceptions.Exit:  # --help, --version
             pass
         except click.UsageError as error:
@@ -328,7 +428,7 @@ _PUBLIC = re.compile(r"steelyard(\.(targets|scoring|cache|load|report|mock|integ
 _IMPORT = re.compile(r"(?:from|import) (steelyard[\w.]*)")
 
 
-@pytest.mark.parametrize("page", [*PAGES, "../README.md"])
+@pytest.mark.parametrize("page", [*PAGES, README])
 def test_a_page_imports_from_documented_packages_only(page: str) -> None:
     """Modules inside a package may move: only packages are promised."""
     named = _IMPORT.findall(page_text(page))
