@@ -90,11 +90,12 @@ test-lowest: $(LOWEST)/.ready
 peers: $(VENV)/.dev-ready
 	$(BIN)/python -m benchmarks.peers
 
-# The wheel and the source archive, checked, and the wheel used in an empty environment, outside the checkout.
+# The wheel and the source archive, checked, and the wheel used in an empty environment, outside the checkout. Links in
+# its description lead to STEELYARD_REPOSITORY, by default the remote `origin`.
 dist: $(VENV)/.dev-ready
 	rm -rf dist
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
-	$(BIN)/python -m build --outdir dist . >/dev/null
+	$(BIN)/python scripts/build_dist.py dist
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python scripts/check_wheel.py dist
 

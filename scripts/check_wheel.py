@@ -1,11 +1,15 @@
-"""Installs the wheel that was built into an empty environment and uses it as a new user would, outside the checkout."""
+"""Checks the links in the description of the wheel that was built, installs it into an empty environment and uses it as
+a new user would, outside the checkout."""
 
 from __future__ import annotations
 
+import email
+import re
 import subprocess
 import sys
 import tempfile
 import venv
+import zipfile
 from pathlib import Path
 
 COMMANDS = (
@@ -22,8 +26,22 @@ COMMANDS = (
 )
 
 
+def relative_links(description: str) -> list[str]:
+    """The links and images of a Markdown text that are neither absolute nor within it."""
+    links = re.findall(r"\]\(([^)\s]+)\)", description)
+    return [link for link in links if not re.match(r"https://|#", link)]
+
+
+def description_of(wheel: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return str(email.message_from_bytes(archive.read(name)).get_payload())
+
+
 def main(dist: Path) -> None:
     (wheel,) = dist.resolve().glob("*.whl")
+    if links := relative_links(description_of(wheel)):
+        sys.exit(f"the description of {wheel.name} has links that lead nowhere: {', '.join(links)}")
     with tempfile.TemporaryDirectory(prefix="steelyard-wheel-") as folder:
         place = Path(folder)
         venv.create(place / "env", with_pip=True)
