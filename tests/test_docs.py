@@ -76,6 +76,7 @@ STAGE: dict[str, tuple[str, ...]] = {
     "costs.md": SUITE,
     "import.md": ("logs",),
     "integrations.md": RUN,
+    "judges.md": RUN,
     "limits.md": SUITE,
     "load.md": SUITE,
     "matrix.md": SUITE,
