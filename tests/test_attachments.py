@@ -462,7 +462,7 @@ class TestInARun:
             "cases: [{prompt: What?, attachments: [a.png, 'https://example.com/b.png']}]"
         )
         ended = run_cli(folder, "run", "s.yaml", "--dry-run")
-        assert f"without 2 attachments ({len(PNG)} bytes)" in ended.out
+        assert f"without 2 attachments ({len(PNG)} bytes)" in " ".join(ended.out.split())
         assert ended.code == 0
 
     def test_reports_name_them(self, folder: Path) -> None:

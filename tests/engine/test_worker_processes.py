@@ -36,7 +36,7 @@ from tests.support.board import Board
 from tests.support.cli import finish, run_cli, start
 from tests.support.engine import make_jobs, make_suite, wait_for
 from tests.support.mock import mock_process
-from tests.support.ray_targets import Asking, Deadly, DiesBeforeJudging, Watched, called_when_journalled
+from tests.support.ray_targets import AskedOfAll, Asking, Deadly, DiesBeforeJudging, Watched, called_when_journalled
 
 SLEEPER = "import time; time.sleep(600)"
 
@@ -89,7 +89,7 @@ def test_all_processes_are_started_at_once_by_the_check_and_serve_every_run(boar
         pids = {worker.pid for worker in workers_of(os.getpid())}
         assert len(pids) == 3
         for _ in range(2):
-            run(Asking(board), make_suite(30), engine, parallelism=9)
+            run(AskedOfAll(board, 3), make_suite(30), engine, parallelism=9)
         assert {int(line[1]) for line in board.lines("called")} == pids
     assert workers_of(os.getpid()) == []
 

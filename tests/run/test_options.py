@@ -244,13 +244,13 @@ def test_a_flag_is_read_by_the_options_own_parser(words, name, value) -> None:
     ("words", "said"),
     [
         (["-j", "many"], "'many' is neither a whole number nor auto"),
-        (["--timeout", "soon"], "timeout must be a length of time like"),
-        (["--tokens-per-min", "lots"], "tokens_per_min must be a whole number or a size"),
-        (["--stop-error-rate", "5"], "stop_error_rate must be within 0..1, or 0%..100%"),
+        (["--timeout", "soon"], "--timeout must be a length of time like"),
+        (["--tokens-per-min", "lots"], "--tokens-per-min must be a whole number or a size"),
+        (["--stop-error-rate", "5"], "--stop-error-rate must be within 0..1, or 0%..100%"),
     ],
 )
 def test_a_flag_that_cannot_be_read_is_a_usage_error(words, said) -> None:
-    with pytest.raises(click.BadParameter) as caught:
+    with pytest.raises(click.UsageError) as caught:
         run_command.make_context("run", ["s.yaml", *words], **HELP)
     assert said in caught.value.message
 

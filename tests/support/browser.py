@@ -83,9 +83,10 @@ def keeps_theme(page: Page, theme: str, ready: str) -> bool:
 
     The browser writes down what a page stores a moment later, in another process: it may take a second look.
     """
-    for _ in range(20):
+    for _ in range(200):
         page.reload()
         page.wait_for_selector(ready, state="attached")
         if page.locator("html").get_attribute("data-theme") == theme:
             return True
+        page.wait_for_timeout(50)
     return False

@@ -45,6 +45,20 @@ class Asking:
         )
 
 
+class AskedOfAll(Asking):
+    """Answers nothing before this many processes were called."""
+
+    def __init__(self, board: Board, processes: int) -> None:
+        super().__init__(board)
+        self.processes = processes
+
+    async def invoke(self, case: EvalCase, context: Any) -> InvocationResponse:
+        response = await super().invoke(case, context)
+        while len({line[1] for line in self.board.lines("called")}) < self.processes:
+            await asyncio.sleep(0.01)
+        return response
+
+
 class Failing(Asking):
     """Cannot answer."""
 
