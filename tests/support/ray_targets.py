@@ -54,7 +54,7 @@ class AskedOfAll(Asking):
 
     async def invoke(self, case: EvalCase, context: Any) -> InvocationResponse:
         response = await super().invoke(case, context)
-        while len({line[1] for line in self.board.lines("called")}) < self.processes:
+        while len({line[1] for line in self.board.lines("called")}) < self.processes:  # noqa: ASYNC110 - other processes
             await asyncio.sleep(0.01)
         return response
 
