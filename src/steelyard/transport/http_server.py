@@ -240,9 +240,17 @@ class RequestReader:
 
 
 def _chunk_size(line: bytes) -> int:
+    size = chunk_size(line)
+    if size is None:
+        raise BadRequest(400, f"the size of a chunk must be hexadecimal, got {line[:40]!r}")
+    return size
+
+
+def chunk_size(line: bytes) -> int | None:
+    """Return the size in the line before a chunk, of a request or a reply; None where it says none."""
     digits = line.partition(b";")[0].strip()
     if not digits or digits.strip(b"0123456789abcdefABCDEF") or len(digits) > 16:
-        raise BadRequest(400, f"the size of a chunk must be hexadecimal, got {line[:40]!r}")
+        return None
     return int(digits, 16)
 
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from steelyard.errors import TargetError
 from steelyard.protocols import HttpReply, ReplyReceiver
+from steelyard.transport.http_server import chunk_size
 
 _STATUS_LINE = re.compile(rb"HTTP/[0-9.]+ +([0-9]{3})")
 _CHUNKS_PER_ITERATION = 256
@@ -307,10 +308,10 @@ def _length(text: str) -> int:
 
 @lru_cache(maxsize=512)
 def _chunk_size(line: bytes) -> int:
-    digits = line.partition(b";")[0].strip()
-    if not digits or digits.strip(b"0123456789abcdefABCDEF") or len(digits) > 16:
+    size = chunk_size(line)
+    if size is None:
         raise BadReply(_WEIRD, f"the size of a chunk must be hexadecimal, got {line[:40]!r}")
-    return int(digits, 16)
+    return size
 
 
 class Handover:
